@@ -1,42 +1,52 @@
-"""The end of a run: its averaged checkpoint is exported, and the bundle is fitted and tested.
+"""The end of a run: its weights become a bundle, and the bundle is tested.
 
-    choose the checkpoints to average -> `RUN/bundle` -> its decoder and confidences, fitted to the
-    validation sets -> results of the test sets -> figures and pages
+    weights, averaged -> decoder and confidences, fitted to the validation sets with the weights in
+    memory -> `RUN/bundle` -> formats -> results of the test sets -> figures and pages
 
-Each step leaves its files, so a run that was killed goes on with the step that is missing. What is
-tested is what `sbkit export` copies.
+A run that was killed before its bundle was there averages and fits again; one with a bundle tests
+it. What is tested is what `sbkit export` copies.
 """
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import torch
+from torch import nn
 
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
+from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
-from sbkit.bundle.bundle import read_bundle
-from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.provenance import describe_provenance, read_json
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
+from sbkit.bundle.task import Labels, Task
+from sbkit.checkpoint.provenance import describe_provenance, read_json, text_settings
 from sbkit.checkpoint.run_config import BUNDLE
+from sbkit.data.batch import Loaders
+from sbkit.data.corpus import KnobValues
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.decoding.fit import fit_decoder
+from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
-from sbkit.distributed.ranks import main_rank_first, rank, single_rank
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
     add_formats,
-    is_outdated,
+    collect_files,
+    copy_files,
     modules_of_bundle,
-    set_decoder,
+    read_checkpoints,
     write_bundle,
 )
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.scoring import (
     BundleScorer,
     decoding_facts,
@@ -45,211 +55,286 @@ from sbkit.runtime.scoring import (
 )
 from sbkit.runtime.test_report import ScoredSet, TestReport
 from sbkit.runtime.test_sets import BATCH_SECONDS
-from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.runtime.torch_model import TorchBundle, TorchModel
 from sbkit.train.brain import Brain
 from sbkit.train.setup import RunSetup
 
 logger = logging.getLogger(__name__)
 
 
-class RunEnding:
-    """The last steps of a run, which every rank takes; rank 0 writes.
+def finish_run(setup: RunSetup, brain: Brain) -> None:
+    """Fit, export and test the best weights of a run; every rank does, and rank 0 writes.
 
     brain: of the run, after `fit`.
+
+    Raises:
+        DeviceError: the model does not run on the device of the run.
     """
-
-    def __init__(self, setup: RunSetup, brain: Brain) -> None:
-        self._setup = setup
-        self._brain = brain
-        self._loaders = setup.make_loaders()
-        self._folder = setup.folder / BUNDLE
-        self._batch_seconds: float = setup.knobs.get("eval_batch_seconds", BATCH_SECONDS)
-
-    def finish(self) -> None:
-        """Export the run and test the bundle."""
-        brain = self._brain
-        with brain.guarded():
-            brain.load_tested_weights()
-            bundle = self.export()
-            if bundle is not None and bundle.task.predicts == "text":
-                bundle = self.fit(bundle)
-        # Not watched: an exporter may work for longer than `stall_seconds` without a sign of life.
-        # A signal ends it at once, and no format is half-written.
-        if bundle is not None:
-            self.write_formats()
-        with brain.guarded():
-            sets = [self.score(bundle, name) for name in self._loaders.test]
-            if rank() == 0:
-                self.report(bundle, sets)
-
-    def export(self) -> TorchBundle | None:
-        """Write the averaged checkpoint as a bundle, if that is missing; load it on the device.
-
-        Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
-
-        Raises:
-            DeviceError: the bundle does not run on the device of the run.
-        """
-        self._brain.ping("export")
-        with main_rank_first():
-            if rank() == 0 and is_outdated(self._setup.folder):
-                shutil.rmtree(self._folder, ignore_errors=True)
-                try:
-                    write_bundle(self._setup.folder, self._folder)
-                except (BundleError, ConfigError) as error:
-                    logger.warning(
-                        "note: the checkpoint itself is tested, by the metrics of a validation, "
-                        f"and no format is written, because no bundle can hold it. {error}"
-                    )
-        self._brain.ping("export")
-        if not self._folder.exists():
-            return None
-        precision = self._setup.knobs["eval_precision"]
-        bundle = load_bundle(
-            self._folder,
-            user_modules=modules_of_bundle(self._folder),
-            placement=Placement(self._brain.device, precision),
-        )
-        return replace(bundle, ping=self._brain.ping)
-
-    def fit(self, bundle: TorchBundle) -> TorchBundle:
-        """Fit the declared decoder, and confidences, unless the bundle has them; write both."""
-        decoder = declared_decoder(self._setup.build_hparams())
-        if not self._is_fitted(bundle, decoder):
-            valid = self._setup.prepare_splits().valid
-            rescores = decoder is not None and decoder.attention_rescoring
-            ping, quiet = self._brain.ping, self._brain.noprogressbar
-            sample = sample_validation(
-                bundle,
-                valid,
-                with_attention=rescores,
-                batch_seconds=self._batch_seconds,
-                ping=ping,
-                quiet=quiet,
-            )
-            self._brain.leave_if_asked()
-            fitted = fit_decoder(
-                decoder,
-                bundle.decoder_pool.decoder.aligner,
-                sample,
-                splits=[*valid],
-                by_words=bundle.config.has_words,
-                ping=ping,
-                quiet=quiet,
-            )
+    run, knobs, task = setup.folder, setup.knobs, setup.load_recipe().task
+    labels, loaders = setup.prepare_labels(), setup.make_loaders()
+    placement = Placement(brain.device, knobs["eval_precision"])
+    batch_seconds = knobs.get("eval_batch_seconds", BATCH_SECONDS)
+    has_text = task.predicts == "text"
+    with brain.guarded():
+        brain.load_tested_weights()
+        decoder = declared_decoder(setup.build_hparams()) if has_text else None
+        bundle = open_finished(run, decoder, brain, placement)
+        if bundle is None:
             with main_rank_first():
-                if rank() == 0:
-                    models = None if decoder is None else self._setup.folder / LANGUAGE_MODELS_FILE
-                    set_decoder(self._folder, self._folder, fitted, models)
-        contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
-        return replace(TorchBundle.from_contents(contents, bundle.model), ping=bundle.ping)
-
-    def _is_fitted(self, bundle: TorchBundle, decoder: BeamDecoder | None) -> bool:
-        """Return whether an earlier start has fitted this decoder: its settings are the same."""
-        if read_json(self._folder / CONFIG_FILE)["confidence"] is None:
-            return False
-        if decoder is None or bundle.decoder is None:
-            return decoder is bundle.decoder
-        if decoder.needs_tuning:
-            decoder = decoder.copy_with(weights=bundle.decoder.weights)
-        folders = (self._setup.folder, self._folder)
-        models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in folders}
-        return decoder.plain() == bundle.decoder.plain() and len(models) == 1
-
-    def write_formats(self) -> None:
-        """Write the missing ones of the formats that the YAML declares; log which of them fail."""
-        run, knobs = self._setup.folder, self._setup.knobs
+                files = collect_exportable(run) if rank() == 0 else None
+            if gather_over_ranks(files is not None)[0]:
+                fitted = None
+                if has_text:
+                    in_memory = bundle_in_memory(brain, task, knobs, labels, placement)
+                    fitted = fit(in_memory, decoder, loaders.splits.valid, brain, batch_seconds)
+                bundle = write(run, files, fitted, brain, placement)
+    # Not watched: an exporter may work for longer than `stall_seconds` without a sign of life.
+    # A signal ends it at once, and no format is half-written.
+    if bundle is not None:
         with main_rank_first():
             if rank() == 0:
-                try:
-                    declared = declared_formats(knobs, self._setup.load_recipe().task)
-                    names = [n for n in declared if not (self._folder / n / PARITY_FILE).exists()]
-                    # One rank compares them on all test clips, not only on its own share.
-                    with single_rank():
-                        reports = add_formats(run, names, FULL_GRID) if names else {}
-                    failures = describe_failures(reports)
-                except SbkitError as error:
-                    failures = [f"No format is written: {error}"]
-                for failure in failures:
-                    logger.warning(failure)
+                write_formats(run, knobs, task)
+    with brain.guarded():
+        sets = [score(bundle, loaders, name, brain, batch_seconds) for name in loaders.test]
+        if rank() == 0:
+            report(run, bundle, sets, brain, task, knobs, labels)
 
-    def score(self, bundle: TorchBundle | None, name: str) -> ScoredSet:
-        """Score the bundle on a test set; without a bundle, the checkpoint."""
-        brain = self._brain
-        rows = self._loaders.splits.test[name]
-        if bundle is not None and bundle.task.scorer.score is not None:
-            scorer = BundleScorer(bundle, batch_seconds=self._batch_seconds)
-            scored = scorer.score(
-                name,
-                rows,
-                ping=brain.ping,
-                quiet=brain.noprogressbar,
-                max_batches=brain.max_evaluated_batches,
-            )
-        else:
-            network = None if bundle is None else bundle.model.network
-            results = brain.score_batches(self._loaders.test[name], network)
-            scored = ScoredSet.gather(name, rows, results)
-        brain.leave_if_asked()
-        return scored
 
-    def report(self, bundle: TorchBundle | None, sets: Sequence[ScoredSet]) -> None:
-        """Write the results into the run folder, and log a line for each test set."""
-        setup, brain = self._setup, self._brain
-        task = setup.load_recipe().task
-        report = TestReport(
-            setup.folder,
-            task,
-            sample_rate=setup.knobs["sample_rate"],
-            labels=setup.prepare_labels(),
-            metrics=brain.evaluator.metrics if type(brain).metrics else None,
-            measure=brain.evaluator.measure if type(brain).metrics else None,
-            report_by=setup.knobs["report_by"] or (),
+def open_finished(
+    run: Path, decoder: BeamDecoder | None, brain: Brain, placement: Placement
+) -> TorchBundle | None:
+    """Open the bundle that an earlier start has written, unless it is outdated."""
+    brain.ping("export")
+    with main_rank_first():
+        is_finished = rank() == 0 and has_finished_bundle(run, decoder)
+    if not gather_over_ranks(is_finished)[0]:
+        return None
+    return load(run / BUNDLE, brain, placement)
+
+
+def has_finished_bundle(run: Path, decoder: BeamDecoder | None) -> bool:
+    """Return whether the bundle of a run has the best checkpoints, and this decoder, fitted."""
+    config = read_json(run / BUNDLE / CONFIG_FILE)
+    if config is None:
+        return False
+    epochs = [checkpoint.meta.get("epoch") for checkpoint in read_checkpoints(run)]
+    if epochs != [checkpoint.get("epoch") for checkpoint in config["checkpoints"]]:
+        return False
+    fitted = config["decoder"]
+    if decoder is None or fitted is None:
+        return decoder is fitted
+    if decoder.needs_tuning:
+        decoder = decoder.copy_with(weights=fitted["weights"])
+    models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in (run, run / BUNDLE)}
+    return decoder.plain() == text_settings(fitted) and len(models) == 1
+
+
+def load(folder: Path, brain: Brain, placement: Placement) -> TorchBundle:
+    """Load a bundle of the run where its test runs."""
+    bundle = load_bundle(
+        folder,
+        device=placement.device,
+        precision=placement.precision,
+        user_modules=modules_of_bundle(folder),
+    )
+    return replace(bundle, ping=brain.ping)
+
+
+def collect_exportable(run: Path) -> Mapping[str, bytes] | None:
+    """Return the files of the run's bundle, without a decoder; None if no bundle can hold it."""
+    try:
+        return collect_files(run)
+    except (BundleError, ConfigError) as error:
+        note_unexportable(run, error)
+        return None
+
+
+def note_unexportable(run: Path, error: SbkitError) -> None:
+    """Log why no bundle can hold the model of a run, and remove a bundle of other weights."""
+    shutil.rmtree(run / BUNDLE, ignore_errors=True)
+    logger.warning(
+        "note: the checkpoint itself is tested, by the metrics of a validation, "
+        f"and no format is written, because no bundle can hold it. {error}"
+    )
+
+
+def bundle_in_memory(
+    brain: Brain, task: Task, knobs: KnobValues, labels: Labels, placement: Placement
+) -> TorchBundle:
+    """Return the network of a Brain as a bundle, which encodes as the written one will."""
+    rate, language = knobs["sample_rate"], knobs.get("language")
+    config = BundleConfig(task.name, rate, model=(), parts={}, language=language)
+    parts = [part for part in brain.hparams.knobs.values() if isinstance(part, nn.Module)]
+    model = TorchModel(brain.network, parts=parts, sample_rate=rate, placement=placement)
+    return TorchBundle(config, task, labels, model, ping=brain.ping)
+
+
+def fit(
+    bundle: TorchBundle,
+    decoder: BeamDecoder | None,
+    valid: Mapping[str, datasets.Dataset],
+    brain: Brain,
+    batch_seconds: float,
+) -> FittedDecoder:
+    """Fit a decoder, and the confidences of words, to the validation sets.
+
+    bundle: the weights in memory, as `bundle_in_memory` makes it.
+    """
+    with torch.compiler.set_stance("force_eager"):  # the weights run as the bundle will
+        sample = sample_validation(
+            bundle,
+            valid,
+            with_attention=decoder is not None and decoder.attention_rescoring,
+            batch_seconds=batch_seconds,
             ping=brain.ping,
             quiet=brain.noprogressbar,
         )
-        for scored in sets:
-            facts: FigureDict = {}
-            if bundle is not None:
-                facts = decoding_facts(bundle, scored)
-                if note := (bundle.config.decoder or {}).get("note"):
-                    facts["notes"] = [note, *facts.get("notes", ())]
-            report.add(scored, **facts)
-
-        run_log = RunLog(setup.folder, resume_step=brain.optimizer_step)
-        for name, entry in report.entries.items():
-            metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
-            run_log.write(
-                SplitFigures(
-                    epoch=brain.hparams.epoch_counter.limit,
-                    step=brain.optimizer_step,
-                    split=name,
-                    metrics=metrics,
-                    decoder=entry.get("decoder"),
-                )
-            )
-        run_log.close()
-
-        config = read_json(self._folder / CONFIG_FILE) or {}
-        num_averaged = len(config.get("checkpoints", ())) or brain.num_averaged
-        weights = f"mean of {num_averaged} checkpoints" if num_averaged > 1 else "best checkpoint"
-        provenance = None if bundle is None else provenance_of(bundle)
-        parameters = sum(p.numel() for p in brain.modules.parameters())
-        model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
-        training = brain.training_metrics
-        speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
-        draw_curves(setup.folder / LOG_FILE, setup.folder / CURVES, brain.evaluator.metrics)
-        report.write(
-            notes=[model_facts, describe_provenance(provenance)],
-            model=str(setup.folder),
-            **{SETTINGS: read_records(setup.folder).get(SETTINGS), PROVENANCE: provenance},
-            parameters=parameters,
-            train_seconds=round(training.train_seconds, 1),
-            audio_seconds=round(training.audio_seconds, 1),
-            rtfx=speed and round(speed, 1),
-            device=str(brain.device),
+        brain.leave_if_asked()
+        return fit_decoder(
+            decoder,
+            bundle.decoder_pool.decoder.aligner,
+            sample,
+            splits=[*valid],
+            by_words=bundle.config.has_words,
+            ping=brain.ping,
+            quiet=brain.noprogressbar,
         )
-        for scored in sets:
-            logger.info(f"{report.describe(scored)}, {weights}")
-        for line in report.notes:
-            logger.info(line)
+
+
+def write(
+    run: Path,
+    files: Mapping[str, bytes] | None,
+    fitted: FittedDecoder | None,
+    brain: Brain,
+    placement: Placement,
+) -> TorchBundle | None:
+    """Write the bundle of a run, and load it; it gets its name once it has been loaded.
+
+    Formats of the same weights are kept, because no format contains a decoder.
+
+    files: on rank 0, which writes; None on the others, which load the bundle afterwards.
+    """
+    brain.ping("export")
+    out, weights = run / BUNDLE, run / BUNDLE / WEIGHTS_FILE
+    has_models = fitted is not None and fitted.decoder is not None
+    models = run / LANGUAGE_MODELS_FILE if has_models else None
+    with main_rank_first():
+        if files is not None:
+            try:
+                with atomic_folder(out) as folder:
+                    if weights.is_file() and weights.read_bytes() == files[WEIGHTS_FILE]:
+                        copy_files(out, folder, formats=[path.name for path in out.iterdir()])
+                    write_bundle(folder, files, fitted, models)
+                    bundle = load(folder, brain, placement)
+                    fsync_tree(folder)
+                    shutil.rmtree(out, ignore_errors=True)
+            except (BundleError, ConfigError) as error:
+                note_unexportable(run, error)
+                return None
+            return bundle
+    return load(out, brain, placement) if out.exists() else None
+
+
+def write_formats(run: Path, knobs: KnobValues, task: Task) -> None:
+    """Write the missing ones of the formats that the YAML declares; log which of them fail."""
+    try:
+        declared = declared_formats(knobs, task)
+        names = [name for name in declared if not (run / BUNDLE / name / PARITY_FILE).exists()]
+        # One rank compares them on all test clips, not only on its own share.
+        with single_rank():
+            reports = add_formats(run, names, FULL_GRID) if names else {}
+        failures = describe_failures(reports)
+    except SbkitError as error:
+        failures = [f"No format is written: {error}"]
+    for failure in failures:
+        logger.warning(failure)
+
+
+def score(
+    bundle: TorchBundle | None, loaders: Loaders, name: str, brain: Brain, batch_seconds: float
+) -> ScoredSet:
+    """Score the bundle on a test set; without a bundle, the checkpoint."""
+    rows = loaders.splits.test[name]
+    if bundle is not None and bundle.task.scorer.score is not None:
+        scorer = BundleScorer(bundle, batch_seconds=batch_seconds)
+        scored = scorer.score(
+            name,
+            rows,
+            ping=brain.ping,
+            quiet=brain.noprogressbar,
+            max_batches=brain.max_evaluated_batches,
+        )
+    else:
+        network = None if bundle is None else bundle.model.network
+        results = brain.score_batches(loaders.test[name], network)
+        scored = ScoredSet.gather(name, rows, results)
+    brain.leave_if_asked()
+    return scored
+
+
+def report(
+    run: Path,
+    bundle: TorchBundle | None,
+    sets: Sequence[ScoredSet],
+    brain: Brain,
+    task: Task,
+    knobs: KnobValues,
+    labels: Labels,
+) -> None:
+    """Write the results into the run folder, and log a line for each test set."""
+    test_report = TestReport(
+        run,
+        task,
+        sample_rate=knobs["sample_rate"],
+        labels=labels,
+        metrics=brain.evaluator.metrics if type(brain).metrics else None,
+        measure=brain.evaluator.measure if type(brain).metrics else None,
+        report_by=knobs["report_by"] or (),
+        ping=brain.ping,
+        quiet=brain.noprogressbar,
+    )
+    for scored in sets:
+        facts: FigureDict = {}
+        if bundle is not None:
+            facts = decoding_facts(bundle, scored)
+            if note := (bundle.config.decoder or {}).get("note"):
+                facts["notes"] = [note, *facts.get("notes", ())]
+        test_report.add(scored, **facts)
+
+    run_log = RunLog(run, resume_step=brain.optimizer_step)
+    for name, entry in test_report.entries.items():
+        metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
+        run_log.write(
+            SplitFigures(
+                epoch=brain.hparams.epoch_counter.limit,
+                step=brain.optimizer_step,
+                split=name,
+                metrics=metrics,
+                decoder=entry.get("decoder"),
+            )
+        )
+    run_log.close()
+
+    weights = "best checkpoint"
+    if brain.num_averaged > 1:
+        weights = f"mean of {brain.num_averaged} checkpoints"
+    provenance = None if bundle is None else provenance_of(bundle)
+    parameters = sum(p.numel() for p in brain.modules.parameters())
+    model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
+    training = brain.training_metrics
+    speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
+    draw_curves(run / LOG_FILE, run / CURVES, brain.evaluator.metrics)
+    test_report.write(
+        notes=[model_facts, describe_provenance(provenance)],
+        model=str(run),
+        **{SETTINGS: read_records(run).get(SETTINGS), PROVENANCE: provenance},
+        parameters=parameters,
+        train_seconds=round(training.train_seconds, 1),
+        audio_seconds=round(training.audio_seconds, 1),
+        rtfx=speed and round(speed, 1),
+        device=str(brain.device),
+    )
+    for scored in sets:
+        logger.info(f"{test_report.describe(scored)}, {weights}")
+    for line in test_report.notes:
+        logger.info(line)

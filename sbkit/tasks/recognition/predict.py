@@ -25,20 +25,20 @@ from io import IOBase
 from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.io import AudioSource, Samples, stream_source
 from sbkit.audio.segments import Segment, Segmenter
 from sbkit.base.allocator import return_freed_memory
-from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.clips import Alternative, DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors_as_bundle_errors
-from sbkit.runtime.runtimes import ThreadedBundle, open_model
+from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.tokenizer import Tokenizer
@@ -166,7 +166,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is unavailable.
         """
-        bundle = open_recognizer(
+        bundle = ThreadedBundle.load(
             folder,
             decoder=decoder,
             hotwords=hotwords,
@@ -402,33 +402,6 @@ def _join_alternatives(recognized: Sequence[Recognition], count: int) -> tuple[A
 def default_batch_seconds(effective: Effective) -> float:
     """Return the seconds of padded audio that a batch should have on the model's device."""
     return CPU_BATCH_SECONDS if effective.device == "cpu" else GPU_BATCH_SECONDS
-
-
-def open_recognizer(
-    folder: Path | str,
-    *,
-    decoder: str | None = None,
-    hotwords: str | Path | Sequence[str] | None = None,
-    **options: Any,
-) -> ThreadedBundle:
-    """Open a bundle of a recognizer, with the options of `Transcriber.load`."""
-    folder = Path(folder).absolute()
-    opened = open_model(folder, **options)
-    try:
-        bundle = opened.with_decoder(decoder).with_hotwords_option(hotwords)
-        runtime = bundle.model.effective.runtime
-        if runtime != "torch" and bundle.decoder and bundle.decoder.attention_rescoring:
-            raise ConfigError(
-                "The decoder of this bundle rescores with the attention decoder, but the runtime "
-                f"{runtime} has only the encoder. Choose the runtime torch or the decoder greedy. "
-                "Or run `sbkit tune RUN --no-attention-rescoring`, and export the run again."
-            )
-        bundle.task.require_prediction("text", command="transcribe")
-        call = partial(open_recognizer, folder, decoder=decoder, hotwords=hotwords, **options)
-        return bundle.opened_by(call)
-    except BaseException:
-        opened.model.close()
-        raise
 
 
 def _batches(
