@@ -9,11 +9,12 @@ it. What is tested is what `sbkit export` copies.
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import datasets
 import torch
 from torch import nn
 
@@ -21,7 +22,7 @@ from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
-from sbkit.bundle.task import Labels, Task
+from sbkit.bundle.task import Task
 from sbkit.checkpoint.provenance import describe_provenance, read_json, text_settings
 from sbkit.checkpoint.run_config import BUNDLE
 from sbkit.data.batch import Loaders
@@ -68,48 +69,62 @@ def finish_run(setup: RunSetup, brain: Brain) -> None:
     brain: of the run, after `fit`.
 
     Raises:
-        DeviceError: the model does not run on the device of the run.
+        DeviceError: the bundle does not run on the device of the run.
     """
-    run, knobs, task = setup.folder, setup.knobs, setup.load_recipe().task
-    labels, loaders = setup.prepare_labels(), setup.make_loaders()
-    placement = Placement(brain.device, knobs["eval_precision"])
-    batch_seconds = knobs.get("eval_batch_seconds", BATCH_SECONDS)
-    has_text = task.predicts == "text"
+    loaders = setup.make_loaders()
+    batch_seconds = setup.knobs.get("eval_batch_seconds", BATCH_SECONDS)
     with brain.guarded():
         brain.load_tested_weights()
-        decoder = declared_decoder(setup.build_hparams()) if has_text else None
-        bundle = open_finished(run, decoder, brain, placement)
-        if bundle is None:
-            with main_rank_first():
-                files = collect_exportable(run) if rank() == 0 else None
-            if gather_over_ranks(files is not None)[0]:
-                fitted = None
-                if has_text:
-                    in_memory = bundle_in_memory(brain, task, knobs, labels, placement)
-                    fitted = fit(in_memory, decoder, loaders.splits.valid, brain, batch_seconds)
-                bundle = write(run, files, fitted, brain, placement)
+        bundle = make_bundle(setup, brain, batch_seconds)
     # Not watched: an exporter may work for longer than `stall_seconds` without a sign of life.
     # A signal ends it at once, and no format is half-written.
     if bundle is not None:
         with main_rank_first():
             if rank() == 0:
-                write_formats(run, knobs, task)
+                write_formats(setup.folder, setup.knobs, bundle.task)
     with brain.guarded():
         sets = [score(bundle, loaders, name, brain, batch_seconds) for name in loaders.test]
         if rank() == 0:
-            report(run, bundle, sets, brain, task, knobs, labels)
+            report(setup, brain, bundle, sets)
 
 
-def open_finished(
-    run: Path, decoder: BeamDecoder | None, brain: Brain, placement: Placement
-) -> TorchBundle | None:
-    """Open the bundle that an earlier start has written, unless it is outdated."""
+def make_bundle(setup: RunSetup, brain: Brain, batch_seconds: float) -> TorchBundle | None:
+    """Make a bundle of the weights in memory, unless an earlier start has written it; load it.
+
+    Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
+    """
+    run, has_text = setup.folder, setup.load_recipe().task.predicts == "text"
+    decoder = declared_decoder(setup.build_hparams()) if has_text else None
+    placement = Placement(brain.device, setup.knobs["eval_precision"])
+    files: Mapping[str, bytes] | None = None
+    fitted: FittedDecoder | None = None
+    bundle: TorchBundle | None = None
     brain.ping("export")
-    with main_rank_first():
-        is_finished = rank() == 0 and has_finished_bundle(run, decoder)
-    if not gather_over_ranks(is_finished)[0]:
-        return None
-    return load(run / BUNDLE, brain, placement)
+    with main_rank_first(), noting_unexportable(run):
+        if rank() == 0 and not has_finished_bundle(run, decoder):
+            files = collect_files(run)
+    if has_text and gather_over_ranks(files is not None)[0]:
+        fitted = fit(setup, brain, decoder, placement, batch_seconds)
+    brain.ping("export")
+    with main_rank_first(), noting_unexportable(run):
+        if files is not None:
+            bundle = write_and_load(run, files, fitted, placement)
+    if bundle is None and (run / BUNDLE).exists():
+        bundle = load(run / BUNDLE, placement)
+    return bundle and replace(bundle, ping=brain.ping)
+
+
+@contextmanager
+def noting_unexportable(run: Path) -> Iterator[None]:
+    """Log why no bundle can hold the model of a run, and remove a bundle of other weights."""
+    try:
+        yield
+    except (BundleError, ConfigError) as error:
+        shutil.rmtree(run / BUNDLE, ignore_errors=True)
+        logger.warning(
+            "note: the checkpoint itself is tested, by the metrics of a validation, "
+            f"and no format is written, because no bundle can hold it. {error}"
+        )
 
 
 def has_finished_bundle(run: Path, decoder: BeamDecoder | None) -> bool:
@@ -129,110 +144,60 @@ def has_finished_bundle(run: Path, decoder: BeamDecoder | None) -> bool:
     return decoder.plain() == text_settings(fitted) and len(models) == 1
 
 
-def load(folder: Path, brain: Brain, placement: Placement) -> TorchBundle:
-    """Load a bundle of the run where its test runs."""
-    bundle = load_bundle(
-        folder,
-        device=placement.device,
-        precision=placement.precision,
-        user_modules=modules_of_bundle(folder),
-    )
-    return replace(bundle, ping=brain.ping)
-
-
-def collect_exportable(run: Path) -> Mapping[str, bytes] | None:
-    """Return the files of the run's bundle, without a decoder; None if no bundle can hold it."""
-    try:
-        return collect_files(run)
-    except (BundleError, ConfigError) as error:
-        note_unexportable(run, error)
-        return None
-
-
-def note_unexportable(run: Path, error: SbkitError) -> None:
-    """Log why no bundle can hold the model of a run, and remove a bundle of other weights."""
-    shutil.rmtree(run / BUNDLE, ignore_errors=True)
-    logger.warning(
-        "note: the checkpoint itself is tested, by the metrics of a validation, "
-        f"and no format is written, because no bundle can hold it. {error}"
-    )
-
-
-def bundle_in_memory(
-    brain: Brain, task: Task, knobs: KnobValues, labels: Labels, placement: Placement
-) -> TorchBundle:
-    """Return the network of a Brain as a bundle, which encodes as the written one will."""
-    rate, language = knobs["sample_rate"], knobs.get("language")
-    config = BundleConfig(task.name, rate, model=(), parts={}, language=language)
-    parts = [part for part in brain.hparams.knobs.values() if isinstance(part, nn.Module)]
-    model = TorchModel(brain.network, parts=parts, sample_rate=rate, placement=placement)
-    return TorchBundle(config, task, labels, model, ping=brain.ping)
-
-
 def fit(
-    bundle: TorchBundle,
-    decoder: BeamDecoder | None,
-    valid: Mapping[str, datasets.Dataset],
+    setup: RunSetup,
     brain: Brain,
+    decoder: BeamDecoder | None,
+    placement: Placement,
     batch_seconds: float,
 ) -> FittedDecoder:
-    """Fit a decoder, and the confidences of words, to the validation sets.
-
-    bundle: the weights in memory, as `bundle_in_memory` makes it.
-    """
-    with torch.compiler.set_stance("force_eager"):  # the weights run as the bundle will
+    """Fit a decoder, and the confidences of words, with the weights in memory."""
+    knobs, valid = setup.knobs, setup.prepare_splits().valid
+    task, rate = setup.load_recipe().task, knobs["sample_rate"]
+    config = BundleConfig(task.name, rate, (), {}, language=knobs.get("language"))
+    parts = [part for part in setup.build_hparams().values() if isinstance(part, nn.Module)]
+    options: dict[str, Any] = {"ping": brain.ping, "quiet": brain.noprogressbar}
+    with torch.compiler.set_stance("force_eager"):  # as the bundle will run
+        model = TorchModel(brain.network, parts=parts, sample_rate=rate, placement=placement)
+        bundle = TorchBundle(config, task, setup.prepare_labels(), model)
         sample = sample_validation(
             bundle,
             valid,
             with_attention=decoder is not None and decoder.attention_rescoring,
             batch_seconds=batch_seconds,
-            ping=brain.ping,
-            quiet=brain.noprogressbar,
+            **options,
         )
         brain.leave_if_asked()
+        aligner = bundle.decoder_pool.decoder.aligner
         return fit_decoder(
-            decoder,
-            bundle.decoder_pool.decoder.aligner,
-            sample,
-            splits=[*valid],
-            by_words=bundle.config.has_words,
-            ping=brain.ping,
-            quiet=brain.noprogressbar,
+            decoder, aligner, sample, splits=[*valid], by_words=config.has_words, **options
         )
 
 
-def write(
-    run: Path,
-    files: Mapping[str, bytes] | None,
-    fitted: FittedDecoder | None,
-    brain: Brain,
-    placement: Placement,
-) -> TorchBundle | None:
-    """Write the bundle of a run, and load it; it gets its name once it has been loaded.
+def write_and_load(
+    run: Path, files: Mapping[str, bytes], fitted: FittedDecoder | None, placement: Placement
+) -> TorchBundle:
+    """Write the bundle of a run, which gets its name once it is loaded.
 
     Formats of the same weights are kept, because no format contains a decoder.
-
-    files: on rank 0, which writes; None on the others, which load the bundle afterwards.
     """
-    brain.ping("export")
     out, weights = run / BUNDLE, run / BUNDLE / WEIGHTS_FILE
     has_models = fitted is not None and fitted.decoder is not None
-    models = run / LANGUAGE_MODELS_FILE if has_models else None
-    with main_rank_first():
-        if files is not None:
-            try:
-                with atomic_folder(out) as folder:
-                    if weights.is_file() and weights.read_bytes() == files[WEIGHTS_FILE]:
-                        copy_files(out, folder, formats=[path.name for path in out.iterdir()])
-                    write_bundle(folder, files, fitted, models)
-                    bundle = load(folder, brain, placement)
-                    fsync_tree(folder)
-                    shutil.rmtree(out, ignore_errors=True)
-            except (BundleError, ConfigError) as error:
-                note_unexportable(run, error)
-                return None
-            return bundle
-    return load(out, brain, placement) if out.exists() else None
+    with atomic_folder(out) as folder:
+        if weights.is_file() and weights.read_bytes() == files[WEIGHTS_FILE]:
+            copy_files(out, folder, formats=[path.name for path in out.iterdir()])
+        write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
+        bundle = load(folder, placement)
+        fsync_tree(folder)
+        shutil.rmtree(out, ignore_errors=True)
+    return bundle
+
+
+def load(folder: Path, placement: Placement) -> TorchBundle:
+    """Load a bundle of the run where its test runs."""
+    modules = modules_of_bundle(folder)
+    device, precision = placement.device, placement.precision
+    return load_bundle(folder, device=device, precision=precision, user_modules=modules)
 
 
 def write_formats(run: Path, knobs: KnobValues, task: Task) -> None:
@@ -273,23 +238,18 @@ def score(
 
 
 def report(
-    run: Path,
-    bundle: TorchBundle | None,
-    sets: Sequence[ScoredSet],
-    brain: Brain,
-    task: Task,
-    knobs: KnobValues,
-    labels: Labels,
+    setup: RunSetup, brain: Brain, bundle: TorchBundle | None, sets: Sequence[ScoredSet]
 ) -> None:
     """Write the results into the run folder, and log a line for each test set."""
+    run = setup.folder
     test_report = TestReport(
         run,
-        task,
-        sample_rate=knobs["sample_rate"],
-        labels=labels,
+        setup.load_recipe().task,
+        sample_rate=setup.knobs["sample_rate"],
+        labels=setup.prepare_labels(),
         metrics=brain.evaluator.metrics if type(brain).metrics else None,
         measure=brain.evaluator.measure if type(brain).metrics else None,
-        report_by=knobs["report_by"] or (),
+        report_by=setup.knobs["report_by"] or (),
         ping=brain.ping,
         quiet=brain.noprogressbar,
     )
