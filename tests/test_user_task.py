@@ -11,7 +11,7 @@ from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.task import Exportable
 from sbkit.commands.cli import run
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from sbkit.train.setup import RunSetup
 from tests.runtime.bundles import edit_config, make_bundle

@@ -44,7 +44,7 @@ def doctor(options: Namespace) -> int:
     """
     from sbkit.commands.trials import trials
     from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER
-    from sbkit.runtime.runtimes import ThreadedBundle, has_torch
+    from sbkit.runtime.runtimes import has_torch, load_in_thread
 
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
@@ -68,7 +68,7 @@ def doctor(options: Namespace) -> int:
             targets.insert(0, ("torch", "fp32"))
         for runtime, precision in targets:
             try:
-                bundle = ThreadedBundle.load(
+                bundle = load_in_thread(
                     folder,
                     runtime=runtime,
                     precision=precision,

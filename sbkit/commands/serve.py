@@ -144,7 +144,7 @@ def _open(
     """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
     from sbkit.bundle.bundle import read_bundle
     from sbkit.runtime.batch_shapes import BatchShapes
-    from sbkit.runtime.runtimes import ThreadedBundle, model_options
+    from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.serve.recognition import RecognitionService
     from sbkit.serve.tts import Voice
     from sbkit.tasks.recognition.predict import default_batch_seconds
@@ -156,7 +156,7 @@ def _open(
         synthesizer = synthesizer_class.load(folder, **model_options(options))
         return Voice(synthesizer, workers=workers, metrics=metrics)
     task.require_prediction("text", command="transcribe")
-    bundle = ThreadedBundle.load(folder, streaming="also", **recognizer_options(options))
+    bundle = load_in_thread(folder, streaming="also", **recognizer_options(options))
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return RecognitionService(
         bundle,

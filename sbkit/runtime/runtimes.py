@@ -48,7 +48,7 @@ def model_options(options: Namespace) -> dict[str, Any]:
 
 
 class LoadOptions(TypedDict, total=False):
-    """The options of `load_bundle` for either runtime."""
+    """The options of `load_bundle` besides the runtime."""
 
     device: object
     precision: str
@@ -151,20 +151,20 @@ class ThreadedBundle(Bundle):
 
     model: ModelThread
 
-    @classmethod
-    def load(cls, folder: Path | str, *, device: object = AUTO, **options: Any) -> Self:
-        """Call `load_bundle` in the thread of the model; close it by `bundle.model.close()`."""
-        folder = Path(folder).absolute()
-        loaded: list[Bundle] = []
 
-        def load() -> LoadedModel:
-            loaded.append(load_bundle(folder, device=device, **options))
-            return loaded[0].model
+def load_in_thread(folder: Path | str, *, device: object = AUTO, **options: Any) -> ThreadedBundle:
+    """Call `load_bundle` in the thread of the model; close it by `bundle.model.close()`."""
+    folder = Path(folder).absolute()
+    loaded: list[Bundle] = []
 
-        model = ModelThread(load)
-        values = {item.name: getattr(loaded[0], item.name) for item in fields(Bundle)}
-        bundle = cls(**{**values, "model": model})
-        return bundle.opened_by(partial(cls.load, folder, device=device, **options))
+    def load() -> LoadedModel:
+        loaded.append(load_bundle(folder, device=device, **options))
+        return loaded[0].model
+
+    model = ModelThread(load)
+    values = {item.name: getattr(loaded[0], item.name) for item in fields(Bundle)}
+    bundle = ThreadedBundle(**{**values, "model": model})
+    return bundle.opened_by(partial(load_in_thread, folder, device=device, **options))
 
 
 def require_supported(runtime: str, precision: str, compile: str | None) -> None:
@@ -273,7 +273,7 @@ class GraphModel(PickledAsCall):
         Raises:
             SbkitError: the bundle is damaged or has another task, or the device is not available.
         """
-        self.bundle = ThreadedBundle.load(folder, **options)
+        self.bundle = load_in_thread(folder, **options)
         self.bundle.task.require_command(self.command)
         self._thread = self.bundle.model
         self.sample_rate = self.bundle.config.sample_rate

@@ -25,7 +25,7 @@ from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
-from sbkit.runtime.runtimes import open_model
+from sbkit.runtime.runtimes import load_in_thread
 from tests.runtime.bundles import edit_weights
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -88,7 +88,7 @@ def stand_in(
 
 
 def effective(bundle: Path, **options: str) -> Any:
-    model = open_model(bundle, runtime="onnx", **options).model  # type: ignore[arg-type]
+    model = load_in_thread(bundle, runtime="onnx", **options).model  # type: ignore[arg-type]
     model.close()
     return model.effective
 
@@ -174,11 +174,11 @@ def test_missing_cuda_is_explained_and_auto_takes_the_cpu(
 def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "has_driver", lambda: False)
     with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
-        open_model(bundle, device="cuda")
+        load_in_thread(bundle, device="cuda")
     monkeypatch.setattr(runtimes, "has_driver", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(SbkitError, match="wheel without CUDA"):
-        open_model(bundle, device="cuda:0")
+        load_in_thread(bundle, device="cuda:0")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_precisions_are_the_same_in_help_and_errors(
     with pytest.raises(
         SbkitError, match=f"int8 is not supported by the runtime torch \\({supported}"
     ):
-        open_model(bundle, precision="int8")
+        load_in_thread(bundle, precision="int8")
     with pytest.raises(SystemExit):
         run(["transcribe", "--help"])
     assert supported in " ".join(capsys.readouterr().out.split())

@@ -20,7 +20,7 @@ from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
 from sbkit.runtime.model_thread import PickledAsCall
-from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.task import DELAY_FRAMES
 
 SILERO = "silero"  # the name of the detector, and of the extra that installs it
@@ -110,7 +110,7 @@ class VoiceDetector:
         """
         if str(name) == SILERO:
             return cls(SileroModel(), SpeechRules(onset=0.5, offset=0.35))
-        return cls(BundleSpeechModel(ThreadedBundle.load(name, streaming="only", **options)))
+        return cls(BundleSpeechModel(load_in_thread(name, streaming="only", **options)))
 
     def require_rate(self, sample_rate: int) -> None:
         """Raise ConfigError if the model does not take audio at this rate in Hz."""

@@ -25,7 +25,7 @@ from io import IOBase
 from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.io import AudioSource, Samples, stream_source
@@ -38,7 +38,7 @@ from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.clips import Alternative, DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors_as_bundle_errors
-from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.tokenizer import Tokenizer
@@ -141,41 +141,19 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         cls,
         folder: Path | str,
         *,
-        device: object = "auto",
-        runtime: str = "torch",
-        precision: str = "fp32",
-        compile: str | None = None,
-        decoder: str | None = None,
-        hotwords: str | Path | Sequence[str] | None = None,
         times: bool = True,
         detector: VoiceDetector | None = None,
-        user_modules: frozenset[str] = frozenset(),
+        **options: Any,
     ) -> Self:
-        """Load a bundle, and run its model exactly as requested.
+        """Load a bundle with the options of `load_bundle`, in a thread of its own.
 
-        device: cpu, cuda, cuda:N or auto; or a torch.device.
-        runtime: torch or onnx.
-        precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
-        compile: default or reduce-overhead; None to compile nothing.
-        decoder: greedy or beam; None for the bundle's own.
-        hotwords: phrases separated by commas, a list of them, or a file of them.
         times: whether words are timed.
         detector: finds the pauses where long audio is cut.
-        user_modules: the user's modules that the bundle may import.
 
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is unavailable.
         """
-        bundle = ThreadedBundle.load(
-            folder,
-            decoder=decoder,
-            hotwords=hotwords,
-            device=device,
-            runtime=runtime,
-            precision=precision,
-            compile=compile,
-            user_modules=user_modules,
-        )
+        bundle = load_in_thread(folder, **options)
         try:
             return cls(bundle=bundle, times=times, detector=detector)
         except BaseException:

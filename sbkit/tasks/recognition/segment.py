@@ -48,7 +48,7 @@ def segment(options: Namespace) -> None:
     Raises SbkitError if the recording, the text or the model cannot be used, or do not fit.
     """
     from sbkit.decoding.words import GREEDY
-    from sbkit.runtime.runtimes import ThreadedBundle, model_options
+    from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.tasks.detection.predict import open_detector
     from sbkit.tasks.recognition.alignment import align, run_model
     from sbkit.tasks.recognition.predict import Transcriber
@@ -58,7 +58,7 @@ def segment(options: Namespace) -> None:
     lines = read_text_lines(options.transcript, max_bytes=MAX_TEXT_BYTES, subject="A transcript")
     require_writable(options.out, option="--out")
     options.out.mkdir(parents=True, exist_ok=True)
-    bundle = ThreadedBundle.load(options.bundle, decoder=GREEDY, **model_options(options))
+    bundle = load_in_thread(options.bundle, decoder=GREEDY, **model_options(options))
     detector = open_detector(options)
     settings = {name: getattr(options, name) for name in ("runtime", "precision", "vad")}
     recording = str(options.recording.parent.resolve() / options.recording.name)

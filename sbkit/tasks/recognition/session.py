@@ -25,7 +25,7 @@ from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
 from sbkit.runtime.model_thread import PickledAsCall
-from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
 
@@ -113,7 +113,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         Raises:
             SbkitError: the bundle cannot be used here, or only takes whole clips.
         """
-        bundle = ThreadedBundle.load(folder, streaming="only", **options)
+        bundle = load_in_thread(folder, streaming="only", **options)
         try:
             return cls(bundle=bundle)
         except BaseException:
