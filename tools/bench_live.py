@@ -136,14 +136,7 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip], chunk_ms: int) -> Figure
     results = Measurements()
     model = bundle.model
     silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
-    opened = ThreadedBundle(
-        config=bundle.config,
-        task=bundle.task,
-        labels=bundle.labels,
-        model=ModelThread(lambda: model),
-        decoder=bundle.decoder,
-        word_lm=bundle.word_lm,
-    )
+    opened = ThreadedBundle.from_contents(bundle, ModelThread(lambda: model))
     with StreamingRecognizer(bundle=opened) as recognizer:
         for audio, text in clips:
             session = Session(recognizer)

@@ -159,7 +159,7 @@ def fit(
     options: dict[str, Any] = {"ping": brain.ping, "quiet": brain.noprogressbar}
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         model = TorchModel(brain.network, parts=parts, sample_rate=rate, placement=placement)
-        bundle = TorchBundle(config, task, setup.prepare_labels(), model)
+        bundle = TorchBundle(config, task, setup.prepare_labels(), model=model)
         sample = sample_validation(
             bundle,
             valid,

@@ -4,7 +4,7 @@ import ctypes
 import os
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -145,7 +145,7 @@ def load_bundle(
     return bundle.opened_by(call)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ThreadedBundle(Bundle):
     """A bundle whose model has a thread of its own, so that any thread may use it."""
 
@@ -162,8 +162,7 @@ def load_in_thread(folder: Path | str, *, device: object = AUTO, **options: Any)
         return loaded[0].model
 
     model = ModelThread(load)
-    values = {item.name: getattr(loaded[0], item.name) for item in fields(Bundle)}
-    bundle = ThreadedBundle(**{**values, "model": model})
+    bundle = ThreadedBundle.from_contents(loaded[0], model)
     return bundle.opened_by(partial(load_in_thread, folder, device=device, **options))
 
 

@@ -377,7 +377,7 @@ def encode_in_segments(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TorchBundle(Bundle):
     """A bundle with its model in torch.
 

@@ -93,7 +93,7 @@ def effective(bundle: Path, **options: str) -> Any:
     return model.effective
 
 
-def test_open_model_refuses_a_provider_that_runs_no_node_or_only_some(
+def test_load_in_thread_refuses_a_provider_that_runs_no_node_or_only_some(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -127,7 +127,9 @@ def test_onnx_model_preloads_cuda_and_disables_tf32(
     assert (printed.out, printed.err) == ("", "loaded\n")
 
 
-def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_in_thread_reads_back_the_gpu_index(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in(monkeypatch)
     monkeypatch.setattr(StandInSession, "provider", CUDA)
     for device, actual in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
@@ -137,7 +139,7 @@ def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.M
         effective(bundle, device="cuda:1")
 
 
-def test_open_model_reads_back_the_precision_of_nodes(
+def test_load_in_thread_reads_back_the_precision_of_nodes(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -189,7 +191,7 @@ def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.M
         ({"compile": "default"}, "compiles nothing"),
     ],
 )
-def test_open_model_refuses_unsupported_options_of_onnx(
+def test_load_in_thread_refuses_unsupported_options_of_onnx(
     options: dict[str, str], says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -211,7 +213,7 @@ def test_precisions_are_the_same_in_help_and_errors(
     assert supported in " ".join(capsys.readouterr().out.split())
 
 
-def test_open_model_refuses_an_onnx_model_of_other_weights(
+def test_load_in_thread_refuses_an_onnx_model_of_other_weights(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
