@@ -155,10 +155,12 @@ def fit(
     knobs, valid = setup.knobs, setup.prepare_splits().valid
     task, rate = setup.load_recipe().task, knobs["sample_rate"]
     config = BundleConfig(task.name, rate, (), {}, language=knobs.get("language"))
-    parts = [part for part in setup.build_hparams().values() if isinstance(part, nn.Module)]
+    for part in setup.build_hparams().values():
+        if isinstance(part, nn.Module):  # also the features, which `model` may lack
+            part.eval()
     options: dict[str, Any] = {"ping": brain.ping, "quiet": brain.noprogressbar}
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
-        model = TorchModel(brain.network, parts=parts, sample_rate=rate, placement=placement)
+        model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
         bundle = TorchBundle(config, task, setup.prepare_labels(), model=model)
         sample = sample_validation(
             bundle,

@@ -41,6 +41,7 @@ def test_decoder_is_fitted_to_what_the_loaded_bundle_computes(
     assert len(loaded) == 4
     for before, after in zip(in_memory, loaded, strict=True):
         np.testing.assert_array_equal(before.log_probs, after.log_probs)
+        assert before.attention is not None and after.attention is not None
         assert before.attention.score([(3, 4, 5)]) == after.attention.score([(3, 4, 5)])
 
 
