@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -332,7 +333,7 @@ def test_tuned_run_gets_another_decoder(
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.decoder is not None
-    assert bundle.decoder.weights.plain() == decoder["weights"]
+    assert asdict(bundle.decoder.weights) == decoder["weights"]
     assert not bundle.decoder.attention_rescoring
     models = bundle.decoder.language_models
     assert models.words is not None

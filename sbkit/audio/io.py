@@ -148,8 +148,6 @@ def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block
     try:
         with _open(source) as file:
             yield from decode.decode(file, name, options)
-    except AudioError:
-        raise
     except (OSError, MemoryError) as error:
         raise AudioError("unreachable", f"{name} cannot be read: {error}") from error
     except decode.file_errors() as error:

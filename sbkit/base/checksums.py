@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular, write_text_atomically
+from sbkit.base.files import parsing_errors, read_regular, write_text_atomically
 
 CHECKSUMS = "checksums.json"
 MAX_CHECKSUMS_BYTES = 1 << 24
@@ -39,7 +39,7 @@ def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, fol
     contents: the bytes of files, by name.
     checksums_json: the content of the folder's `CHECKSUMS`.
     """
-    with parse_errors_as_sbkit_errors(
+    with parsing_errors(
         folder / CHECKSUMS,
         f"be the list of checksums of {folder}",
         fix="Export it again.",

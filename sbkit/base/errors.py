@@ -1,5 +1,9 @@
 """Exceptions whose messages are written for users, and the exit codes of commands."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from sbkit.base.messages import printable
 
 FAILED = 1  # Python's own after a traceback
@@ -28,6 +32,30 @@ class SbkitError(Exception):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+@contextmanager
+def translate(
+    errors: type[Exception] | tuple[type[Exception], ...],
+    to: Callable[[str], SbkitError],
+    sentence: Callable[[Any], str | None] | str,
+    *,
+    passing: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+    """Raise ``to(sentence)`` in place of one of ``errors``, except an SbkitError.
+
+    sentence: may be a function of the error, which is raised unchanged if that returns None.
+    passing: other errors that are raised unchanged, such as CODE_FAULTS.
+    """
+    try:
+        yield
+    except errors as error:
+        if isinstance(error, (SbkitError, *passing)):
+            raise
+        message = sentence if isinstance(sentence, str) else sentence(error)
+        if message is None:
+            raise
+        raise to(message) from error
 
 
 class OtherRankError(SbkitError):

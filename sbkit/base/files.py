@@ -17,14 +17,16 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
-from sbkit.base.errors import CODE_FAULTS, SbkitError
+from sbkit.base.errors import CODE_FAULTS, SbkitError, translate
 
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
@@ -35,6 +37,7 @@ FSYNC_REFUSALS = (
     *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
+Fields = TypeVar("Fields")  # a dataclass
 
 
 @contextmanager
@@ -116,6 +119,32 @@ def _to_plain(value: Any) -> object:
     if isinstance(value, list | tuple):
         return [_to_plain(item) for item in value]
     return value
+
+
+def from_plain(cls: type[Fields], values: Any) -> Fields:
+    """Make a dataclass from what JSON holds of its fields; a ValueError names the wrong field."""
+    if not isinstance(values, dict):
+        raise ValueError(f"it is {repr(values)[:40]}, which has no fields")
+    parameters = signature(cls).parameters
+    required = {name for name, field in parameters.items() if field.default is field.empty}
+    for name in sorted((required - values.keys()) | (values.keys() - parameters.keys())):
+        raise ValueError(f"its {name} is {'unknown' if name in values else 'missing'}")
+    kinds = get_type_hints(cls)
+    return cls(**{name: _convert(name, value, kinds[name]) for name, value in values.items()})
+
+
+def _convert(name: str, value: Any, kind: Any) -> Any:
+    """Return a value of JSON as a field of this kind holds it."""
+    for option in get_args(kind) if isinstance(kind, UnionType) else [kind]:
+        container, inner = get_origin(option), get_args(option)
+        if option in (Any, type(value)) or (option is float and type(value) is int):
+            return value
+        if isinstance(value, dict) and container in (Mapping, dict):
+            return {key: _convert(name, item, inner[1]) for key, item in value.items()}
+        if isinstance(value, list) and container in (Sequence, tuple):
+            items = [_convert(name, item, inner[0]) for item in value]
+            return tuple(items) if container is tuple else items
+    raise ValueError(f"its {name} is {repr(value)[:40]}, which has the wrong type")
 
 
 def fsync(descriptor: int) -> None:
@@ -301,38 +330,31 @@ def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool
                 "Restore the file."
             )
         return path.read_bytes()
-    except OSError as error:
-        raise _unreadable(subject, path, error.strerror) from error
-    except ValueError as error:  # a null character in the name
-        raise _unreadable(subject, path, str(error)) from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise _unreadable(subject, path, getattr(error, "strerror", None) or str(error)) from error
 
 
-@contextmanager
-def parse_errors_as_sbkit_errors(
+def parsing_errors(
     file: Path | str, requirement: str, *, fix: str, is_json: bool = False
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Turn what a parser raises into SbkitError: "FILE must REQUIREMENT, but ... FIX".
 
     is_json: whether fields are read from JSON, where a TypeError means a value of another type.
     """
-    passed_on = (SbkitError,) if is_json else (SbkitError, *CODE_FAULTS)
-    try:
-        yield
-    except passed_on:
-        raise
-    except Exception as error:
+
+    def describe(error: Exception) -> str:
         # Quote only the first sentence: torch's errors continue with bad advice.
         reason = " ".join(str(error).partition("\n")[0].partition(". ")[0].split())
-        raise SbkitError(
-            f"{file} must {requirement}, but cannot be read ({type(error).__name__}: {reason}). "
-            f"{fix}"
-        ) from error
+        name = type(error).__name__
+        return f"{file} must {requirement}, but cannot be read ({name}: {reason}). {fix}"
+
+    return translate(Exception, SbkitError, describe, passing=() if is_json else CODE_FAULTS)
 
 
 def read_text_lines(path: Path, *, max_bytes: int, subject: str) -> list[str]:
     """Read the lines of a UTF-8 file, which may be a link; raise SbkitError like `read_regular`."""
     content = read_regular(path, max_bytes=max_bytes, subject=subject, follow_links=True)
-    with parse_errors_as_sbkit_errors(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
+    with parsing_errors(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
 
 
@@ -348,7 +370,7 @@ def iter_raw_lines(path: Path, *, subject: str) -> Iterator[bytes]:
         raise _unreadable(subject, path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def _unreadable(subject: str, path: Path, reason: str | None) -> SbkitError:
+def _unreadable(subject: str, path: Path, reason: str) -> SbkitError:
     return SbkitError(
         f"{subject} must be readable, but {path} is not ({reason}). Check its name and permissions."
     )

@@ -11,7 +11,7 @@ from importlib.util import decode_source, find_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 
-from sbkit.base.errors import ConfigError, DeviceError, SbkitError
+from sbkit.base.errors import ConfigError, DeviceError, SbkitError, translate
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,8 @@ def import_torchaudio(name: str = "torchaudio") -> ModuleType:
     Wheels of torch 2.15 contain CUDA 13.2; those of torchaudio 2.11.0 refuse any but 13.0, and
     their library cannot be loaded beside a torch without CUDA.
     """
-    try:
+    with translate((ImportError, OSError, RuntimeError), DeviceError, explain_torchaudio):
         return import_module(name)
-    except (ImportError, OSError, RuntimeError) as error:
-        raise DeviceError(explain_torchaudio(error)) from error
 
 
 def explain_torchaudio(error: Exception) -> str:

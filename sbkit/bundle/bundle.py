@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import parse_errors_as_sbkit_errors
+from sbkit.base.files import parsing_errors
 from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
@@ -300,7 +300,7 @@ def read_bundle(
     language_models = load_language_models(
         folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )
-    with parse_errors_as_sbkit_errors(
+    with parsing_errors(
         folder / CONFIG_FILE, "describe the decoder", fix="Export it again.", is_json=True
     ):
         decoder = BeamDecoder(

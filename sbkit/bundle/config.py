@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from sbkit.audio.decode import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
-from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
+from sbkit.base.files import from_plain, parsing_errors, read_regular
 from sbkit.decoding.words import Confidence, WordOffsets
-from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.text.normalization import (
     Orthography,
     orthography,
@@ -113,29 +112,19 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
         SbkitError: a field is missing, or is not what an export writes.
     """
     fix = "Export it again with this version of sbkit."
-    with parse_errors_as_sbkit_errors(file, "be what `sbkit export` writes", fix=fix, is_json=True):
+    with parsing_errors(file, "be what `sbkit export` writes", fix=fix, is_json=True):
         values = json.loads(content)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']}, not {FORMAT}")
-        rate = values["sample_rate"]
-        language = values.get("language")
-        if type(rate) is not int or not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
-            raise ValueError(f"its sample rate is {str(rate)[:20]}")
-        if not isinstance(language, str | None):
-            raise ValueError("its language is not a string")
-        normalizer = values.get("normalizer")
-        return BundleConfig(
-            task=str(values["task"]),
-            sample_rate=rate,
-            model=tuple(values["model"]),
-            parts=dict(values["parts"]),
-            language=language,
-            normalizer=None if normalizer is None else table_from_stored(normalizer)[1],
-            decoder=values.get("decoder"),
-            confidence={
-                name: Confidence.from_plain(fit["weights"])
-                for name, fit in (values.get("confidence") or {}).items()
-                if fit["weights"] is not None
-            },
-            provenance=values.get(PROVENANCE),
-        )
+        if values.get("normalizer") is not None:
+            values["normalizer"] = table_from_stored(values["normalizer"])
+        values["confidence"] = {
+            name: Confidence.from_plain(fit["weights"])
+            for name, fit in (values.get("confidence") or {}).items()
+            if fit["weights"] is not None
+        }
+        names = {field.name for field in fields(BundleConfig)} & values.keys()
+        config = from_plain(BundleConfig, {name: values[name] for name in names})
+        if not MIN_RATE_HZ <= config.sample_rate <= MAX_RATE_HZ:
+            raise ValueError(f"its sample rate is {str(config.sample_rate)[:20]}")
+        return config

@@ -32,7 +32,7 @@ from sbkit.data.batch import Batch, Loader, UtteranceDataset
 from sbkit.data.sampler import MicroBatch, split_batch
 from sbkit.data.splits import sample_counts
 from sbkit.train.brain import training_loss
-from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
+from sbkit.train.nonfinite import is_out_of_memory, memory_errors
 
 COST = "cost"  # the name of the cost in `PlannedRun.results`
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
@@ -163,7 +163,7 @@ def _memory_of(device: torch.device) -> int:
 def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, float]:
     """Return the peak bytes and the seconds of a training step, after a first one."""
     batch = steps.load(micro_batch)
-    with memory_errors_as_sbkit_errors(batch):
+    with memory_errors(batch):
         steps.require_memory(micro_batch)
         steps.run_step(batch)
         seconds = steps.run_step(batch)
@@ -185,7 +185,7 @@ def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
     for loader, micro_batch in sorted(batches, key=lambda pair: -padded_samples(pair[1])):
         batch = steps.load(micro_batch, loader)
         if to_cut.isdisjoint(batch.ids):
-            with memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"):
+            with memory_errors(batch, "eval_batch_seconds"):
                 if len(micro_batch) > 1:
                     steps.require_memory(micro_batch, loader, steps.evaluate)
                 steps.evaluate(batch)

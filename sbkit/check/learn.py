@@ -29,6 +29,7 @@ from sbkit.evaluate.wer import TOKENS_WRITTEN
 from sbkit.evaluate.wer_report import MAX_SILENT_SHARE
 from sbkit.logs.handlers import quiet
 from sbkit.logs.metric import describe_values
+from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.schedule import highest_factor, read_schedule, set_rate
 from sbkit.train.step import as_loss
@@ -198,7 +199,7 @@ class LearningTest:
 def check_learning(planned: PlannedRun) -> Iterator[Finding]:
     """Report a model that does not learn a few clips, the signs, and what to try."""
     completed_dry_run(planned)
-    with preserve_rng(planned.choose_placement().device), quiet():
+    with preserve_rng(planned.choose_placement().device), quiet(), reporting(show_progress=False):
         learner = Learner(planned)
         losses = learner.train()
         values, description = learner.evaluate(losses)
@@ -244,9 +245,7 @@ class Learner:
         # Of this run alone, and before anything reads them
         dict.update(hparams, dict.fromkeys(hparams.keys() & NULL_OBJECTS))
         setup.load_initial_weights()
-        self._brain = setup.make_brain(
-            grad_accumulation_factor=1, compile=False, noprogressbar=True
-        )
+        self._brain = setup.make_brain(grad_accumulation_factor=1, compile=False)
         loaders = planned.make_loaders()
         by_length = np.argsort(sample_counts(loaders.splits.train), kind="stable")
         shorter = by_length[: max(NUM_CLIPS, int(SHORTER_SHARE * len(by_length)))]

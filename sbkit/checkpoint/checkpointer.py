@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
-from sbkit.base.files import parse_errors_as_sbkit_errors, to_json, write_text_atomically
+from sbkit.base.files import from_plain, parsing_errors, to_json, write_text_atomically
 from sbkit.checkpoint.folder import (
     checkpoint_folders,
     lock_folder,
@@ -91,10 +91,7 @@ class AveragedCheckpoints:
         file = Path(folder, AVERAGED_FILE)
         if not file.is_file():
             return None
-        record = json.loads(file.read_text(encoding="utf-8"))
-        return AveragedCheckpoints(
-            tuple(record["checkpoints"]), tuple(record["of"]), record["scores"]
-        )
+        return from_plain(AveragedCheckpoints, json.loads(file.read_text(encoding="utf-8")))
 
 
 def choose_averaged(
@@ -337,7 +334,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         optimizers = [r for r in self.recoverables.values() if isinstance(r, Optimizer)]
         declared = [[dict(group) for group in o.param_groups] for o in optimizers]
         fix = f"Restore it, or move {checkpoint.path} away to resume from the one before."
-        with parse_errors_as_sbkit_errors(checkpoint.path, CHECKPOINT_CONTENT, fix=fix):
+        with parsing_errors(checkpoint.path, CHECKPOINT_CONTENT, fix=fix):
             super()._call_load_hooks(checkpoint)
         for optimizer, groups in zip(optimizers, declared, strict=True):
             restore_declared(optimizer, groups, checkpoint=checkpoint.path)

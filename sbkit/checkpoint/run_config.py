@@ -14,7 +14,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import parse_errors_as_sbkit_errors, to_json, write_text_atomically
+from sbkit.base.files import from_plain, parsing_errors, to_json, write_text_atomically
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
@@ -268,11 +268,8 @@ def read_run_config(folder: Path | str) -> RunConfig:
     """Read the configuration of the run in a folder; raises SbkitError if that is impossible."""
     file = Path(folder, RUN_CONFIG_FILE)
     fix = "Put it back, or choose another `output_folder` for a new run."
-    with parse_errors_as_sbkit_errors(
-        file, "be what sbkit wrote when the run began", fix=fix, is_json=True
-    ):
-        record = json.loads(file.read_text(encoding="utf-8"))
-        return RunConfig(record["values"], record["data"], record["labels"])
+    with parsing_errors(file, "be what sbkit wrote when the run began", fix=fix, is_json=True):
+        return from_plain(RunConfig, json.loads(file.read_text(encoding="utf-8")))
 
 
 def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import parse_errors_as_sbkit_errors
+from sbkit.base.files import parsing_errors
 from sbkit.base.messages import listed, plural
 
 CHECKPOINT_CONTENT = "hold what training saved"  # in an error: what a checkpoint's file must do
@@ -51,7 +51,7 @@ def read_weights(file: Path) -> dict[str, Any]:
     `check_fits`: the file does not say which of its tensors are parameters.
     """
     fix = f"Restore it, or move {file.parent} away to resume from the one before."
-    with parse_errors_as_sbkit_errors(file, CHECKPOINT_CONTENT, fix=fix):
+    with parsing_errors(file, CHECKPOINT_CONTENT, fix=fix):
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")

@@ -15,6 +15,7 @@ from sbkit.base.versions import describe_versions
 from sbkit.cli.arguments import Parser
 from sbkit.commands import check, doctor, export, new, prepare, run_task, score, serve, tune
 from sbkit.logs.handlers import log_to_screen
+from sbkit.logs.progress import reporting
 from sbkit.tasks.codec import commands as codec
 from sbkit.tasks.recognition import commands as recognition
 from sbkit.tasks.recognition import segment
@@ -65,9 +66,12 @@ def run(arguments: Sequence[str]) -> int:
     if unknown and not options.takes_overrides:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = unknown
-    with log_to_screen(
-        to_stderr=not options.logs_to_stdout,
-        format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
+    with (
+        log_to_screen(
+            to_stderr=not options.logs_to_stdout,
+            format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
+        ),
+        reporting(show_progress=not options.quiet),
     ):
         options.user_modules = _import_user_modules(options.imports, options.models)
         try:
@@ -129,7 +133,7 @@ def build_parser() -> Parser:
     """Make the parser of all commands."""
     parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
     parser.add_argument("--version", action=ShowVersions, nargs=0, help="print versions, and exit")
-    parser.set_defaults(imports=[], models=[])
+    parser.set_defaults(imports=[], models=[], quiet=False)
     parser.commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for module in MODULES:
         module.add_commands(parser)

@@ -88,10 +88,9 @@ def score(options: Namespace) -> None:
             sample_rate=bundle.config.sample_rate,
             labels=bundle.labels,
             report_by=options.report_by,
-            quiet=options.quiet,
         )
         for name, rows in _prepare(bundle, folder, options):
-            scored = scorer.score(name, rows, quiet=options.quiet)
+            scored = scorer.score(name, rows)
             facts = decoding_facts(bundle, scored)
             if out is not None:
                 facts = report.add(scored, **facts)

@@ -43,12 +43,7 @@ from sbkit.base.files import (
 from sbkit.base.messages import listed, plural, printable
 from sbkit.base.versions import audio_reader
 from sbkit.data.clips import by_file
-from sbkit.data.filesystem import (
-    Storage,
-    disk_errors_as_data_errors,
-    iter_members,
-    unpacking_errors_as_data_errors,
-)
+from sbkit.data.filesystem import Storage, disk_errors, iter_members, unpacking_errors
 from sbkit.data.manifest import DURATION_COLUMN, MIX_FAULT, Manifest, parse_durations, part_columns
 from sbkit.data.shard import (
     AUDIO,
@@ -238,7 +233,7 @@ def _write_access(folder: Path) -> Iterator[None]:
 
     If no other process holds the lock, first remove what killed processes have left in the folder.
     """
-    with disk_errors_as_data_errors(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = open_lock(folder)
         try:
@@ -412,7 +407,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     folder = default_cache() / EXTRACTED_FOLDER / f"{archive.name}-{digest}"
     if not folder.is_dir():
         logger.info(f"unpacking {archive} into {folder}, once")
-        with disk_errors_as_data_errors(folder.parent), atomic_folder(folder) as temporary:
+        with disk_errors(folder.parent), atomic_folder(folder) as temporary:
             _extract(archive, temporary)
             describe_folder(temporary, archive)
     return _innermost(folder)
@@ -423,7 +418,7 @@ def _extract(archive: Path, folder: Path) -> None:
     num_skipped = 0
     failure = f"{archive} cannot be unpacked as a tar file"
     with (
-        unpacking_errors_as_data_errors(failure, fix="Download it again."),
+        unpacking_errors(failure, fix="Download it again."),
         tarfile.open(archive) as tar,
     ):
         for member in iter_members(tar):

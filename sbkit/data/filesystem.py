@@ -9,13 +9,13 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from sbkit.base.errors import CODE_FAULTS, DataError
+from sbkit.base.errors import CODE_FAULTS, DataError, translate
 from sbkit.base.files import os_errors_name, write_bytes_atomically
 
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
@@ -33,7 +33,7 @@ class Storage:
     """A folder on this machine or in an object store.
 
     Its methods raise DataError. If the folder is on this machine, `write` and `move_in` raise
-    OSError instead; `disk_errors_as_data_errors` says what to do about a full disk.
+    OSError instead; `disk_errors` says what to do about a full disk.
 
     location: a URL, or a path, which is made absolute.
 
@@ -62,7 +62,7 @@ class Storage:
 
         They are sorted. A file on this machine is given by its path, any other by its URL.
         """
-        with _access_errors_as_data_errors(self.url):
+        with _access_errors(self.url):
             paths: list[str] = self._system.find(self._path)
         files = sorted(path for path in paths if path.endswith(tuple(suffixes)))
         if self.folder is not None:
@@ -73,14 +73,14 @@ class Storage:
         """Return the size of each file in bytes, or None if it is missing."""
         system = self._system
         paths = [f"{self._path}/{name}" for name in names]
-        with _access_errors_as_data_errors(self.url):
+        with _access_errors(self.url):
             try:
                 return list(system.sizes(paths))  # an object store is asked concurrently
             except (FileNotFoundError, NotADirectoryError):
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def read(self, name: str) -> bytes:
-        with _access_errors_as_data_errors(self.url_of(name)):
+        with _access_errors(self.url_of(name)):
             content: bytes = self._system.cat_file(f"{self._path}/{name}")
         return content
 
@@ -89,7 +89,7 @@ class Storage:
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
-        with _access_errors_as_data_errors(self.url):
+        with _access_errors(self.url):
             self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
@@ -101,7 +101,7 @@ class Storage:
             with os_errors_name(self.folder / name):
                 file.rename(self.folder / name)
             return
-        with _access_errors_as_data_errors(self.url):
+        with _access_errors(self.url):
             self._system.put_file(str(file), f"{self._path}/{name}")
         file.unlink()
 
@@ -118,7 +118,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     paths = {file: _file_system(file)[1] for file in {*files}}
     system, _ = _file_system(files[0])
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-    with _access_errors_as_data_errors(files[0]):
+    with _access_errors(files[0]):
         contents: list[bytes] = system.cat_ranges(
             [paths[file] for file in files], list(starts), ends, on_error="raise"
         )
@@ -151,50 +151,47 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return system, str(path)
 
 
-@contextmanager
-def _access_errors_as_data_errors(url: str) -> Iterator[None]:
+def _access_errors(url: str) -> AbstractContextManager[None]:
     """Turn errors of a file system into DataError; each raises classes of its own."""
-    try:
-        yield
-    except CODE_FAULTS:
-        raise
-    except Exception as error:
+
+    def describe(error: Exception) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DataError(
+        return (
             f"{url} cannot be reached: {type(error).__name__}, {reason[:200]}. Check the name, the "
             "permissions and the network."
-        ) from error
+        )
+
+    return translate(Exception, DataError, describe, passing=CODE_FAULTS)
 
 
-@contextmanager
-def disk_errors_as_data_errors(location: Path | str) -> Iterator[None]:
+def disk_errors(location: Path | str) -> AbstractContextManager[None]:
     """Raise DataError if the disk of ``location`` is full or ``location`` cannot be written to."""
-    try:
-        yield
-    except OSError as error:
+
+    def describe(error: OSError) -> str | None:
         if error.errno in DISK_FULL_ERRORS:
-            raise DataError(
+            return (
                 f"The disk of {location} is full. Free space with `sbkit cache prune` or by hand, "
                 "let SBKIT_CACHE name a folder on another disk, or keep less with "
                 "`audio_store: flac` or `lazy`. Finished work is kept; the same command resumes it."
-            ) from error
+            )
         if error.errno in NOT_WRITABLE_ERRORS:
-            raise DataError(
+            return (
                 f"{location} cannot be written to: {error.strerror}. Choose another folder; "
                 "SBKIT_CACHE names the one for prepared data."
-            ) from error
-        raise
+            )
+        return None
+
+    return translate(OSError, DataError, describe)
 
 
-@contextmanager
-def unpacking_errors_as_data_errors(failure: str, *, fix: str) -> Iterator[None]:
+def unpacking_errors(failure: str, *, fix: str) -> AbstractContextManager[None]:
     """Turn errors of tarfile and its decompressors into DataError: "FAILURE (ERROR). FIX"."""
-    try:
-        yield
-    except UNPACKING_ERRORS as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DataError(f"{failure} ({str(error)[:200]}). {fix}") from error
+
+    def describe(error: Exception) -> str | None:
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        return None if is_of_system else f"{failure} ({str(error)[:200]}). {fix}"
+
+    return translate(UNPACKING_ERRORS, DataError, describe)
 
 
 def iter_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

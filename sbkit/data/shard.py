@@ -38,7 +38,7 @@ from datasets import Audio, Features
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import LOCK_PREFIX, fsync, is_abandoned, os_errors_name, task_lock
+from sbkit.base.files import LOCK_PREFIX, from_plain, fsync, is_abandoned, os_errors_name, task_lock
 from sbkit.data.clips import by_file, decode_clips
 from sbkit.data.filesystem import Storage, read_ranges
 from sbkit.data.manifest import MIX_FAULT
@@ -299,7 +299,7 @@ def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
         ValueError, OSError, LookupError, TypeError: it is damaged, or not such a table.
     """
     table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
-    facts = ShardFacts(**json.loads((table.schema.metadata or {})[FACTS_KEY]))
+    facts = from_plain(ShardFacts, json.loads((table.schema.metadata or {})[FACTS_KEY]))
     return table.replace_schema_metadata(None), facts
 
 

@@ -34,12 +34,12 @@ import pyarrow.compute as pc
 
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import task_lock
+from sbkit.base.files import from_plain, task_lock
 from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.clips import by_file, decode_clips
 from sbkit.data.corpus import KnobValues
-from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
+from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import (
     MIX_FAULT,
     PART_COLUMNS,
@@ -196,9 +196,7 @@ def read_index(storage: Storage) -> Index:
         values = json.loads(content)
         if values.pop("format") != INDEX_FORMAT:
             raise ValueError("another format")
-        index = Index(**values)
-        if type(index.sample_rate) is not int:
-            raise TypeError(f"its sample_rate is {index.sample_rate!r}")
+        index = from_plain(Index, values)
         if unknown := {*chain.from_iterable(index.roles.values())} - index.splits.keys():
             raise ValueError(f"its roles name the unknown split {min(unknown)}")
         return index
@@ -278,7 +276,7 @@ def write_shards(
             f"Shards contain the audio, so `audio_store` must be pcm or flac, but is "
             f"{options.store}. Set `audio_store: flac`."
         )
-    with disk_errors_as_data_errors(storage.url), TemporaryDirectory() as folder:
+    with disk_errors(storage.url), TemporaryDirectory() as folder:
         scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbkit.audio.io import declared_seconds
-from sbkit.base.errors import ConfigError, DataError, SbkitError
-from sbkit.base.files import parse_errors_as_sbkit_errors, write_bytes_atomically
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import parsing_errors, write_bytes_atomically
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
 from sbkit.data.columns import (
@@ -33,7 +33,7 @@ from sbkit.data.columns import (
     find_columns,
     plain_name,
 )
-from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
+from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.kaldi import is_kaldi, read_kaldi
 from sbkit.data.lhotse_cuts import cuts_of_tar, is_cut_manifest, read_cuts, read_shar
 from sbkit.data.manifest import Excluded, Manifest, part_columns
@@ -172,8 +172,6 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
             tables.append(_to_table(batch, file, options, write_audio, first_row))
             first_row += len(batch)
         return join_tables(tables, file)
-    except SbkitError:
-        raise
     # An ArrowTypeError is a TypeError, and `datasets` takes what it needs from JSON files.
     except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise DataError(
@@ -301,7 +299,7 @@ def _cache_audio(source: Path, content: bytes, path: str) -> Path:
     folder = _embedded_folder(source)
     file = _audio_file(folder, content, path)
     if not file.is_file():
-        with disk_errors_as_data_errors(folder):
+        with disk_errors(folder):
             file.parent.mkdir(parents=True, exist_ok=True)
             describe_folder(folder, source.resolve())
             write_bytes_atomically(file, content)
@@ -324,7 +322,7 @@ class TableFolders:
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
         with (
-            parse_errors_as_sbkit_errors(file, TABLE_REQUIREMENT, fix="Correct it."),
+            parsing_errors(file, TABLE_REQUIREMENT, fix="Correct it."),
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
@@ -372,7 +370,7 @@ def list_tables(source: str) -> list[str]:
 
 def file_version(file: str) -> str:
     """Return text that changes when the file or its manifest does, such as a hash of the times."""
-    with parse_errors_as_sbkit_errors(file, TABLE_REQUIREMENT, fix="Correct it."):
+    with parsing_errors(file, TABLE_REQUIREMENT, fix="Correct it."):
         filesystem, path = fsspec.url_to_fs(file)
         manifest = file.endswith(TAR_SUFFIXES) and (cuts_of_tar(file) or nemo_manifest(file))
         return " ".join(str(filesystem.ukey(part)) for part in (path, manifest) if part)

@@ -30,7 +30,7 @@ from sbkit.data.columns import (
     find_columns,
     find_part_columns,
 )
-from sbkit.data.filesystem import find_beside, iter_members, unpacking_errors_as_data_errors
+from sbkit.data.filesystem import find_beside, iter_members, unpacking_errors
 from sbkit.data.manifest import Excluded
 from sbkit.data.tables import (
     Row,
@@ -117,9 +117,7 @@ def read_tar(
 def _read_samples(file: str) -> Iterator[Sample]:
     group_by_keys = require_package("webdataset", extra="corpora").tariterators.group_by_keys
     with (
-        unpacking_errors_as_data_errors(
-            f"{file} is damaged, or not a tar file", fix="Copy it again."
-        ),
+        unpacking_errors(f"{file} is damaged, or not a tar file", fix="Copy it again."),
         fsspec.open(file, "rb") as stream,
         tarfile.open(fileobj=stream, mode="r|*", tarinfo=_CheckedMember) as tar,
     ):

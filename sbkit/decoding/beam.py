@@ -4,6 +4,7 @@ Legend: U frames, V vocabulary.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -92,12 +93,9 @@ class BeamDecoder:
         self._language_models_source = language_models
         self.beam_size = beam_size
         self.needs_tuning = weights is None
-        if weights is None:
-            self.weights = DecoderWeights()
-        elif isinstance(weights, DecoderWeights):
-            self.weights = weights
-        else:
-            self.weights = DecoderWeights.from_plain(weights)
+        if not isinstance(weights, DecoderWeights):
+            weights = DecoderWeights.from_plain({} if weights is None else weights)
+        self.weights = weights
         self.attention_rescoring = attention_rescoring
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,7 +110,7 @@ class BeamDecoder:
         return {
             "beam_size": self.beam_size,
             "attention_rescoring": self.attention_rescoring,
-            "weights": self.weights.plain(),
+            "weights": asdict(self.weights),
         }
 
     @cached_property

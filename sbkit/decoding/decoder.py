@@ -6,7 +6,7 @@ Legend: U frames, V vocabulary, N sequences, L tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -125,6 +125,3 @@ class DecoderWeights:
                 "write null to have them fitted."
             )
         return cls(**values)
-
-    def plain(self) -> dict[str, float]:
-        return asdict(self)

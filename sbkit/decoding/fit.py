@@ -7,7 +7,7 @@ log-probabilities and reference texts -> a sample of them (`sample.py`)
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from sbkit.decoding.sample import ValidationUtterance
 from sbkit.decoding.words import BEAM, GREEDY, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.wer import TextErrors, count_errors
-from sbkit.logs.progress import Ping, no_ping, progress_bar
+from sbkit.logs.progress import ping, progress_bar
 from sbkit.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class FittedWeights:
 
     def plain(self) -> dict[str, Any]:
         return {
-            "weights": self.weights.plain(),
+            "weights": asdict(self.weights),
             "CER": self.errors.cer,
             **({"WER": self.errors.wer} if self.by_words else {}),
             "utterances": self.errors.utterances,
@@ -111,8 +111,6 @@ def fit_decoder(
     *,
     splits: Sequence[str],
     by_words: bool,
-    ping: Ping = no_ping,
-    quiet: bool = False,
 ) -> FittedDecoder:
     """Fit the weights of a decoder, unless it has some, and the confidences of words.
 
@@ -122,23 +120,14 @@ def fit_decoder(
         utterances: this rank's share of `sample_utterances`.
         splits: the names of the validation sets.
         by_words: False for a language without spaces between words.
-        ping: called before each utterance.
-        quiet: show no progress.
     """
     word_lm = None if decoder is None else decoder.language_models.words
     aligner = replace(aligner, word_lm=word_lm)
     weights = None
     if decoder is not None and decoder.needs_tuning and decoder.used_weights:
-        weights = fit_weights(
-            decoder,
-            utterances,
-            splits=splits,
-            by_words=by_words,
-            ping=ping,
-            quiet=quiet,
-        )
+        weights = fit_weights(decoder, utterances, splits=splits, by_words=by_words)
         decoder = decoder.with_weights(weights.weights)
-    confidences = fit_confidences(aligner, decoder, utterances, ping=ping, quiet=quiet)
+    confidences = fit_confidences(aligner, decoder, utterances)
     sets = ", ".join(splits) or "no validation set"
     for name, fit in confidences.items():
         logger.info(f"confidence of words, {name}: {fit} ({sets})")
@@ -154,8 +143,6 @@ def fit_weights(
     *,
     splits: Sequence[str] = (),
     by_words: bool = True,
-    ping: Ping = no_ping,
-    quiet: bool = False,
 ) -> FittedWeights:
     """Choose weights with a low error, as `error_of` defines it.
 
@@ -177,7 +164,7 @@ def fit_weights(
     quick_decoder = decoder.make_quick()
     trials = (quick_decoder.with_weights(_weights_at(names, point)) for point in points)
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
-    with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
+    with progress_bar("trying weights of the decoder", num_decoded) as advance:
 
         def on_utterance() -> None:
             ping("tuning")
@@ -195,7 +182,7 @@ def fit_weights(
         center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
         best = decoder.with_weights(_weights_at(names, center))
         (best_errors,) = count_all_errors([best], utterances, decoder.tokenizer, on_utterance)
-    values = best.weights.plain()
+    values = asdict(best.weights)
     text = ", ".join(f"{name} {values[name]:g}" for name in best.used_weights)
     if decoder.language_models.words is not None and not best.weights.word:
         text += ", without the model of words, because the language does not separate them"

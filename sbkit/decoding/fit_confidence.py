@@ -16,7 +16,7 @@ from sbkit.decoding.words import BEAM, FEATURES, GREEDY, Confidence, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import ErrorCounts, count_errors, word_correctness
-from sbkit.logs.progress import Ping, progress_bar
+from sbkit.logs.progress import ping, progress_bar
 
 MIN_RIGHT_AND_WRONG = 20  # words; with them, NCE on other clips was at worst 0.17
 NUM_FOLDS = 10
@@ -65,12 +65,7 @@ class FittedConfidence:
 
 
 def fit_confidences(
-    aligner: WordAligner,
-    decoder: BeamDecoder | None,
-    utterances: Sequence[ValidationUtterance],
-    *,
-    ping: Ping,
-    quiet: bool,
+    aligner: WordAligner, decoder: BeamDecoder | None, utterances: Sequence[ValidationUtterance]
 ) -> dict[str, FittedConfidence]:
     """Fit the confidences for greedy decoding and for a decoder; all ranks return the same."""
     vocabulary = aligner.tokenizer.vocabulary
@@ -80,7 +75,7 @@ def fit_confidences(
     if decoder is not None:
         decoders[BEAM] = decoder
     labeled: dict[str, list[LabeledWords]] = {name: [] for name in decoders}
-    with progress_bar("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
+    with progress_bar("fitting the confidence of words", len(utterances)) as advance:
         for utterance in utterances:
             ping("confidence")
             advance(1)

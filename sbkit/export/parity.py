@@ -29,7 +29,7 @@ from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
 from sbkit.models.pretrained.whisper import StoredPositions
 from sbkit.runtime.batch_shapes import pad_clips
-from sbkit.runtime.model_thread import model_errors_as_bundle_errors
+from sbkit.runtime.model_thread import model_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.test_sets import read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
@@ -304,7 +304,7 @@ def compare(
         for format, format_candidates in candidates.items()
     }
     for case in cases(grid, test_sets, rate):
-        with model_errors_as_bundle_errors(case.description):
+        with model_errors(case.description):
             expected = trained_log_probs(trained, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
             comparison.add(case, expected)

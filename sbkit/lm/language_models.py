@@ -132,7 +132,7 @@ def load(
             raise ValueError(f"its orders are {orders!r}")
         models = {name: _make_model(arrays, name, orders[name]) for name in orders}
         if WORD_TABLE in metadata:
-            _, table = table_from_stored(json.loads(metadata[WORD_TABLE]))
+            table = table_from_stored(json.loads(metadata[WORD_TABLE]))
             models[WORDS] = replace(models[WORDS], table=table)
         seen = arrays.get(SEEN_HASHES)
         if seen is not None and (seen.dtype != np.uint64 or seen.ndim != 1):

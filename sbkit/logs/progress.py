@@ -10,13 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from importlib import import_module
-from typing import Protocol
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from sbkit.logs.handlers import is_first_rank, is_logged_to_screen
 from sbkit.logs.metric import Metrics, describe_values
@@ -28,6 +24,10 @@ LINE_SECONDS = 60.0  # between two lines of the log
 REFRESH_SECONDS = 0.2  # between two updates of a line
 
 Clock = Callable[[], float]
+Ping = Callable[[str, Sequence[str]], bool]
+
+_ping: ContextVar[Ping] = ContextVar("ping", default=lambda phase, utterances: False)
+shows_progress = ContextVar("shows_progress", default=True)
 
 _shown_cell = 0  # the number of the last cell that shows a line
 
@@ -45,18 +45,24 @@ def show_in_cell(text: str) -> None:
         _shown_cell = cell
 
 
-class Ping(Protocol):
-    """Tells a watchdog where the work is: its phase, and the ids of the utterances worked on.
+@contextmanager
+def reporting(to: Ping | None = None, *, show_progress: bool = True) -> Iterator[None]:
+    """Send the pings of a block to a watchdog, and perhaps hide its progress.
 
-    Returns whether the work is to stop.
+    A thread that reports runs in `contextvars.copy_context()`.
     """
+    ping_before = _ping.set(to or _ping.get())
+    shown_before = shows_progress.set(show_progress and shows_progress.get())
+    try:
+        yield
+    finally:
+        _ping.reset(ping_before)
+        shows_progress.reset(shown_before)
 
-    def __call__(self, phase: str, utterances: Sequence[str] = ()) -> bool: ...
 
-
-def no_ping(phase: str, utterances: Sequence[str] = ()) -> bool:
-    """Return False: there is no watchdog, and nothing stops the work."""
-    return False
+def ping(phase: str, utterances: Sequence[str] = ()) -> bool:
+    """Tell the watchdog, if any, which utterances are worked on; return whether to stop."""
+    return _ping.get()(phase, utterances)
 
 
 class _LiveLine:
@@ -66,6 +72,9 @@ class _LiveLine:
     """
 
     def __init__(self, *, to_stderr: bool, is_hidden: bool, now: float) -> None:
+        from rich.console import Console  # only here: 75 ms are long for `--help`
+        from rich.live import Live
+
         stream = sys.stderr if to_stderr else sys.stdout
         is_on_terminal = stream.isatty()  # not FORCE_COLOR, which a notebook's children inherit
         console = Console(stderr=to_stderr, force_terminal=is_on_terminal, highlight=False)
@@ -84,6 +93,8 @@ class _LiveLine:
         self.logged_at = now
 
     def show(self, line: str, now: float) -> None:
+        from rich.text import Text
+
         if self._is_hidden:
             return
         if self.is_in_cell:
@@ -105,7 +116,7 @@ class _LiveLine:
 
 @contextmanager
 def progress_bar(
-    title: str, total: float | None, *, quiet: bool = False, clock: Clock = time.perf_counter
+    title: str, total: float | None, *, clock: Clock = time.perf_counter
 ) -> Iterator[Callable[[float], None]]:
     """Show progress on rank 0: live on a terminal or in a notebook, else a line each minute.
 
@@ -114,7 +125,8 @@ def progress_bar(
     result.
     """
     start = clock()
-    live_line = _LiveLine(to_stderr=True, is_hidden=quiet or not is_first_rank(), now=start)
+    is_hidden = not (shows_progress.get() and is_first_rank())
+    live_line = _LiveLine(to_stderr=True, is_hidden=is_hidden, now=start)
     done, shown_at = 0.0, start - REFRESH_SECONDS
 
     def advance(amount: float) -> None:

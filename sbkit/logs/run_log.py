@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from numbers import Real
@@ -45,10 +45,8 @@ class Figures:
 
         Raises ConfigError if a metric has the name of a figure, which it would replace.
         """
-        record: Record = {"kind": self.kind}
-        for figure in fields(self):
-            if figure.name not in ("metrics", "source_losses"):
-                record[figure.name] = getattr(self, figure.name)
+        record: Record = {"kind": self.kind, **vars(self)}
+        del record["metrics"], record["source_losses"]
         for source, loss in self.source_losses.items():
             record[f"{SOURCE_LOSS}{source}"] = loss
         clashes = record.keys() & self.metrics.keys()

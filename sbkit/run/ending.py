@@ -11,9 +11,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -111,7 +109,7 @@ def make_bundle(setup: RunSetup, brain: Brain, batch_seconds: float) -> TorchBun
             bundle = write_and_load(run, files, fitted, placement)
     if bundle is None and (run / BUNDLE).exists():
         bundle = load(run / BUNDLE, placement)
-    return bundle and replace(bundle, ping=brain.ping)
+    return bundle
 
 
 @contextmanager
@@ -158,7 +156,6 @@ def fit(
     for part in setup.build_hparams().values():
         if isinstance(part, nn.Module):  # also the features, which `model` may lack
             part.eval()
-    options: dict[str, Any] = {"ping": brain.ping, "quiet": brain.noprogressbar}
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
         bundle = TorchBundle(config, task, setup.prepare_labels(), model=model)
@@ -167,13 +164,10 @@ def fit(
             valid,
             with_attention=decoder is not None and decoder.attention_rescoring,
             batch_seconds=batch_seconds,
-            **options,
         )
         brain.leave_if_asked()
         aligner = bundle.decoder_pool.decoder.aligner
-        return fit_decoder(
-            decoder, aligner, sample, splits=[*valid], by_words=config.has_words, **options
-        )
+        return fit_decoder(decoder, aligner, sample, splits=[*valid], by_words=config.has_words)
 
 
 def write_and_load(
@@ -224,13 +218,7 @@ def score(
     rows = loaders.splits.test[name]
     if bundle is not None and bundle.task.scorer.score is not None:
         scorer = BundleScorer(bundle, batch_seconds=batch_seconds)
-        scored = scorer.score(
-            name,
-            rows,
-            ping=brain.ping,
-            quiet=brain.noprogressbar,
-            max_batches=brain.max_evaluated_batches,
-        )
+        scored = scorer.score(name, rows, max_batches=brain.max_evaluated_batches)
     else:
         network = None if bundle is None else bundle.model.network
         results = brain.score_batches(loaders.test[name], network)
@@ -252,8 +240,6 @@ def report(
         metrics=brain.evaluator.metrics if type(brain).metrics else None,
         measure=brain.evaluator.measure if type(brain).metrics else None,
         report_by=setup.knobs["report_by"] or (),
-        ping=brain.ping,
-        quiet=brain.noprogressbar,
     )
     for scored in sets:
         facts: FigureDict = {}

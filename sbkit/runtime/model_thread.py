@@ -10,9 +10,9 @@ Legend: S samples.
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any, Literal, Self, TypeVar
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Counts, Float64s, LogProbs
-from sbkit.base.errors import BundleError, DeviceError, SbkitError
+from sbkit.base.errors import BundleError, DeviceError, SbkitError, translate
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
@@ -105,14 +105,10 @@ class ModelThread:
             SbkitError: the model is closed, or this process is a fork of the one that loaded it.
         """
         require_process(self._process_id)
-        try:
+        with translate(RuntimeError, SbkitError, CLOSED):
             future = self._executor.submit(lambda: use(self._local.model))
-        except RuntimeError as error:
-            raise SbkitError(CLOSED) from error
-        try:
+        with translate(CancelledError, SbkitError, CLOSED):  # by another thread meanwhile
             return future.result()
-        except CancelledError as error:  # closed by another thread in the meantime
-            raise SbkitError(CLOSED) from error
 
     def __repr__(self) -> str:
         return f"ModelThread({self.effective})"
@@ -210,15 +206,13 @@ def run_batches(
         return list(pool.map(encode, batches))
 
 
-@contextmanager
-def model_errors_as_bundle_errors(audio: object) -> Iterator[None]:
+def model_errors(audio: object) -> AbstractContextManager[None]:
     """Raise a BundleError that names the audio for any error of a model, except an SbkitError."""
-    try:
-        yield
-    except SbkitError:
-        raise
-    except Exception as error:  # the user's parts of a bundle may raise anything
-        raise BundleError(
+    return translate(
+        Exception,  # the user's parts of a bundle may raise anything
+        BundleError,
+        lambda error: (
             f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}. The parts "
             "of its bundle may not fit each other: export it again, or try a shorter file."
-        ) from error
+        ),
+    )

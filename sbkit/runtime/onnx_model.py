@@ -23,7 +23,7 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
-from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
+from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.imports import require_package
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, StreamingModel
@@ -205,9 +205,7 @@ class OnnxGraphs:
         nodes = sum(all_nodes, Counter[str]())
         self.effective = replace(first.effective, nodes=dict(nodes))
         self.metadata = first.metadata
-        with parse_errors_as_sbkit_errors(
-            "An ONNX model", "hold its settings", fix="Export it again."
-        ):
+        with parsing_errors("An ONNX model", "hold its settings", fix="Export it again."):
             self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
 
     def run(self, graph: str, *arrays: Array) -> list[Array]:

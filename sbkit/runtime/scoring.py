@@ -23,8 +23,8 @@ from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.language_models import describe_seen
-from sbkit.logs.progress import Ping, no_ping, progress_bar
-from sbkit.runtime.model_thread import model_errors_as_bundle_errors
+from sbkit.logs.progress import ping, progress_bar
+from sbkit.runtime.model_thread import model_errors
 from sbkit.runtime.test_report import ScoredSet
 from sbkit.runtime.test_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
@@ -75,32 +75,25 @@ class BundleScorer:
             self._score_batch = partial(self._score_batch, normalizer=named)
 
     def score(
-        self,
-        name: str,
-        rows: datasets.Dataset,
-        *,
-        ping: Ping = no_ping,
-        quiet: bool = False,
-        max_batches: int | None = None,
+        self, name: str, rows: datasets.Dataset, *, max_batches: int | None = None
     ) -> ScoredSet:
-        """Score a test set on all ranks, the shortest clips first.
+        """Score a test set on all ranks, the shortest clips first, until a ping asks to stop.
 
         rows: of a prepared split.
-        ping: called before each batch; if it returns True, the other batches are left out.
         max_batches: of each rank, to debug; None for all.
         """
         own_results: dict[int, Any] = {}  # of this rank, by row
         rate, seconds = self._bundle.config.sample_rate, self._batch_seconds
         batches = read_whole_clips(rows, rate, batch_seconds=seconds)
         total = float(sample_counts(rows).sum())
-        with progress_bar(f"scoring {name}", total, quiet=quiet) as advance:
+        with progress_bar(f"scoring {name}", total) as advance:
             for batch in islice(batches, max_batches):
                 batch_rows = [*batch.values()]
                 clips = [row["audio"] for row in batch_rows]
                 ids = [row["id"] for row in batch_rows]
                 if ping("test", ids):
                     break
-                with model_errors_as_bundle_errors(", ".join(ids[:3])):
+                with model_errors(", ".join(ids[:3])):
                     own_results |= zip(batch, self._score_batch(batch_rows, clips), strict=True)
                 advance(world_size() * sum(map(len, clips)))
         return ScoredSet.gather(name, rows, own_results)
@@ -149,8 +142,6 @@ def sample_validation(
     *,
     with_attention: bool,
     batch_seconds: float = BATCH_SECONDS,
-    ping: Ping = no_ping,
-    quiet: bool = False,
 ) -> list[ValidationUtterance]:
     """Return this rank's part of a sample of the validation sets, with log-probabilities.
 
@@ -162,7 +153,7 @@ def sample_validation(
     rate = bundle.config.sample_rate
     longest = longest_whole(batch_seconds, rate)
     title, total = "encoding the validation sets", sum(map(len, sets.values()))
-    with progress_bar(title, total, quiet=quiet) as advance:
+    with progress_bar(title, total) as advance:
 
         def encode() -> Iterator[ValidationUtterance]:
             for rows in sets.values():

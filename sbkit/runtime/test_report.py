@@ -23,7 +23,7 @@ from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import utterances_file
 from sbkit.logs.curves import CURVES
 from sbkit.logs.metric import Metrics, describe_values
-from sbkit.logs.progress import Ping, no_ping, progress_bar
+from sbkit.logs.progress import ping, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,6 @@ class TestReport:
         labels: of the model.
         sample_rate: of the rows, in Hz.
         report_by: columns that slice the test sets.
-        ping: called before each clip that is read.
-        quiet: show no progress.
     """
 
     __test__ = False  # for pytest: no class of tests
@@ -72,8 +70,6 @@ class TestReport:
         metrics: Metrics | None = None,
         measure: Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
         report_by: Sequence[str] = (),
-        ping: Ping = no_ping,
-        quiet: bool = False,
     ) -> None:
         self.folder = folder
         self.entries: dict[str, FigureDict] = {}  # of `summary.json`, by test set
@@ -83,8 +79,6 @@ class TestReport:
         self._labels = labels
         self._rate = sample_rate
         self._report_by = report_by
-        self._ping = ping
-        self._quiet = quiet
         self._sets: dict[str, ScoredSet] = {}
 
     def describe(self, scored: ScoredSet) -> str:
@@ -181,11 +175,11 @@ class TestReport:
         write_text_atomically(folder / SUMMARY, to_json(summary, indent=2) + "\n")
 
     def _encode_clips(self, name: str, ids: Sequence[str], max_characters: int) -> dict[str, str]:
-        with progress_bar("writing clips", len(ids), quiet=self._quiet) as advance:
+        with progress_bar("writing clips", len(ids)) as advance:
 
             def watched_ids() -> Iterator[str]:
                 for id in ids:
-                    self._ping("report", [id])  # even if it asks to stop, the report is finished
+                    ping("report", [id])  # even if it asks to stop, the report is finished
                     advance(1)
                     yield id
 

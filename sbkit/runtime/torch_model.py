@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sbkit.audio.io import Samples, to_samples
 from sbkit.audio.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
-from sbkit.base.errors import BundleError, SbkitError
+from sbkit.base.errors import BundleError, translate
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle, BundleContents
@@ -33,14 +33,14 @@ from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.weights import check_fits, limit_parameters
 from sbkit.decoding.clips import DecoderInput
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.logs.progress import Ping, no_ping
+from sbkit.logs.progress import ping
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import NetworkState, StreamingNetwork, streaming_network
 from sbkit.runtime.batch_shapes import BatchShapes, pad_clips, round_up
 from sbkit.runtime.model_thread import (
     StreamingUse,
-    model_errors_as_bundle_errors,
+    model_errors,
     require_effective,
     require_process,
     run_batches,
@@ -88,7 +88,7 @@ class TorchModel(nn.ModuleList):
         for part in (network.model, *parts):
             part.to(placement.device)
         self.eval()
-        with model_errors_as_bundle_errors("a second of silence"):
+        with model_errors("a second of silence"):
             effective = self._read_back()
         self.effective = require_effective(
             effective, device=str(placement.device), precision=placement.precision
@@ -379,13 +379,9 @@ def encode_in_segments(
 
 @dataclass(frozen=True, kw_only=True)
 class TorchBundle(Bundle):
-    """A bundle with its model in torch.
-
-    ping: called before each segment of a long recording.
-    """
+    """A bundle with its model in torch."""
 
     model: TorchModel
-    ping: Ping = field(default=no_ping, repr=False)
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
@@ -400,7 +396,7 @@ class TorchBundle(Bundle):
         segmenter = Segmenter(rate, self.model.samples_per_frame)
 
         def encode(segment: Segment) -> Encoded:
-            self.ping("test")
+            ping("test")
             return self.model.encode([segment.samples])[0]
 
         inputs: list[DecoderInput] = []
@@ -420,7 +416,14 @@ def _assemble(
     config, task = contents.config, contents.task
     export = task.require_export()
     arguments = {} if task.labels is None else task.labels.arguments(contents.labels)
-    try:
+    with translate(
+        Exception,  # the user's parts may not fit
+        BundleError,
+        lambda error: (
+            f"The parts of this bundle do not fit {export.model_class}: "
+            f"{type(error).__name__} ({str(error)[:200]}). Export it again."
+        ),
+    ):
         parts = {
             name: build_from_spec(spec, user_modules=user_modules)
             for name, spec in config.parts.items()
@@ -431,10 +434,3 @@ def _assemble(
         require_rate(parts, config.sample_rate)
         network = export.import_model_class()(model=model, **parts, **arguments)
         return network, [*parts.values()]
-    except SbkitError:
-        raise
-    except Exception as error:  # the user's parts may not fit
-        raise BundleError(
-            f"The parts of this bundle do not fit {export.model_class}: {type(error).__name__} "
-            f"({str(error)[:200]}). Export it again."
-        ) from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
-from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular, write_text_atomically
+from sbkit.base.files import parsing_errors, read_regular, write_text_atomically
 from sbkit.base.messages import listed
 
 
@@ -79,7 +79,7 @@ class ClassLabels:
             content = read_regular(
                 self.file, max_bytes=MAX_LABEL_FILE_BYTES, subject="The list of classes"
             )
-        with parse_errors_as_sbkit_errors(self.file, "be UTF-8", fix="Restore it."):
+        with parsing_errors(self.file, "be UTF-8", fix="Restore it."):
             self.names = content.decode().split("\n")[:-1]
         if len(set(self.names)) < max(2, len(self.names)) or not all(self.names):
             raise BundleError(

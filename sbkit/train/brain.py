@@ -48,7 +48,7 @@ from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import gather_over_ranks, world_size
 from sbkit.logs.metric import LOSS, best_key, describe_values
-from sbkit.logs.progress import TrainingProgress, progress_bar
+from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import Objective
@@ -65,7 +65,7 @@ from sbkit.train.model_state import (
     measure_normalization,
     unmeasured_norms,
 )
-from sbkit.train.nonfinite import ids_of, memory_errors_as_sbkit_errors
+from sbkit.train.nonfinite import ids_of, memory_errors
 from sbkit.train.optimizers import (
     Freezing,
     OptimizerClass,
@@ -285,7 +285,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         try:
             with (
                 isolated_rng(self.device) if has_own_numbers else nullcontext(),
-                self._watch() as self.watchdog,
+                self._watch(),
             ):
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
@@ -357,7 +357,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         Raises StopRequestedError at the end if a signal came that the work did not obey.
         """
         with self.signals:
-            with self._watch() as self.watchdog:
+            with self._watch():
                 yield
             self.leave_if_asked()  # not watched: rank 0 may be writing a report
 
@@ -510,7 +510,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._set_rate()
         with self._seeded(batch):
             self.on_fit_batch_start(batch, self.should_step)
-            with self.no_sync(not self.should_step), memory_errors_as_sbkit_errors(batch):
+            with self.no_sync(not self.should_step), memory_errors(batch):
                 with self.training_ctx:
                     outputs, objective = self.training_step.forward(batch)
                 optimizers = self.optimizers_dict or {}
@@ -687,7 +687,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         losses: list[Loss] = []
         for batch in self._evaluated_batches(loaders, phase):
             self.step += 1
-            with memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"):
+            with memory_errors(batch, "eval_batch_seconds"):
                 loss = as_loss(self.evaluate_batch(batch, stage))
             losses.append(loss)
             if not type(self).metrics:
@@ -734,7 +734,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 break
             batch = self.to_device(batch)
             with (
-                memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"),
+                memory_errors(batch, "eval_batch_seconds"),
                 seeded_draws(ids_of(batch)),
                 self.evaluation_ctx,
             ):
@@ -757,9 +757,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     def watched(self, batches: Iterable[T], phase: str) -> Iterator[T]:
         """Yield batches outside the training loop; show the progress, and ping the watchdog."""
-        quiet = self.noprogressbar
-        title = PHASES.get(phase, phase)
-        with progress_bar(title, length_of(batches), quiet=quiet) as advance:
+        with progress_bar(PHASES.get(phase, phase), length_of(batches)) as advance:
             for batch in batches:
                 self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
                 yield batch
@@ -848,11 +846,15 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             sources=[] if self.loaders is None else [*self.loaders.splits.mix],
         )
 
-    def _watch(self) -> Watchdog:
-        seconds = (
-            self._hparam("stall_seconds", KEYS["stall_seconds"].default) or 0
-        )  # None for never
-        return Watchdog(self.run_folder, stall_seconds=seconds)
+    @contextmanager
+    def _watch(self) -> Iterator[None]:
+        seconds = self._hparam("stall_seconds", KEYS["stall_seconds"].default)
+        seconds = seconds or 0  # None for never
+        with (
+            Watchdog(self.run_folder, stall_seconds=seconds) as self.watchdog,
+            reporting(self.ping, show_progress=not self.noprogressbar),
+        ):
+            yield
 
     def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
         """Return the loader of each split by its name; an unnamed set is named after the stage."""

@@ -20,7 +20,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
+from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.base.ranges import require_in_range
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
@@ -169,7 +169,7 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
     Raises SbkitError if they cannot be read.
     """
-    with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX):
+    with parsing_errors(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             files = BundleFiles(source)
             weights = load_safetensors(files.read(WEIGHTS_FILE))
@@ -198,7 +198,7 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
     Raises SbkitError if they cannot be read.
     """
     config: dict[str, Any] | None = None
-    with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX, is_json=True):
+    with parsing_errors(source, SOURCE, fix=FIX, is_json=True):
         if (source / WEIGHTS_FILE).is_file():
             parts = BundleFiles(source).config.parts
             config = parts.get("Transformer", {}).get("arguments", {}).get("config")

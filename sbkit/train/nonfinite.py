@@ -5,8 +5,7 @@ Only the names and lengths of a micro-batch are kept until the host reads the st
 
 import logging
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import SbkitError, translate
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import listed
 from sbkit.data.batch import Batch
@@ -117,18 +116,18 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-@contextmanager
-def memory_errors_as_sbkit_errors(batch: Any, knob: str = "batch_seconds") -> Iterator[None]:
+def memory_errors(batch: Any, knob: str = "batch_seconds") -> AbstractContextManager[None]:
     """Raise SbkitError, naming the knobs to lower, if a batch does not fit into memory."""
-    try:
-        yield
-    except RuntimeError as error:
+
+    def describe(error: RuntimeError) -> str | None:
         if not is_out_of_memory(error):
-            raise
+            return None
         ids = ids_of(batch)
         size = f" of {batch.seconds:.0f} s" if isinstance(batch, Batch) else ""
         names = f" ({listed(ids, max_names=3)})" if ids else ""
-        raise SbkitError(
+        return (
             f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`, "
             "raise `grad_accumulation_factor`, or use a smaller model."
-        ) from error
+        )
+
+    return translate(RuntimeError, SbkitError, describe)

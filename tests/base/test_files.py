@@ -1,9 +1,11 @@
 """A file is written completely or not at all, JSON has no NaN, and untrusted files are data."""
 
+import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from gzip import BadGzipFile
 from pathlib import Path
 from threading import Barrier
@@ -17,6 +19,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     ABANDONED_SECONDS,
     atomic_folder,
+    from_plain,
     iter_raw_lines,
     os_errors_name,
     read_regular,
@@ -163,3 +166,31 @@ def test_pipe_device_folder_loop_and_missing_file_are_not_read(
         read(tmp_path / "a.txt", max_bytes=9, subject="A file")
     with pytest.raises(SbkitError, match="A text must be readable, but .*none.txt is not"):
         list(iter_raw_lines(tmp_path / "none.txt", subject="A text"))
+
+
+@dataclass(frozen=True)
+class Stored:
+    names: tuple[str, ...]
+    shares: Mapping[str, float | None]
+    rate: int = 16_000
+
+
+def test_dataclass_is_read_from_json() -> None:
+    stored = Stored(("a", "b"), {"a": 1, "b": 0.5, "c": None}, 8000)
+    assert from_plain(Stored, json.loads(to_json(asdict(stored)))) == stored
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ([], r"it is \[\], which has no fields"),
+        ({"names": []}, "its shares is missing"),
+        ({"names": [], "shares": {}, "rates": 1}, "its rates is unknown"),
+        ({"names": [1], "shares": {}}, "its names is 1, which has the wrong type"),
+        ({"names": [], "shares": {"a": True}}, "its shares is True, which"),
+        ({"names": [], "shares": {}, "rate": 0.5}, "its rate is 0.5, which"),
+    ],
+)
+def test_wrong_field_is_named(values: object, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        from_plain(Stored, values)

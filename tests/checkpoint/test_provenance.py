@@ -1,6 +1,7 @@
 """A score is shown only for the weights and the decoder that it was measured with."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from tests.runs import read_json
 from tests.runtime.bundles import make_run
 
 DECODER = {
-    **{"beam_size": 8, "attention_rescoring": False, "weights": DecoderWeights().plain()},
+    **{"beam_size": 8, "attention_rescoring": False, "weights": asdict(DecoderWeights())},
     **{"chosen_on": ["dev"], "WER": 0.5},
 }
 

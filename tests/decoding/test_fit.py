@@ -1,6 +1,5 @@
 """Weights are chosen on a sample of the validation sets; confidences are calibrated or absent."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.evaluate.wer import TextErrors
 from sbkit.lm.language_models import LanguageModels
+from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, misheard, spoken, train_models
 
@@ -54,12 +54,9 @@ def test_fit_decoder_pings_at_each_utterance(fitting: Fitting) -> None:
     decoder, utterances, _ = fitting
     phases: list[str] = []
 
-    def ping(phase: str, utterances: Sequence[str] = ()) -> bool:
-        phases.append(phase)
-        return False
-
     aligner = WordAligner(tokenizer=decoder.tokenizer, samples_per_frame=640, sample_rate=16_000)
-    fitted = fit_decoder(decoder, aligner, utterances, splits=["dev"], by_words=True, ping=ping)
+    with reporting(lambda phase, _: bool(phases.append(phase))):
+        fitted = fit_decoder(decoder, aligner, utterances, splits=["dev"], by_words=True)
     assert phases.count("tuning") >= 64 * 6
     assert phases.count("confidence") == 6
     again = fit_decoder(fitted.decoder, aligner, [], splits=[], by_words=True)

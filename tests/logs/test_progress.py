@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.logs.handlers import log_to_screen, quiet
 from sbkit.logs.metric import Metric
-from sbkit.logs.progress import TrainingProgress, progress_bar
+from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import EpochFigures, StepFigures
 from tests.logs.terminal import Terminal
 from tests.runs import Workplace
@@ -88,15 +88,15 @@ def test_progress_bar_logs_time_left_each_minute_without_terminal(
     ]
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_progress_bar_on_terminal(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("show", [False, True])
+def test_progress_bar_on_terminal(show: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    seconds = itertools.count(step=25)
-    with progress_bar("testing", 8, quiet=quiet, clock=lambda: float(next(seconds))) as advance:
+    clock = itertools.count(step=25).__next__
+    with reporting(show_progress=show), progress_bar("testing", 8, clock=clock) as advance:
         advance(4)
-    assert ("testing: 50 % done, about 0:00:25 left" in terminal.getvalue()) is not quiet
+    assert ("testing: 50 % done, about 0:00:25 left" in terminal.getvalue()) is show
 
 
 def test_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,12 @@
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,9 +21,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from sbkit.base.errors import SbkitError, StopRequestedError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.metric import Metric
+from sbkit.logs.progress import ping
 from sbkit.models.loss import Loss
 from sbkit.train.brain import training_loss
-from sbkit.train.nonfinite import memory_errors_as_sbkit_errors
+from sbkit.train.nonfinite import memory_errors
+from sbkit.train.watchdog import Watchdog
 from tests import processes
 from tests.runs import records_of
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
@@ -243,6 +248,19 @@ def test_single_process_that_stands_still_is_warned_of_and_goes_on(
         assert f"The run has not moved for 0.5 s, {position}" in warning
 
 
+def test_ping_from_a_thread_pool_reaches_the_watchdog() -> None:
+    brain = brain_of(LineBrain)
+    with (
+        pytest.raises(StopRequestedError),
+        patch.object(Watchdog, "ping") as record,
+        brain.guarded(),
+        ThreadPoolExecutor() as pool,
+    ):
+        brain.signals.received = signal.SIGTERM
+        assert pool.submit(copy_context().run, ping, "test", ["a"]).result()  # the work is to stop
+    record.assert_called_once_with("test", 0, ["a"])
+
+
 # -- mixed precision -------------------------------------------------------------------------------
 
 
@@ -276,5 +294,5 @@ def test_overflow_skips_the_step_and_halves_the_scale() -> None:
 )
 def test_batch_that_exceeds_the_memory_is_named_if_it_has_ids(ids: list[str], subject: str) -> None:
     batch = SimpleNamespace(id=ids)
-    with pytest.raises(SbkitError, match=re.escape(subject)), memory_errors_as_sbkit_errors(batch):
+    with pytest.raises(SbkitError, match=re.escape(subject)), memory_errors(batch):
         raise torch.OutOfMemoryError

@@ -27,7 +27,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
-from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
+from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed
 from sbkit.base.ranges import NON_NEGATIVE, Range
@@ -81,7 +81,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     """Read a JSON file, None if missing; raises SbkitError if it is damaged."""
     if (file := file_in(folder, name)) is None:
         return None
-    with parse_errors_as_sbkit_errors(folder / name, WHOLE_FILE, fix=DOWNLOAD_AGAIN, is_json=True):
+    with parsing_errors(folder / name, WHOLE_FILE, fix=DOWNLOAD_AGAIN, is_json=True):
         return {**json.loads(read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The {name}"))}
 
 
@@ -90,7 +90,7 @@ def weight_names(folder: Path) -> list[str]:
     index = read_json(folder, INDEX)
     if index is None or file_in(folder, WEIGHTS) is not None:
         return [WEIGHTS]
-    with parse_errors_as_sbkit_errors(folder / INDEX, WHOLE_FILE, fix=DOWNLOAD_AGAIN, is_json=True):
+    with parsing_errors(folder / INDEX, WHOLE_FILE, fix=DOWNLOAD_AGAIN, is_json=True):
         return sorted({*index["weight_map"].values()})
 
 
@@ -368,7 +368,7 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     """Return the tensors of parts and the slices of files, both keyed by the names in the files."""
     stored: Stored = {}
     for file in weight_files(folder):
-        with parse_errors_as_sbkit_errors(file, WHOLE_FILE, fix=DOWNLOAD_AGAIN):
+        with parsing_errors(file, WHOLE_FILE, fix=DOWNLOAD_AGAIN):
             slices: Any = safe_open(file, framework="pt")
             stored |= {_current_name(name): slices.get_slice(name) for name in [*slices.keys()]}
     tensors: dict[str, Tensor] = {}

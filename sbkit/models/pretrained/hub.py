@@ -8,11 +8,11 @@ HF_TOKEN and HTTPS_PROXY.
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from sbkit.base.errors import CODE_FAULTS, BundleError, ConfigError, SbkitError
+from sbkit.base.errors import CODE_FAULTS, BundleError, ConfigError, translate
 from sbkit.base.files import task_lock
 from sbkit.base.messages import listed
 from sbkit.models.pretrained.folder import (
@@ -85,7 +85,8 @@ def _download(model: str, revision: str) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT  # seconds
-    with _errors_as_sbkit_errors(model, revision):
+    explain = partial(_explain, model, revision)
+    with translate(Exception, ConfigError, explain, passing=CODE_FAULTS):
         info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=timeout)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         if CONFIG not in sizes or sizes.keys().isdisjoint([WEIGHTS, INDEX]):
@@ -104,41 +105,33 @@ def _download(model: str, revision: str) -> Path:
     return folder
 
 
-@contextmanager
-def _errors_as_sbkit_errors(model: str, revision: str) -> Iterator[None]:
-    """Explain why a model cannot be downloaded."""
+def _explain(model: str, revision: str, error: Exception) -> str | None:
+    """Explain why a model cannot be downloaded; None for an error that a full disk may raise."""
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT
-    try:
-        yield
-    except (SbkitError, *CODE_FAULTS):
-        raise
-    except errors.GatedRepoError:
-        message = f"{model} is gated. Accept its terms at {hub}/{model}, and {LOG_IN}."
-    except errors.RepositoryNotFoundError:
-        message = (
+    if isinstance(error, errors.GatedRepoError):
+        return f"{model} is gated. Accept its terms at {hub}/{model}, and {LOG_IN}."
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
             f"`pretrained` is {model}, which is neither a folder here nor a public model of {hub}. "
             f"Correct it, or {LOG_IN}."
         )
-    except errors.RevisionNotFoundError:
-        message = (
+    if isinstance(error, errors.RevisionNotFoundError):
+        return (
             f"`pretrained_revision` must be a branch, a tag or a commit of {model} on {hub}, but "
             f"is {revision}. Correct it."
         )
-    except errors.OfflineModeIsEnabled:
-        message = (
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return (
             f"HF_HUB_OFFLINE forbids downloading {model} (revision {revision}), which is not "
             f"complete in {constants.HF_HUB_CACHE}. Unset it, or copy the model there."
         )
-    except Exception as error:  # whatever its HTTP client raises
-        if isinstance(error, OSError) and error.errno is not None:  # a full disk, for example
-            raise
-        reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
-        message = (
-            f"{model} cannot be downloaded from {hub} ({reason}). Check the connection, and "
-            "HTTPS_PROXY, HF_ENDPOINT and HF_TOKEN; then rerun the same command."
-        )
-    else:
-        return
-    raise ConfigError(message)
+    if isinstance(error, OSError) and error.errno is not None:
+        return None
+    # Its HTTP client may raise anything.
+    reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
+    return (
+        f"{model} cannot be downloaded from {hub} ({reason}). Check the connection, and "
+        "HTTPS_PROXY, HF_ENDPOINT and HF_TOKEN; then rerun the same command."
+    )

@@ -67,7 +67,7 @@ def _transcribe_files(options: Namespace) -> int:
         with (
             open_errors(options.errors) as errors,
             open_transcriber(options, times=options.format != "text") as transcriber,
-            show_seconds("transcribing", share, quiet=options.quiet) as on_seconds,
+            show_seconds("transcribing", share) as on_seconds,
         ):
             results = transcriber.stream(share, on_seconds=on_seconds, channel=options.channel)
             return write_results(options, share, results, errors)

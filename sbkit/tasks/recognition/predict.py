@@ -37,7 +37,7 @@ from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.clips import Alternative, DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.runtime.model_thread import PickledAsCall, model_errors_as_bundle_errors
+from sbkit.runtime.model_thread import PickledAsCall, model_errors
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.text.normalization import join_segments
@@ -317,7 +317,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         """
         segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
         names = dict.fromkeys(item.file or "an array" for item in batch)
-        with model_errors_as_bundle_errors(listed(names)):
+        with model_errors(listed(names)):
             outputs = iter(self._encode([segment.samples for segment in segments]))
         frame_samples = self._model.samples_per_frame
         silent = self._bundle.tokenizer.silent

@@ -20,7 +20,7 @@ from sbkit.audio.io import declared_seconds, find_audio_files, stream_audio
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable_json
-from sbkit.logs.progress import progress_bar
+from sbkit.logs.progress import progress_bar, shows_progress
 from sbkit.runtime.runtimes import model_options
 from sbkit.tasks.detection.predict import open_detector
 from sbkit.tasks.recognition.audio_input import STANDARD_INPUT
@@ -112,11 +112,11 @@ def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
 
 
 def show_seconds(
-    title: str, files: Sequence[Path], *, quiet: bool
+    title: str, files: Sequence[Path]
 ) -> AbstractContextManager[Callable[[float], object]]:
     """Show how many seconds of audio are done; yield a function that adds to them."""
-    seconds = None if quiet else sum(map(declared_seconds, files))
-    return progress_bar(title, seconds, quiet=quiet)
+    seconds = sum(map(declared_seconds, files)) if shows_progress.get() else None
+    return progress_bar(title, seconds)
 
 
 def report_error(file: Path, error: SbkitError, errors: TextIO | None) -> None:

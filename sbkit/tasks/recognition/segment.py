@@ -72,7 +72,7 @@ def segment(options: Namespace) -> None:
         table.require_unchanged([recording])
         if digest not in {row["transcript"] for row in table.rows.get(recording, ())}:
             file = options.recording
-            with show_seconds("listening", [file], quiet=options.quiet) as on_seconds:
+            with show_seconds("listening", [file]) as on_seconds:
                 output = run_model(transcriber, file, detector=detector, on_seconds=on_seconds)
             sentences = lines if options.lines else split_text("\n".join(lines), output.seconds)
             aligned = align(bundle, output, sentences)

@@ -157,7 +157,7 @@ def _write_clips(
     num_left_out = 0
     with (
         Synthesizer.from_options(options) as voice,
-        progress_bar("speaking", len(texts), quiet=options.quiet) as advance,
+        progress_bar("speaking", len(texts)) as advance,
     ):
         for start in range(0, len(texts), LINES_PER_STEP):
             step = texts[start : start + LINES_PER_STEP]
