@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sbkit.logs.metric import Metric as Metric
     from sbkit.models.loss import Loss as Loss
     from sbkit.run.run import Run as Run
-    from sbkit.runtime.torch_model import load_bundle as load_bundle
+    from sbkit.runtime.runtimes import load_bundle as load_bundle
     from sbkit.tasks.codec.predict import Codec as Codec
     from sbkit.tasks.detection.predict import SpeechRules as SpeechRules
     from sbkit.tasks.detection.predict import VoiceDetector as VoiceDetector
@@ -63,7 +63,7 @@ HOMES = {
     "Transcriber": "sbkit.tasks.recognition.predict",
     "VoiceDetector": "sbkit.tasks.detection.predict",
     "advance_batch": "sbkit.tasks.recognition.session",
-    "load_bundle": "sbkit.runtime.torch_model",
+    "load_bundle": "sbkit.runtime.runtimes",
     "load_hparams": "sbkit.config.hparams",
 }
 

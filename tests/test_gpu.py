@@ -25,7 +25,8 @@ from sbkit.distributed.device import resolve
 from sbkit.logs.run_log import read_log
 from sbkit.models import loss
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.torch_model import Compilation, load_torch
+from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.torch_model import Compilation, CompiledModel, TorchModel
 from tests.runs import ROOT, Workplace, read_json, stopped_after
 from tests.runtime.bundles import make_bundle
 from tools.bench_gpu import make_release
@@ -169,10 +170,11 @@ def test_bundle_has_the_log_probabilities_of_the_cpu(
     contents, random = read_bundle(bundle, with_weights=True), np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, n).astype(np.int16) for n in (9000, 16_000, 12_345)]
     shape: dict[str, Any] = {"clips": (1,), "seconds": (1.0,)}
-    compilation = None if mode is None else Compilation(mode=mode, **shape)
     placement = resolve(DEVICE, precision)
-    make = partial(load_torch, contents, bundle, placement=placement, compilation=compilation)
-    gpu_model, cpu_model = ModelThread(make), load_torch(contents, bundle)
+    options = {} if mode is None else {"compilation": Compilation(mode=mode, **shape)}
+    load = TorchModel.load if mode is None else CompiledModel.load
+    make = partial(load, contents, bundle, placement=placement, **options)
+    gpu_model, cpu_model = ModelThread(make), load_bundle(bundle).model
     assert gpu_model.effective.device == str(placement.device)
     with ThreadPoolExecutor(4) as threads:
         outputs = list(threads.map(lambda n: gpu_model.encode([clips[n % 3]])[0], range(24)))

@@ -14,7 +14,7 @@ from sbkit.decoding import fit
 from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.lm.arpa import read_arpa
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize, text_table

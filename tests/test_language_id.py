@@ -22,7 +22,7 @@ from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.run_config import read_run_config
 from sbkit.commands.cli import run as sbkit
 from sbkit.logs.run_log import read_log
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from tests.runs import ROOT, Workplace, last_parameters, read_json, rows_of, stopped_after
 
 MODULE = "language_id"

@@ -24,7 +24,7 @@ from sbkit.export.export import export_run, exported_bundle
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.audio_input import audio_blocks
 from tests.runs import ROOT
 from tests.runtime.bundles import make_run

@@ -23,7 +23,7 @@ from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.export import formats
 from sbkit.run import ending
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize
 from sbkit.train.setup import make_brain, prepare_run, read_values

@@ -11,7 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.config.hparams import resolve
 from sbkit.export.export import describe_parts
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.setup import make_brain
 from tests.runs import ROOT

@@ -25,11 +25,11 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.process import run_main
-from sbkit.commands.score import open_model
 from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
+from sbkit.export.export import exported_bundle
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
 from sbkit.runtime.test_sets import prepare_source, prepare_test_sets, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.recognition.session import (
@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("data", type=Path, metavar="DATA", nargs="?")
     parser.add_argument("--chunks", metavar="MS,MS", default="320,640,1280")
     options = parser.parse_args()
-    with open_model(options.model) as bundle:
+    with exported_bundle(options.model) as folder:
+        bundle = load_bundle(folder)
         clips = list(read_clips(bundle, options))
         sides: dict[str, Callable[[], Figures]] = {}
         decoders = {GREEDY: bundle.with_decoder(GREEDY)}
@@ -135,14 +136,7 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip], chunk_ms: int) -> Figure
     results = Measurements()
     model = bundle.model
     silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
-    opened = ThreadedBundle(
-        config=bundle.config,
-        task=bundle.task,
-        labels=bundle.labels,
-        model=ModelThread(lambda: model),
-        decoder=bundle.decoder,
-        word_lm=bundle.word_lm,
-    )
+    opened = ThreadedBundle.from_contents(bundle, ModelThread(lambda: model))
     with StreamingRecognizer(bundle=opened) as recognizer:
         for audio, text in clips:
             session = Session(recognizer)

@@ -31,7 +31,7 @@ from sbkit.data.corpus import KnobValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits
 from sbkit.export.export import exported_bundle
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.word import Word
 
 SPEECH = "speech"  # the column

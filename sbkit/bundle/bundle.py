@@ -86,36 +86,25 @@ def _open_again(call: "Callable[[], Bundle]", changes: Mapping[str, Any]) -> "Bu
     return replace(call(), **changes)
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """A bundle whose model is ready to run. This module does not import torch.
+@dataclass(frozen=True, kw_only=True)
+class Bundle(BundleContents):
+    """A bundle whose model is ready to run, without its weights' bytes; this imports no torch.
 
-    config, task, labels, decoder, word_lm: as in `BundleContents`.
     model: runs on clips.
     refused_hotwords: phrases that the model's tokens cannot spell.
     opening: how it was opened; None for one that no folder holds.
     """
 
-    config: BundleConfig
-    task: Task = field(repr=False)
-    labels: Labels = field(repr=False)
     model: RunnableModel
-    decoder: BeamDecoder | None = None
-    word_lm: NgramModel | None = field(default=None, repr=False)
     refused_hotwords: tuple[str, ...] = ()
     opening: Opening | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_contents(cls, contents: BundleContents, model: RunnableModel) -> Self:
         """Combine the contents of a bundle with the model that runs it."""
-        return cls(
-            contents.config,
-            contents.task,
-            contents.labels,
-            model,
-            contents.decoder,
-            contents.word_lm,
-        )
+        names = {item.name for item in fields(cls)} & vars(contents).keys()
+        values = {name: getattr(contents, name) for name in names}
+        return cls(**{**values, "model": model, "weights": b""})
 
     def opened_by(self, call: "Callable[[], Bundle]") -> Self:
         """Return the bundle, which pickles as the call that opens it again."""

@@ -40,8 +40,8 @@ class Parser(argparse.ArgumentParser):
         groups: the names of groups of arguments that several commands share, as `_add_group` does.
         takes_overrides: accept --KEY=VALUE for any key of a YAML.
         logs_to_stdout: messages are its output; other commands print their result there.
-        opens_bundle: the handler finds the bundle of the first model as `options.bundle`; a run is
-            exported first.
+        opens_bundle: the handler finds the bundles of the models as `options.bundles`, and the
+            first also as `options.bundle`; a run is exported first.
         is_intermixed: options may precede an optional argument. Python 3.11 does not know TEXT in
             `speak VOICE --out FILE TEXT`, unless it parses options first.
         """

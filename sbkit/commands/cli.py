@@ -5,6 +5,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
@@ -13,7 +14,6 @@ from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
 from sbkit.cli.arguments import Parser
 from sbkit.commands import check, doctor, export, new, prepare, run_task, score, serve, tune
-from sbkit.commands.bundles import is_run, open_bundle
 from sbkit.logs.handlers import log_to_screen
 from sbkit.logs.progress import reporting
 from sbkit.tasks.codec import commands as codec
@@ -77,7 +77,10 @@ def run(arguments: Sequence[str]) -> int:
         try:
             if not options.opens_bundle:
                 return options.handler(options) or 0
-            with open_bundle(options.models[0], options.user_modules) as options.bundle:
+            with ExitStack() as stack:
+                bundles = [_open_bundle(model, options.user_modules) for model in options.models]
+                options.bundles = [*map(stack.enter_context, bundles)]
+                options.bundle = options.bundles[0]
                 return options.handler(options) or 0
         except ModuleNotFoundError as error:
             if not _is_required(error.name or ""):  # a user's module imports it
@@ -99,6 +102,20 @@ def _import_user_modules(names: Sequence[str], models: Sequence[Path]) -> frozen
     sources = {folder: BundleFiles(folder).read_modules(names) for folder in bundles}
     sys.path += [str(folder.resolve()) for folder in (Path.cwd(), *runs)]
     return import_user_modules(names, sources)
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run; a missing one is taken for a bundle."""
+    return (folder / "hyperparams.yaml").is_file()
+
+
+def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
+    """Return a context that yields the folder of a bundle; a run folder is exported first."""
+    if not is_run(folder):
+        return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
+    from sbkit.export.export import exported_bundle
+
+    return exported_bundle(folder, user_modules)
 
 
 def _is_required(module: str) -> bool:

@@ -44,7 +44,7 @@ def doctor(options: Namespace) -> int:
     """
     from sbkit.commands.trials import trials
     from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER
-    from sbkit.runtime.runtimes import has_torch, open_model
+    from sbkit.runtime.runtimes import has_torch, load_in_thread
 
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
@@ -68,8 +68,12 @@ def doctor(options: Namespace) -> int:
             targets.insert(0, ("torch", "fp32"))
         for runtime, precision in targets:
             try:
-                bundle = open_model(
-                    folder, runtime=runtime, precision=precision, user_modules=options.user_modules
+                bundle = load_in_thread(
+                    folder,
+                    runtime=runtime,
+                    precision=precision,
+                    decoder="greedy",
+                    user_modules=options.user_modules,
                 )
             except SbkitError as error:
                 exit_code = BAD_INPUT

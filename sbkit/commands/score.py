@@ -16,7 +16,6 @@ report_by_SET.tsv      with `--report-by`: the metrics by the values of these co
 
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +58,8 @@ def score(options: Namespace) -> None:
     from sbkit.checkpoint.provenance import describe_provenance
     from sbkit.evaluate.run_results import SETTINGS, SUMMARY
     from sbkit.evaluate.wer_report import PROVENANCE
+    from sbkit.export.export import exported_bundle
+    from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
     from sbkit.runtime.test_report import TestReport
 
@@ -73,8 +74,13 @@ def score(options: Namespace) -> None:
                 "--out."
             )
         require_writable(out, option="--out")
-    with open_model(folder, options.user_modules) as loaded:
-        bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
+    with exported_bundle(folder, options.user_modules) as source:
+        bundle = load_bundle(
+            source,
+            decoder=options.decoder,
+            hotwords=options.hotwords,
+            user_modules=options.user_modules,
+        )
         scorer = BundleScorer(bundle, normalizer=options.normalizer, times=out is not None)
         report = TestReport(
             out or Path(),
@@ -100,16 +106,6 @@ def score(options: Namespace) -> None:
                 **{SETTINGS: settings_of(bundle, folder), PROVENANCE: provenance},
                 device=bundle.model.effective.device,
             )
-
-
-@contextmanager
-def open_model(folder: Path, user_modules: frozenset[str] = frozenset()) -> Iterator["TorchBundle"]:
-    """Load a bundle, or export a run into a temporary folder first."""
-    from sbkit.export.export import exported_bundle
-    from sbkit.runtime.torch_model import load_bundle
-
-    with exported_bundle(folder, user_modules) as bundle:
-        yield load_bundle(bundle, user_modules=user_modules)
 
 
 def _prepare(

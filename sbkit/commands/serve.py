@@ -2,7 +2,6 @@
 
 import gc
 from argparse import Namespace
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import fields
 from functools import partial
@@ -14,7 +13,6 @@ from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
 from sbkit.cli.arguments import Parser
-from sbkit.commands.bundles import open_bundle
 
 if TYPE_CHECKING:
     from sbkit.serve.middleware import Limits, Metrics
@@ -30,7 +28,7 @@ def add_commands(parser: Parser) -> None:
     """Add `serve`."""
     help = "answer OpenAI clients' requests for transcripts and speech"
     groups = "runtime decoding vad import"
-    add = parser.add_command("serve", serve_models, help, groups)
+    add = parser.add_command("serve", serve, help, groups, opens_bundle=True)
     add("models", metavar="BUNDLE|RUN", type=Path, nargs="+", help="recognizers and voices")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: 8000)")
@@ -58,23 +56,15 @@ def add_commands(parser: Parser) -> None:
     add("--max-wait-ms", metavar="MS", type=float, default=10.0, help=wait)
 
 
-def serve_models(options: Namespace) -> int:
-    """Serve bundles and runs by the names of their folders; return the exit code."""
-    packages = ("starlette", "uvicorn", "websockets", "python_multipart", "pydantic")
-    for name in (*packages, "prometheus_client"):
-        require_package(name, extra="serve")
-    names = [folder.resolve().name for folder in options.models]
-    with ExitStack() as stack:
-        bundles = [open_bundle(folder, options.user_modules) for folder in options.models]
-        return serve(names, list(map(stack.enter_context, bundles)), options)
-
-
-def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> int:
-    """Serve bundles by their names until a signal arrives, and return the exit code.
+def serve(options: Namespace) -> int:
+    """Serve bundles and runs by the names of their folders until a signal; return the exit code.
 
     Raises SbkitError if a bundle cannot be used or runs on another device, two have the same name,
     or the options do not fit.
     """
+    packages = ("starlette", "uvicorn", "websockets", "python_multipart", "pydantic")
+    for name in (*packages, "prometheus_client"):
+        require_package(name, extra="serve")
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.runtime.model_thread import require_effective
     from sbkit.runtime.runtimes import AUTO, FIRST_GPU
@@ -86,6 +76,7 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
     from sbkit.serve.tts import Voice
     from sbkit.tasks.detection.predict import open_detector
 
+    names = [folder.resolve().name for folder in options.models]
     if len({*names}) < len(names):
         raise ConfigError(
             "Clients choose a bundle by the name of its folder, but two are the same: "
@@ -108,7 +99,7 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
         models: list[ServedModel] = []
         detector = open_detector(options)
-        for name, folder in zip(names, folders, strict=True):
+        for name, folder in zip(names, options.bundles, strict=True):
             engine = _open(folder, options, limits, detector, workers, metrics)
             stack.enter_context(closing(engine))
             device = FIRST_GPU if options.device == "cuda" else options.device
@@ -152,17 +143,18 @@ def _open(
     """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
     from sbkit.bundle.bundle import read_bundle
     from sbkit.runtime.batch_shapes import BatchShapes
-    from sbkit.runtime.runtimes import model_options
+    from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.serve.recognition import RecognitionService
     from sbkit.serve.tts import Voice
-    from sbkit.tasks.recognition.predict import default_batch_seconds, open_recognizer
+    from sbkit.tasks.recognition.predict import default_batch_seconds
     from sbkit.tasks.recognition.recordings import recognizer_options
 
     task = read_bundle(folder, user_modules=options.user_modules).task
     if task.predicts == "audio":
         synthesizer = task.open_synthesizer(folder, **model_options(options))
         return Voice(synthesizer, workers=workers, metrics=metrics)
-    bundle = open_recognizer(folder, streaming="also", **recognizer_options(options))
+    task.require_prediction("text", command="transcribe")
+    bundle = load_in_thread(folder, streaming="also", **recognizer_options(options))
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return RecognitionService(
         bundle,

@@ -57,7 +57,7 @@ from sbkit.export.model_card import (
 )
 from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.models.pretrained.parts import PretrainedEncoder
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 
 logger = logging.getLogger(__name__)
 
@@ -135,42 +135,35 @@ def exported_bundle(
     if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
         yield model
         return
-    config = read_json(model / BUNDLE / CONFIG_FILE)
-    is_fitted = config is not None and config["confidence"] is not None
-    if (model / LANGUAGE_MODELS_FILE).exists() and not is_fitted:
+    if (model / BUNDLE / CONFIG_FILE).exists():
+        yield model / BUNDLE
+        return
+    if (model / LANGUAGE_MODELS_FILE).exists():
         logger.warning(
             "note: this run has not ended, so its decoder has no weights yet, and the bundle "
             f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
         )
-    if config is not None:
-        yield model / BUNDLE
-    else:
-        with TemporaryDirectory() as folder:
-            write_bundle(model, Path(folder, BUNDLE), user_modules)
-            yield Path(folder, BUNDLE)
+    with TemporaryDirectory() as folder:
+        write_bundle(Path(folder), collect_files(model, user_modules))
+        yield Path(folder)
 
 
-def write_bundle(run: Path, out: Path, user_modules: frozenset[str] | None = None) -> None:
-    """Write the averaged checkpoint of a run as a bundle without a decoder, if it can be loaded.
+def write_bundle(
+    folder: Path,
+    files: Mapping[str, bytes],
+    fitted: FittedDecoder | None = None,
+    language_models: Path | None = None,
+) -> None:
+    """Write the collected files of a bundle, with a fitted decoder if there is one.
 
-    user_modules: the modules that `--import` names; None for all that the model needs.
+    language_models: as for `set_decoder`.
     """
-    with atomic_folder(out) as folder:
-        for name, content in _collect_files(run, user_modules).items():
-            (folder / name).write_bytes(content)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    if fitted is None:
         write_checksums(folder)
-        load_bundle(folder, user_modules=modules_of_bundle(folder))  # or an error
-        fsync_tree(folder)
-
-
-def is_outdated(run: Path) -> bool:
-    """Return whether the bundle of a run is missing, or is of other checkpoints than the best."""
-    config = read_json(run / BUNDLE / CONFIG_FILE)
-    if config is None:
-        return True
-    checkpoints = _read_checkpoints(run / CHECKPOINTS)
-    epochs = [checkpoint.meta.get("epoch") for checkpoint in checkpoints]
-    return epochs != [checkpoint.get("epoch") for checkpoint in config["checkpoints"]]
+    else:
+        _write_decoder(folder, fitted, language_models)
 
 
 def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
@@ -210,17 +203,24 @@ def set_decoder(
     """
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder, formats=[path.name for path in bundle.iterdir()])
-        if language_models is not None:
-            shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
         write_card_without_results(folder)
-        decoder, confidence = fitted.decoder_record, fitted.confidence_record
-        record = make_provenance(
-            weights=(folder / WEIGHTS_FILE).read_bytes(),
-            decoder=decoder,
-            language_models=None if language_models is None else language_models.read_bytes(),
-            confidence=confidence,
-        )
-        change_config(folder, decoder=decoder, confidence=confidence, **{PROVENANCE: record})
+        _write_decoder(folder, fitted, language_models)
+
+
+def _write_decoder(folder: Path, fitted: FittedDecoder, language_models: Path | None) -> None:
+    if language_models is not None:
+        shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
+    decoder, confidence = fitted.decoder_record, fitted.confidence_record
+    record = make_provenance(
+        weights=(folder / WEIGHTS_FILE).read_bytes(),
+        decoder=decoder,
+        language_models=None if language_models is None else language_models.read_bytes(),
+        confidence=confidence,
+    )
+    config = read_json(folder / CONFIG_FILE)
+    config |= {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
+    (folder / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
+    write_checksums(folder)
 
 
 # The folder that `--out` names
@@ -269,20 +269,16 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
                 raise
 
 
-def change_config(bundle: Path, **values: object) -> None:
-    """Change values in config.json of a bundle."""
-    config = read_json(bundle / CONFIG_FILE) | values
-    (bundle / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
-    write_checksums(bundle)
-
-
 # The files of a bundle
 
 
-def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, bytes]:
-    """Return the contents of a bundle's files by name."""
+def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict[str, bytes]:
+    """Return the contents of a bundle's files by name, with the averaged weights and no decoder.
+
+    user_modules: the modules that `--import` names; None for all that the model needs.
+    """
     root = read_run_tree(run)
-    checkpoints = _read_checkpoints(run / CHECKPOINTS)
+    checkpoints = read_checkpoints(run)
     task_name = checkpoints[0].meta[TASK]
     task = load_task(task_name, user_modules=_modules_of(task_name, {}, user_modules))
     files: dict[str, bytes] = {}
@@ -357,11 +353,12 @@ def modules_of_bundle(bundle: Path) -> frozenset[str]:
     return frozenset(read_json(bundle / CONFIG_FILE).get("user_modules", ()))
 
 
-def _read_checkpoints(folder: Path) -> list[Checkpoint]:
+def read_checkpoints(run: Path) -> list[Checkpoint]:
     """Return the undamaged checkpoints to average.
 
     These are what the run's test averages, or before it the best one on the validation set.
     """
+    folder = run / CHECKPOINTS
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:
         raise BundleError(

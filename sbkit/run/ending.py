@@ -1,41 +1,51 @@
-"""The end of a run: its averaged checkpoint is exported, and the bundle is fitted and tested.
+"""The end of a run: its weights become a bundle, and the bundle is tested.
 
-    choose the checkpoints to average -> `RUN/bundle` -> its decoder and confidences, fitted to the
-    validation sets -> results of the test sets -> figures and pages
+    weights, averaged -> decoder and confidences, fitted to the validation sets with the weights in
+    memory -> `RUN/bundle` -> formats -> results of the test sets -> figures and pages
 
-Each step leaves its files, so a run that was killed goes on with the step that is missing. What is
-tested is what `sbkit export` copies.
+A run that was killed before its bundle was there averages and fits again; one with a bundle tests
+it. What is tested is what `sbkit export` copies.
 """
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
 
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
+from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
-from sbkit.bundle.bundle import read_bundle
-from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.provenance import describe_provenance, read_json
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
+from sbkit.bundle.task import Task
+from sbkit.checkpoint.provenance import describe_provenance, read_json, text_settings
 from sbkit.checkpoint.run_config import BUNDLE
+from sbkit.data.batch import Loaders
+from sbkit.data.corpus import KnobValues
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.decoding.fit import fit_decoder
+from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
-from sbkit.distributed.ranks import main_rank_first, rank, single_rank
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
     add_formats,
-    is_outdated,
+    collect_files,
+    copy_files,
     modules_of_bundle,
-    set_decoder,
+    read_checkpoints,
     write_bundle,
 )
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.scoring import (
     BundleScorer,
     decoding_facts,
@@ -44,200 +54,235 @@ from sbkit.runtime.scoring import (
 )
 from sbkit.runtime.test_report import ScoredSet, TestReport
 from sbkit.runtime.test_sets import BATCH_SECONDS
-from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.runtime.torch_model import TorchBundle, TorchModel
 from sbkit.train.brain import Brain
 from sbkit.train.setup import RunSetup
 
 logger = logging.getLogger(__name__)
 
 
-class RunEnding:
-    """The last steps of a run, which every rank takes; rank 0 writes.
+def finish_run(setup: RunSetup, brain: Brain) -> None:
+    """Fit, export and test the best weights of a run; every rank does, and rank 0 writes.
 
     brain: of the run, after `fit`.
+
+    Raises:
+        DeviceError: the bundle does not run on the device of the run.
     """
-
-    def __init__(self, setup: RunSetup, brain: Brain) -> None:
-        self._setup = setup
-        self._brain = brain
-        self._loaders = setup.loaders
-        self._folder = setup.values.folder / BUNDLE
-        self._batch_seconds: float = setup.values.knobs.get("eval_batch_seconds", BATCH_SECONDS)
-
-    def finish(self) -> None:
-        """Export the run and test the bundle."""
-        brain = self._brain
-        with brain.guarded():
-            brain.load_tested_weights()
-            bundle = self.export()
-            if bundle is not None and bundle.task.predicts == "text":
-                bundle = self.fit(bundle)
-        # Not watched: an exporter may work for longer than `stall_seconds` without a sign of life.
-        # A signal ends it at once, and no format is half-written.
-        if bundle is not None:
-            self.write_formats()
-        with brain.guarded():
-            sets = [self.score(bundle, name) for name in self._loaders.test]
-            if rank() == 0:
-                self.report(bundle, sets)
-
-    def export(self) -> TorchBundle | None:
-        """Write the averaged checkpoint as a bundle, if that is missing; load it on the device.
-
-        Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
-
-        Raises:
-            DeviceError: the bundle does not run on the device of the run.
-        """
-        self._brain.ping("export")
+    loaders, values = setup.loaders, setup.values
+    batch_seconds = values.knobs.get("eval_batch_seconds", BATCH_SECONDS)
+    with brain.guarded():
+        brain.load_tested_weights()
+        bundle = make_bundle(setup, brain, batch_seconds)
+    # Not watched: an exporter may work for longer than `stall_seconds` without a sign of life.
+    # A signal ends it at once, and no format is half-written.
+    if bundle is not None:
         with main_rank_first():
-            if rank() == 0 and is_outdated(self._setup.values.folder):
-                shutil.rmtree(self._folder, ignore_errors=True)
-                try:
-                    write_bundle(self._setup.values.folder, self._folder)
-                except (BundleError, ConfigError) as error:
-                    logger.warning(
-                        "note: the checkpoint itself is tested, by the metrics of a validation, "
-                        f"and no format is written, because no bundle can hold it. {error}"
-                    )
-        self._brain.ping("export")
-        if not self._folder.exists():
-            return None
-        precision = self._setup.values.knobs["eval_precision"]
-        return load_bundle(
-            self._folder,
-            user_modules=modules_of_bundle(self._folder),
-            placement=Placement(self._brain.device, precision),
+            if rank() == 0:
+                write_formats(values.folder, values.knobs, bundle.task)
+    with brain.guarded():
+        sets = [score(bundle, loaders, name, brain, batch_seconds) for name in loaders.test]
+        if rank() == 0:
+            report(setup, brain, bundle, sets)
+
+
+def make_bundle(setup: RunSetup, brain: Brain, batch_seconds: float) -> TorchBundle | None:
+    """Make a bundle of the weights in memory, unless an earlier start has written it; load it.
+
+    Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
+    """
+    run, has_text = setup.values.folder, setup.recipe.predicts == "text"
+    decoder = declared_decoder(setup.hparams) if has_text else None
+    placement = Placement(brain.device, setup.values.knobs["eval_precision"])
+    files: Mapping[str, bytes] | None = None
+    fitted: FittedDecoder | None = None
+    bundle: TorchBundle | None = None
+    brain.ping("export")
+    with main_rank_first(), noting_unexportable(run):
+        if rank() == 0 and not has_finished_bundle(run, decoder):
+            files = collect_files(run)
+    if has_text and gather_over_ranks(files is not None)[0]:
+        fitted = fit(setup, brain, decoder, placement, batch_seconds)
+    brain.ping("export")
+    with main_rank_first(), noting_unexportable(run):
+        if files is not None:
+            bundle = write_and_load(run, files, fitted, placement)
+    if bundle is None and (run / BUNDLE).exists():
+        bundle = load(run / BUNDLE, placement)
+    return bundle
+
+
+@contextmanager
+def noting_unexportable(run: Path) -> Iterator[None]:
+    """Log why no bundle can hold the model of a run, and remove a bundle of other weights."""
+    try:
+        yield
+    except (BundleError, ConfigError) as error:
+        shutil.rmtree(run / BUNDLE, ignore_errors=True)
+        logger.warning(
+            "note: the checkpoint itself is tested, by the metrics of a validation, "
+            f"and no format is written, because no bundle can hold it. {error}"
         )
 
-    def fit(self, bundle: TorchBundle) -> TorchBundle:
-        """Fit the declared decoder, and confidences, unless the bundle has them; write both."""
-        decoder = declared_decoder(self._setup.hparams)
-        if not self._is_fitted(bundle, decoder):
-            valid = self._setup.splits.valid
-            rescores = decoder is not None and decoder.attention_rescoring
-            sample = sample_validation(
-                bundle, valid, with_attention=rescores, batch_seconds=self._batch_seconds
-            )
-            self._brain.leave_if_asked()
-            fitted = fit_decoder(
-                decoder,
-                bundle.decoder_pool.decoder.aligner,
-                sample,
-                splits=[*valid],
-                by_words=bundle.config.has_words,
-            )
-            with main_rank_first():
-                if rank() == 0:
-                    models = (
-                        None
-                        if decoder is None
-                        else self._setup.values.folder / LANGUAGE_MODELS_FILE
-                    )
-                    set_decoder(self._folder, self._folder, fitted, models)
-        contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
-        return TorchBundle.from_contents(contents, bundle.model)
 
-    def _is_fitted(self, bundle: TorchBundle, decoder: BeamDecoder | None) -> bool:
-        """Return whether an earlier start has fitted this decoder: its settings are the same."""
-        if read_json(self._folder / CONFIG_FILE)["confidence"] is None:
-            return False
-        if decoder is None or bundle.decoder is None:
-            return decoder is bundle.decoder
-        if decoder.needs_tuning:
-            decoder = decoder.copy_with(weights=bundle.decoder.weights)
-        folders = (self._setup.values.folder, self._folder)
-        models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in folders}
-        return decoder.plain() == bundle.decoder.plain() and len(models) == 1
+def has_finished_bundle(run: Path, decoder: BeamDecoder | None) -> bool:
+    """Return whether the bundle of a run has the best checkpoints, and this decoder, fitted."""
+    config = read_json(run / BUNDLE / CONFIG_FILE)
+    if config is None:
+        return False
+    epochs = [checkpoint.meta.get("epoch") for checkpoint in read_checkpoints(run)]
+    if epochs != [checkpoint.get("epoch") for checkpoint in config["checkpoints"]]:
+        return False
+    fitted = config["decoder"]
+    if decoder is None or fitted is None:
+        return decoder is fitted
+    if decoder.needs_tuning:
+        decoder = decoder.copy_with(weights=fitted["weights"])
+    models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in (run, run / BUNDLE)}
+    return decoder.plain() == text_settings(fitted) and len(models) == 1
 
-    def write_formats(self) -> None:
-        """Write the missing ones of the formats that the YAML declares; log which of them fail."""
-        run, knobs = self._setup.values.folder, self._setup.values.knobs
-        with main_rank_first():
-            if rank() == 0:
-                try:
-                    declared = declared_formats(knobs, self._setup.recipe)
-                    names = [n for n in declared if not (self._folder / n / PARITY_FILE).exists()]
-                    # One rank compares them on all test clips, not only on its own share.
-                    with single_rank():
-                        reports = add_formats(run, names, FULL_GRID) if names else {}
-                    failures = describe_failures(reports)
-                except SbkitError as error:
-                    failures = [f"No format is written: {error}"]
-                for failure in failures:
-                    logger.warning(failure)
 
-    def score(self, bundle: TorchBundle | None, name: str) -> ScoredSet:
-        """Score the bundle on a test set; without a bundle, the checkpoint."""
-        brain = self._brain
-        rows = self._loaders.splits.test[name]
-        if bundle is not None and bundle.task.scores_bundles:
-            scorer = BundleScorer(bundle, batch_seconds=self._batch_seconds)
-            scored = scorer.score(name, rows, max_batches=brain.max_evaluated_batches)
-        else:
-            network = None if bundle is None else bundle.model.network
-            results = brain.score_batches(self._loaders.test[name], network)
-            scored = ScoredSet.gather(name, rows, results)
+def fit(
+    setup: RunSetup,
+    brain: Brain,
+    decoder: BeamDecoder | None,
+    placement: Placement,
+    batch_seconds: float,
+) -> FittedDecoder:
+    """Fit a decoder, and the confidences of words, with the weights in memory."""
+    knobs, valid = setup.values.knobs, setup.splits.valid
+    task, rate = setup.recipe, knobs["sample_rate"]
+    config = BundleConfig(task.name, rate, (), {}, language=knobs.get("language"))
+    for part in setup.hparams.values():
+        if isinstance(part, nn.Module):  # also the features, which `model` may lack
+            part.eval()
+    with torch.compiler.set_stance("force_eager"):  # as the bundle will run
+        model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
+        bundle = TorchBundle(config, task, setup.labels, model=model)
+        sample = sample_validation(
+            bundle,
+            valid,
+            with_attention=decoder is not None and decoder.attention_rescoring,
+            batch_seconds=batch_seconds,
+        )
         brain.leave_if_asked()
-        return scored
+        aligner = bundle.decoder_pool.decoder.aligner
+        return fit_decoder(decoder, aligner, sample, splits=[*valid], by_words=config.has_words)
 
-    def report(self, bundle: TorchBundle | None, sets: Sequence[ScoredSet]) -> None:
-        """Write the results into the run folder, and log a line for each test set."""
-        setup, brain = self._setup, self._brain
-        task = setup.recipe
-        report = TestReport(
-            setup.values.folder,
-            task,
-            sample_rate=setup.values.knobs["sample_rate"],
-            labels=setup.labels,
-            metrics=brain.evaluator.metrics if type(brain).metrics else None,
-            measure=brain.evaluator.measure if type(brain).metrics else None,
-            report_by=setup.values.knobs["report_by"] or (),
-        )
-        for scored in sets:
-            facts: FigureDict = {}
-            if bundle is not None:
-                facts = decoding_facts(bundle, scored)
-                if note := (bundle.config.decoder or {}).get("note"):
-                    facts["notes"] = [note, *facts.get("notes", ())]
-            report.add(scored, **facts)
 
-        run_log = RunLog(setup.values.folder, resume_step=brain.optimizer_step)
-        for name, entry in report.entries.items():
-            metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
-            run_log.write(
-                SplitFigures(
-                    epoch=brain.hparams.epoch_counter.limit,
-                    step=brain.optimizer_step,
-                    split=name,
-                    metrics=metrics,
-                    decoder=entry.get("decoder"),
-                )
+def write_and_load(
+    run: Path, files: Mapping[str, bytes], fitted: FittedDecoder | None, placement: Placement
+) -> TorchBundle:
+    """Write the bundle of a run, which gets its name once it is loaded.
+
+    Formats of the same weights are kept, because no format contains a decoder.
+    """
+    out, weights = run / BUNDLE, run / BUNDLE / WEIGHTS_FILE
+    has_models = fitted is not None and fitted.decoder is not None
+    with atomic_folder(out) as folder:
+        if weights.is_file() and weights.read_bytes() == files[WEIGHTS_FILE]:
+            copy_files(out, folder, formats=[path.name for path in out.iterdir()])
+        write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
+        bundle = load(folder, placement)
+        fsync_tree(folder)
+        shutil.rmtree(out, ignore_errors=True)
+    return bundle
+
+
+def load(folder: Path, placement: Placement) -> TorchBundle:
+    """Load a bundle of the run where its test runs."""
+    modules = modules_of_bundle(folder)
+    device, precision = placement.device, placement.precision
+    return load_bundle(folder, device=device, precision=precision, user_modules=modules)
+
+
+def write_formats(run: Path, knobs: KnobValues, task: Task) -> None:
+    """Write the missing ones of the formats that the YAML declares; log which of them fail."""
+    try:
+        declared = declared_formats(knobs, task)
+        names = [name for name in declared if not (run / BUNDLE / name / PARITY_FILE).exists()]
+        # One rank compares them on all test clips, not only on its own share.
+        with single_rank():
+            reports = add_formats(run, names, FULL_GRID) if names else {}
+        failures = describe_failures(reports)
+    except SbkitError as error:
+        failures = [f"No format is written: {error}"]
+    for failure in failures:
+        logger.warning(failure)
+
+
+def score(
+    bundle: TorchBundle | None, loaders: Loaders, name: str, brain: Brain, batch_seconds: float
+) -> ScoredSet:
+    """Score the bundle on a test set; without a bundle, the checkpoint."""
+    rows = loaders.splits.test[name]
+    if bundle is not None and bundle.task.scores_bundles:
+        scorer = BundleScorer(bundle, batch_seconds=batch_seconds)
+        scored = scorer.score(name, rows, max_batches=brain.max_evaluated_batches)
+    else:
+        network = None if bundle is None else bundle.model.network
+        results = brain.score_batches(loaders.test[name], network)
+        scored = ScoredSet.gather(name, rows, results)
+    brain.leave_if_asked()
+    return scored
+
+
+def report(
+    setup: RunSetup, brain: Brain, bundle: TorchBundle | None, sets: Sequence[ScoredSet]
+) -> None:
+    """Write the results into the run folder, and log a line for each test set."""
+    run, knobs = setup.values.folder, setup.values.knobs
+    test_report = TestReport(
+        run,
+        setup.recipe,
+        sample_rate=knobs["sample_rate"],
+        labels=setup.labels,
+        metrics=brain.evaluator.metrics if type(brain).metrics else None,
+        measure=brain.evaluator.measure if type(brain).metrics else None,
+        report_by=knobs["report_by"] or (),
+    )
+    for scored in sets:
+        facts: FigureDict = {}
+        if bundle is not None:
+            facts = decoding_facts(bundle, scored)
+            if note := (bundle.config.decoder or {}).get("note"):
+                facts["notes"] = [note, *facts.get("notes", ())]
+        test_report.add(scored, **facts)
+
+    run_log = RunLog(run, resume_step=brain.optimizer_step)
+    for name, entry in test_report.entries.items():
+        metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
+        run_log.write(
+            SplitFigures(
+                epoch=brain.hparams.epoch_counter.limit,
+                step=brain.optimizer_step,
+                split=name,
+                metrics=metrics,
+                decoder=entry.get("decoder"),
             )
-        run_log.close()
+        )
+    run_log.close()
 
-        config = read_json(self._folder / CONFIG_FILE) or {}
-        num_averaged = len(config.get("checkpoints", ())) or brain.num_averaged
-        weights = f"mean of {num_averaged} checkpoints" if num_averaged > 1 else "best checkpoint"
-        provenance = None if bundle is None else provenance_of(bundle)
-        parameters = sum(p.numel() for p in brain.modules.parameters())
-        model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
-        training = brain.training_metrics
-        speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
-        draw_curves(
-            setup.values.folder / LOG_FILE, setup.values.folder / CURVES, brain.evaluator.metrics
-        )
-        report.write(
-            notes=[model_facts, describe_provenance(provenance)],
-            model=str(setup.values.folder),
-            **{SETTINGS: read_records(setup.values.folder).get(SETTINGS), PROVENANCE: provenance},
-            parameters=parameters,
-            train_seconds=round(training.train_seconds, 1),
-            audio_seconds=round(training.audio_seconds, 1),
-            rtfx=speed and round(speed, 1),
-            device=str(brain.device),
-        )
-        for scored in sets:
-            logger.info(f"{report.describe(scored)}, {weights}")
-        for line in report.notes:
-            logger.info(line)
+    weights = "best checkpoint"
+    if brain.num_averaged > 1:
+        weights = f"mean of {brain.num_averaged} checkpoints"
+    provenance = None if bundle is None else provenance_of(bundle)
+    parameters = sum(p.numel() for p in brain.modules.parameters())
+    model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
+    training = brain.training_metrics
+    speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
+    draw_curves(run / LOG_FILE, run / CURVES, brain.evaluator.metrics)
+    test_report.write(
+        notes=[model_facts, describe_provenance(provenance)],
+        model=str(run),
+        **{SETTINGS: read_records(run).get(SETTINGS), PROVENANCE: provenance},
+        parameters=parameters,
+        train_seconds=round(training.train_seconds, 1),
+        audio_seconds=round(training.audio_seconds, 1),
+        rtfx=speed and round(speed, 1),
+        device=str(brain.device),
+    )
+    for scored in sets:
+        logger.info(f"{test_report.describe(scored)}, {weights}")
+    for line in test_report.notes:
+        logger.info(line)

@@ -52,9 +52,9 @@ from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
 from sbkit.logs.handlers import TextLog, log_to_screen
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
-from sbkit.run.ending import RunEnding
+from sbkit.run.ending import finish_run
 from sbkit.run.tuning import TuningOptions, tune
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 from sbkit.train.setup import (
@@ -341,7 +341,7 @@ class Run:
                 f"All epochs were trained before; the results in {self.folder} stay as they are."
             )
         else:
-            RunEnding(setup, brain).finish()
+            finish_run(setup, brain)
             if type(brain).evaluate is not Brain.evaluate:
                 brain.evaluate(setup.loaders.test)
         if (report := self.folder / REPORT).is_file():

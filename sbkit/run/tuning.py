@@ -33,9 +33,10 @@ from sbkit.export.export import exported_bundle, require_replaceable, set_decode
 from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
 from sbkit.lm.training import LmText, Spelling, replace_language_models
 from sbkit.logs.progress import progress_bar
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.scoring import sample_validation
 from sbkit.runtime.test_sets import name_of, prepare_source, table_knobs
-from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.setup import prepare_splits, read_values
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,14 @@
-"""Open the model of a bundle with torch or onnxruntime, which its thread imports."""
+"""Load a bundle to run it, with torch or onnxruntime, which are imported then."""
 
 import ctypes
 import os
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, Unpack, overload
 
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
@@ -32,43 +33,141 @@ from sbkit.runtime.onnx_model import (
     available_providers,
 )
 
+if TYPE_CHECKING:
+    from sbkit.runtime.torch_model import TorchBundle
+
 COMPILE_MODES = ("default", "reduce-overhead")
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
 
 
 def model_options(options: Namespace) -> dict[str, Any]:
-    """Return the options of a command that `open_model` takes."""
+    """Return the options of a command that `load_bundle` takes."""
     names = ("device", "runtime", "precision", "compile", "user_modules")
     return {name: getattr(options, name) for name in names}
 
 
-@dataclass(frozen=True)
+class LoadOptions(TypedDict, total=False):
+    """The options of `load_bundle` besides the runtime."""
+
+    device: object
+    precision: str
+    compile: str | None
+    streaming: StreamingUse
+    decoder: str | None
+    hotwords: str | Path | Sequence[str] | None
+    user_modules: frozenset[str]
+
+
+@overload
+def load_bundle(
+    folder: Path | str, *, runtime: Literal["onnx"], **options: Unpack[LoadOptions]
+) -> Bundle: ...
+@overload
+def load_bundle(
+    folder: Path | str, *, runtime: Literal["torch"] = ..., **options: Unpack[LoadOptions]
+) -> "TorchBundle": ...
+def load_bundle(
+    folder: Path | str,
+    *,
+    runtime: str = "torch",
+    device: object = "cpu",
+    precision: str = "fp32",
+    compile: str | None = None,
+    streaming: StreamingUse = "no",
+    decoder: str | None = None,
+    hotwords: str | Path | Sequence[str] | None = None,
+    user_modules: frozenset[str] = frozenset(),
+) -> Bundle:
+    """Load a bundle with its model, which runs exactly as requested, in the calling thread.
+
+    runtime: torch or onnx.
+    device: cpu, cuda, cuda:N or auto; or a torch.device.
+    precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
+    compile: default or reduce-overhead; None to compile nothing.
+    streaming: whether the model runs chunk by chunk: "no", "only", or "also" (if the bundle has a
+        model of chunks). In ONNX, this model is a file of its own.
+    decoder: greedy or beam; None for the bundle's own.
+    hotwords: phrases separated by commas, a list of them, or a file of them.
+    user_modules: the user's modules that the bundle may import.
+
+    Raises:
+        SbkitError: the bundle is damaged, or the device, runtime or precision is not available.
+
+    >>> bundle = load_bundle("my-model")  # doctest: +SKIP
+    >>> bundle.transcribe([read_audio("talk.mp3", bundle.config.sample_rate)])  # doctest: +SKIP
+    ['hello there']
+    """
+    require_supported(runtime, precision, compile)
+    folder = Path(folder).absolute()
+    call = partial(
+        load_bundle,
+        folder,
+        runtime=runtime,
+        device=device,
+        precision=precision,
+        compile=compile,
+        streaming=streaming,
+        decoder=decoder,
+        hotwords=hotwords,
+        user_modules=user_modules,
+    )
+    contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
+    if str(device).startswith("cuda") and (cause := why_no_cuda(runtime)):
+        raise DeviceError(
+            f"The device {device} needs a GPU that {runtime} can use, but {cause}, or choose "
+            "the device cpu."
+        )
+    bundle: Bundle
+    if runtime == ONNX:
+        model: LoadedModel = _load_onnx(contents, folder, str(device), precision, streaming)
+        bundle = Bundle.from_contents(contents, model)
+    else:
+        from sbkit.distributed.device import resolve
+        from sbkit.runtime.torch_model import Compilation, CompiledModel, TorchBundle, TorchModel
+
+        chosen: Any = None if device == AUTO else device
+        placement = resolve(chosen, precision)
+        options: dict[str, Any] = {"user_modules": user_modules, "placement": placement}
+        if compile is None:
+            network = TorchModel.load(contents, folder, **options)
+        else:
+            options["compilation"] = Compilation(mode=compile, streaming=streaming)
+            network = CompiledModel.load(contents, folder, **options)
+        bundle = TorchBundle.from_contents(contents, network)
+    bundle = bundle.with_decoder(decoder).with_hotwords_option(hotwords)
+    if runtime == ONNX and bundle.decoder and bundle.decoder.attention_rescoring:
+        raise ConfigError(
+            "The decoder of this bundle rescores with the attention decoder, but the runtime "
+            f"{runtime} has only the encoder. Choose the runtime torch or the decoder greedy. "
+            "Or run `sbkit tune RUN --no-attention-rescoring`, and export the run again."
+        )
+    return bundle.opened_by(call)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThreadedBundle(Bundle):
-    """A bundle whose model has a thread of its own."""
+    """A bundle whose model has a thread of its own, so that any thread may use it."""
 
     model: ModelThread
 
 
-def open_model(
-    folder: Path | str,
-    *,
-    device: object = AUTO,
-    runtime: str = "torch",
-    precision: str = "fp32",
-    compile: str | None = None,
-    streaming: StreamingUse = "no",
-    user_modules: frozenset[str] = frozenset(),
-) -> ThreadedBundle:
-    """Read a bundle, and make its model in a thread of its own; close it by `bundle.model.close()`.
+def load_in_thread(folder: Path | str, *, device: object = AUTO, **options: Any) -> ThreadedBundle:
+    """Call `load_bundle` in the thread of the model; close it by `bundle.model.close()`."""
+    folder = Path(folder).absolute()
+    loaded: list[Bundle] = []
 
-    device, runtime, precision, compile, user_modules: as for `Transcriber.load`.
-    streaming: whether the model runs chunk by chunk: "no", "only", or "also" (if the bundle has a
-        model of chunks). In ONNX, this model is a file of its own.
+    def load() -> LoadedModel:
+        loaded.append(load_bundle(folder, device=device, **options))
+        return loaded[0].model
 
-    Raises:
-        SbkitError: the bundle is damaged, or the device, runtime or precision is not available.
-    """
+    model = ModelThread(load)
+    bundle = ThreadedBundle.from_contents(loaded[0], model)
+    return bundle.opened_by(partial(load_in_thread, folder, device=device, **options))
+
+
+def require_supported(runtime: str, precision: str, compile: str | None) -> None:
+    """Raise ConfigError for options that do not fit together, DeviceError if torch is missing."""
     if runtime in PRECISIONS and precision not in PRECISIONS[runtime]:
         supported = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
         raise ConfigError(
@@ -87,43 +186,6 @@ def open_model(
             "The runtime torch needs the package torch, which is not installed. Install it, or use "
             "the runtime onnx, which runs a bundle that was exported with this format."
         )
-    folder = Path(folder).absolute()
-    device = str(device)
-    contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
-
-    def make() -> LoadedModel:
-        if device.startswith("cuda") and (cause := why_no_cuda(runtime)):
-            raise DeviceError(
-                f"The device {device} needs a GPU that {runtime} can use, but {cause}, or choose "
-                "the device cpu."
-            )
-        if runtime == ONNX:
-            return _load_onnx(contents, folder, device, precision, streaming)
-        from sbkit.distributed.device import resolve
-        from sbkit.runtime.torch_model import Compilation, load_torch
-
-        compilation = Compilation(mode=compile, streaming=streaming) if compile else None
-        return load_torch(
-            contents,
-            folder,
-            user_modules=user_modules,
-            placement=resolve(None if device == AUTO else device, precision),
-            compilation=compilation,
-        )
-
-    opened = ThreadedBundle.from_contents(contents, ModelThread(make))
-    return opened.opened_by(
-        partial(
-            open_model,
-            folder,
-            device=device,
-            runtime=runtime,
-            precision=precision,
-            compile=compile,
-            streaming=streaming,
-            user_modules=user_modules,
-        )
-    )
 
 
 def _load_onnx(
@@ -159,21 +221,22 @@ def _load_onnx(
 
 def why_no_cuda(runtime: str) -> str | None:
     """Return why a runtime cannot use an NVIDIA GPU, and what to do; None if it can."""
-    if runtime != ONNX and not has_torch():
-        return "torch is not installed. Install it, or use the runtime onnx"
-    if not has_driver():
-        return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
-    if runtime == ONNX:
-        if PROVIDERS["cuda"] not in available_providers():
-            return (
-                "there is no onnxruntime with CUDA, or another wheel hides it. Uninstall "
-                "onnxruntime and onnxruntime-gpu, and install onnxruntime-gpu"
-            )
-    else:
+    if runtime != ONNX:
+        if not has_torch():
+            return "torch is not installed. Install it, or use the runtime onnx"
         import torch
 
-        if torch.version.cuda is None:
-            return f"this torch ({torch.__version__}) is a wheel without CUDA. Install one with it"
+        if torch.cuda.is_available():
+            return None
+    if not has_driver():
+        return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
+    if runtime != ONNX and torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) is a wheel without CUDA. Install one with it"
+    if runtime == ONNX and PROVIDERS["cuda"] not in available_providers():
+        return (
+            "there is no onnxruntime with CUDA, or another wheel hides it. Uninstall "
+            "onnxruntime and onnxruntime-gpu, and install onnxruntime-gpu"
+        )
     return None
 
 
@@ -205,12 +268,12 @@ class GraphModel(PickledAsCall):
         return super().__new__(cls, Path(folder).absolute(), **options)
 
     def __init__(self, folder: Path | str, **options: Any) -> None:
-        """Open a bundle with the options of `open_model`.
+        """Open a bundle with the options of `load_bundle`, in a thread of its own.
 
         Raises:
             SbkitError: the bundle is damaged or has another task, or the device is not available.
         """
-        self.bundle = open_model(Path(folder), **options)
+        self.bundle = load_in_thread(folder, **options)
         self.bundle.task.require_prediction(self.prediction, command=self.command)
         self._thread = self.bundle.model
         self.sample_rate = self.bundle.config.sample_rate

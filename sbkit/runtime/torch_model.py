@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -25,7 +25,7 @@ from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, translate
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
 from sbkit.base.units import seconds_to_samples
-from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
+from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
@@ -93,6 +93,36 @@ class TorchModel(nn.ModuleList):
         self.effective = require_effective(
             effective, device=str(placement.device), precision=placement.precision
         )
+
+    @classmethod
+    def load(
+        cls,
+        contents: BundleContents,
+        folder: Path,
+        *,
+        user_modules: frozenset[str] = frozenset(),
+        placement: Placement = CPU,
+        **options: Any,
+    ) -> Self:
+        """Build the model of a bundle, and load the weights that were read with it.
+
+        Raises:
+            SbkitError: a part is not allowed, or the weights are damaged or of another model.
+        """
+        file = folder / WEIGHTS_FILE
+        try:
+            weights = safetensors.torch.load(contents.weights)
+        except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
+            raise BundleError(
+                f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
+            ) from error
+        with preserve_rng(CPU.device), limit_parameters(weights):  # parts draw their first weights
+            network, parts = _assemble(contents, user_modules)
+        modules: nn.ModuleList = network.model
+        check_fits(weights, modules, source=str(file))
+        modules.load_state_dict(weights)
+        rate = contents.config.sample_rate
+        return cls(network, parts=parts, sample_rate=rate, placement=placement, **options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.effective})"
@@ -347,7 +377,7 @@ def encode_in_segments(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TorchBundle(Bundle):
     """A bundle with its model in torch."""
 
@@ -377,59 +407,6 @@ class TorchBundle(Bundle):
                 encoded = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
                 inputs.append(self.decoder_input(encoded, samples=len(clip)))
         return inputs
-
-
-def load_bundle(
-    folder: Path | str, *, user_modules: frozenset[str] = frozenset(), placement: Placement = CPU
-) -> TorchBundle:
-    """Load a bundle with its model in torch.
-
-    user_modules: the user's modules that the bundle may import.
-    placement: where the model runs, by default on the CPU in fp32.
-
-    Raises:
-        SbkitError: a file is missing or damaged, or belongs to another model; or the model does not
-            run as the placement says.
-
-    >>> bundle = load_bundle("my-model")  # doctest: +SKIP
-    >>> bundle.transcribe([read_audio("talk.mp3", bundle.config.sample_rate)])  # doctest: +SKIP
-    ['hello there']
-    """
-    folder = Path(folder).absolute()
-    contents = read_bundle(folder, with_weights=True, user_modules=user_modules)
-    model = load_torch(contents, folder, user_modules=user_modules, placement=placement)
-    call = partial(load_bundle, folder, user_modules=user_modules, placement=placement)
-    return TorchBundle.from_contents(contents, model).opened_by(call)
-
-
-def load_torch(
-    contents: BundleContents,
-    folder: Path,
-    *,
-    user_modules: frozenset[str] = frozenset(),
-    placement: Placement = CPU,
-    compilation: Compilation | None = None,
-) -> TorchModel:
-    """Build the model of a bundle, and load the weights that were read with it.
-
-    Raises:
-        SbkitError: a part is not allowed, or the weights are damaged or of another model.
-    """
-    file = folder / WEIGHTS_FILE
-    try:
-        weights = safetensors.torch.load(contents.weights)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise BundleError(
-            f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
-        ) from error
-    with preserve_rng(CPU.device), limit_parameters(weights):  # modules draw their first weights
-        network, parts = _assemble(contents, user_modules)
-    modules: nn.ModuleList = network.model
-    check_fits(weights, modules, source=str(file))
-    modules.load_state_dict(weights)
-    make = TorchModel if compilation is None else partial(CompiledModel, compilation=compilation)
-    rate = contents.config.sample_rate
-    return make(network, parts=parts, sample_rate=rate, placement=placement)
 
 
 def _assemble(

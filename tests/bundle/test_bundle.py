@@ -14,7 +14,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle import config as files
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from tests.runtime.bundles import edit_config
 
 
@@ -91,8 +91,9 @@ def test_load_bundle_parses_and_runs_the_bytes_that_were_hashed(
 def test_serve_imports_the_modules_of_every_bundle(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_all(names: list[str], folders: list[Path], options: Namespace) -> int:
-        return len([read_bundle(folder, user_modules=options.user_modules) for folder in folders])
+    def read_all(options: Namespace) -> int:
+        modules = options.user_modules
+        return len([read_bundle(folder, user_modules=modules) for folder in options.bundles])
 
     monkeypatch.setattr("sbkit.commands.serve.serve", read_all)
     other = Path(shutil.copytree(bundle, tmp_path / "other"))

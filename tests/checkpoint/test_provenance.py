@@ -12,7 +12,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.provenance import describe_difference, describe_provenance, make_provenance
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import DecoderWeights
-from sbkit.export.export import set_decoder, write_bundle
+from sbkit.export.export import collect_files, set_decoder, write_bundle
 from sbkit.lm.language_models import digest_of, save
 from sbkit.text.tokenizer import Tokenizer
 from tests.runs import read_json
@@ -36,7 +36,8 @@ def run(tmp_path: Path) -> Path:
     run = make_run(tmp_path / "run")
     tokenizer = Tokenizer(model_file=run / "tokenizer.model")
     save({}, run / "lm.safetensors", metadata={"tokenizer": digest_of(tokenizer)})
-    write_bundle(run, run / "bundle")
+    (run / "bundle").mkdir()
+    write_bundle(run / "bundle", collect_files(run))
     write_decoder(run)
     summary = {"test": {"test": {"decoder": "beam", "WER": 0.2575}}}
     summary["provenance"] = read_json(run / "bundle/config.json")["provenance"]

@@ -39,7 +39,7 @@ class Talk:
         self.bundle = replace(bundle, config=replace(bundle.config, language="en"))
         self.spans = self.record("talk.wav", SENTENCES)
         monkeypatch.chdir(folder)
-        monkeypatch.setattr("sbkit.tasks.recognition.predict.open_recognizer", self._open)
+        monkeypatch.setattr("sbkit.runtime.runtimes.load_in_thread", self._open)
 
     def _open(self, *_: object, **__: object) -> object:
         return replace(self.bundle, model=ModelThread(lambda: self.model))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from sbkit.audio.io import Samples
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.test_sets import prepare_test_sets, read_whole_clips
-from sbkit.runtime.torch_model import load_bundle
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from sbkit.base.checksums import find_damage
 from sbkit.bundle.bundle import Bundle
 from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.runtime.onnx_model import OnnxModel
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from tests.runtime.bundles import ROOT, parity_report
 from tests.test_readme import blocks
 from tools import bench_transcribe

@@ -15,8 +15,8 @@ from sbkit.config.document import read_document, resolve_references
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.export.export import describe_parts, export_run, replacing_bundle
 from sbkit.runtime import test_sets
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.test_sets import prepare_test_sets
-from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.recognition.task import Recognition
 from tests.runtime.bundles import ROOT, make_run
 

@@ -23,7 +23,8 @@ from sbkit.export.onnx_format import WrittenGraph
 from sbkit.export.parity import Agreement, Candidate, Case, Comparison, Grid
 from sbkit.export.traced import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
-from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.codec.task import Coding
 from sbkit.tasks.detection.task import Detection
 from tests.runtime.bundles import SMALL, make_run, parity_report

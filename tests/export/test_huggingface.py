@@ -26,7 +26,7 @@ from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
 from sbkit.export.sherpa_format import SHERPA_EPS, SherpaNormalizedModel
 from sbkit.export.traced import WaveformModel, trained_log_probs
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
 from tests.runtime.bundles import ROOT, SMALL, make_run, parity_report

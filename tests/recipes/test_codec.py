@@ -30,7 +30,7 @@ from sbkit.models.spectral_losses import (
     spectral_distance,
 )
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.codec.codes import HEADER, Coded, CodeSpace, read_codes, write_codes
 from sbkit.tasks.codec.model import FiniteScalarQuantizer
 from sbkit.tasks.codec.predict import Codec

@@ -33,7 +33,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
 from tests.runs import ROOT, TINY_VAD, Workplace, last_parameters, load_brain, prompts, read_json

@@ -12,7 +12,8 @@ from torch._dynamo.utils import counters
 
 from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.torch_model import Compilation, load_torch
+from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.torch_model import Compilation, CompiledModel
 from tests import processes
 from tests.runtime.bundles import make_bundle
 from tests.runtime.tones import noise
@@ -31,7 +32,7 @@ def compiled(bundle: Path) -> ModelThread:
     """Load a model that is traced and guarded like compiled code, but not compiled."""
     compilation = Compilation(mode="default", backend="eager", **TABLE)
     contents = read_bundle(bundle, with_weights=True)
-    return ModelThread(partial(load_torch, contents, bundle, compilation=compilation))
+    return ModelThread(partial(CompiledModel.load, contents, bundle, compilation=compilation))
 
 
 def graphs() -> int:
@@ -46,7 +47,7 @@ def test_compiled_model_compiles_nothing_after_its_warm_up_and_gives_the_same_ou
     warm = graphs()
     assert warm > before
     assert model.effective.compiled == "default"
-    plain = load_torch(read_bundle(bundle, with_weights=True), bundle)
+    plain = load_bundle(bundle).model
     for clips in (noise(0.3), noise(1.0, 0.1), noise(0.2, 0.5, 0.7, 0.3, 0.9)):
         for clip, plain_clip in zip(model.encode(clips), plain.encode(clips), strict=True):
             np.testing.assert_allclose(clip.log_probs, plain_clip.log_probs, atol=1e-4)
@@ -82,7 +83,8 @@ def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(
 
     register_backend(noting, name="noting")
     compilation = Compilation(mode="reduce-overhead", clips=(1,), seconds=(1.0,), backend="noting")
-    model = load_torch(read_bundle(bundle, with_weights=True), bundle, compilation=compilation)
+    contents = read_bundle(bundle, with_weights=True)
+    model = CompiledModel.load(contents, bundle, compilation=compilation)
     steps.clear()
     one, other = (model.encode(noise(1.0))[0] for _ in range(2))
     first, second = steps[: len(traced)], steps[len(traced) :]

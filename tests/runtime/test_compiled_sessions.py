@@ -15,7 +15,7 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
-from sbkit.runtime.torch_model import Compilation, load_torch
+from sbkit.runtime.torch_model import Compilation, CompiledModel
 from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
 from tests import processes
 from tests.runtime.bundles import make_live_run
@@ -31,9 +31,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
-def recognizer(folder: Path, compilation: Compilation | None = None) -> StreamingRecognizer:
+def compiled_recognizer(folder: Path, compilation: Compilation) -> StreamingRecognizer:
     contents = read_bundle(folder, with_weights=True)
-    thread = ModelThread(partial(load_torch, contents, folder, compilation=compilation))
+    thread = ModelThread(partial(CompiledModel.load, contents, folder, compilation=compilation))
     return StreamingRecognizer(bundle=ThreadedBundle.from_contents(contents, thread))
 
 
@@ -53,13 +53,13 @@ def compare(bundle: Path, **options: Any) -> int:
     It runs chunks and whole clips. Return how many graphs it compiled, all before the first clip.
     """
     clips = [noise(seed, size) for seed, size in enumerate((9_000, 31_234, 60_123))]
-    with recognizer(bundle) as plain:
+    with StreamingRecognizer.load(bundle, device="cpu") as plain:
         expected = [final_texts(plain, clip) for clip in clips]
         (expected_clip,) = plain.model.encode([clips[1]])
     assert all(expected)
     before = counters["stats"]["unique_graphs"]
     compilation = Compilation(streaming="also", seconds=(2.0,), **options)
-    with recognizer(bundle, compilation) as compiled:
+    with compiled_recognizer(bundle, compilation) as compiled:
         warm = counters["stats"]["unique_graphs"]
         assert compiled.effective.compiled == options["mode"]
         if "backend" not in options:  # the default uses CUDA graphs, which belong to a thread

@@ -16,8 +16,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Encoded
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread, run_batches
-from sbkit.runtime.runtimes import open_model
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle, load_in_thread
 from sbkit.tasks.recognition.predict import Transcriber
 from tests.runtime.tones import RATE, ToneModel, noise
 
@@ -125,7 +124,7 @@ def test_shapes_batches_fit_the_table(seed: int, fewest: int) -> None:
 
 
 def test_padding_to_the_table_changes_no_output(plain_bundle: Path) -> None:
-    thread = open_model(plain_bundle, device="cpu").model
+    thread = load_in_thread(plain_bundle, device="cpu").model
     clips = noise(0.5, 0.56)
     before = thread.encode(clips)
     thread.warm_up(BatchShapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))

@@ -25,7 +25,7 @@ from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
-from sbkit.runtime.runtimes import open_model
+from sbkit.runtime.runtimes import load_in_thread
 from tests.runtime.bundles import edit_weights
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -88,12 +88,12 @@ def stand_in(
 
 
 def effective(bundle: Path, **options: str) -> Any:
-    model = open_model(bundle, runtime="onnx", **options).model  # type: ignore[arg-type]
+    model = load_in_thread(bundle, runtime="onnx", **options).model  # type: ignore[arg-type]
     model.close()
     return model.effective
 
 
-def test_open_model_refuses_a_provider_that_runs_no_node_or_only_some(
+def test_load_in_thread_refuses_a_provider_that_runs_no_node_or_only_some(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -127,7 +127,9 @@ def test_onnx_model_preloads_cuda_and_disables_tf32(
     assert (printed.out, printed.err) == ("", "loaded\n")
 
 
-def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_in_thread_reads_back_the_gpu_index(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in(monkeypatch)
     monkeypatch.setattr(StandInSession, "provider", CUDA)
     for device, actual in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
@@ -137,7 +139,7 @@ def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.M
         effective(bundle, device="cuda:1")
 
 
-def test_open_model_reads_back_the_precision_of_nodes(
+def test_load_in_thread_reads_back_the_precision_of_nodes(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -174,11 +176,11 @@ def test_missing_cuda_is_explained_and_auto_takes_the_cpu(
 def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes, "has_driver", lambda: False)
     with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
-        open_model(bundle, device="cuda")
+        load_in_thread(bundle, device="cuda")
     monkeypatch.setattr(runtimes, "has_driver", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(SbkitError, match="wheel without CUDA"):
-        open_model(bundle, device="cuda:0")
+        load_in_thread(bundle, device="cuda:0")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.M
         ({"compile": "default"}, "compiles nothing"),
     ],
 )
-def test_open_model_refuses_unsupported_options_of_onnx(
+def test_load_in_thread_refuses_unsupported_options_of_onnx(
     options: dict[str, str], says: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -205,13 +207,13 @@ def test_precisions_are_the_same_in_help_and_errors(
     with pytest.raises(
         SbkitError, match=f"int8 is not supported by the runtime torch \\({supported}"
     ):
-        open_model(bundle, precision="int8")
+        load_in_thread(bundle, precision="int8")
     with pytest.raises(SystemExit):
         run(["transcribe", "--help"])
     assert supported in " ".join(capsys.readouterr().out.split())
 
 
-def test_open_model_refuses_an_onnx_model_of_other_weights(
+def test_load_in_thread_refuses_an_onnx_model_of_other_weights(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)

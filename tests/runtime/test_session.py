@@ -17,7 +17,7 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
 from sbkit.tasks.recognition.session import (
     Endpoint,

@@ -17,6 +17,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import WordOffsets
+from sbkit.runtime import runtimes
 from sbkit.runtime.scoring import describe_decoding
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.tasks.recognition.predict import CPU_BATCH_SECONDS, Transcriber, Transcript
@@ -142,7 +143,8 @@ def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle, _, _ = tone_bundle(tmp_path, lm_texts=SENTENCES, attention_rescoring=True)
-    monkeypatch.setattr("sbkit.tasks.recognition.predict.open_model", lambda *_, **__: bundle)
+    monkeypatch.setattr(runtimes, "read_bundle", lambda *_, **__: bundle)
+    monkeypatch.setattr(runtimes, "_load_onnx", lambda *_: bundle.model)
     with pytest.raises(SbkitError, match="rescores with the attention decoder"):
         Transcriber.load(tmp_path, runtime="onnx")
 

@@ -20,8 +20,7 @@ from sbkit import Transcriber
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
-from sbkit.runtime.runtimes import open_model
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle, load_in_thread
 from sbkit.tasks.recognition.session import Event, StreamingRecognizer
 from tests.runs import ROOT
 from tests.runtime.streaming_tones import run
@@ -52,7 +51,7 @@ LOADED: Mapping[str, tuple[Callable[[Path], Any], Callable[[Any, Samples], objec
     "transcriber": (lambda folder: Transcriber.load(folder, times=False, device="cpu"), transcribe),
     "recognizer": (lambda folder: StreamingRecognizer.load(folder, device="cpu"), listen),
     "torch": (load_bundle, recognize),
-    "onnx": (lambda folder: open_model(folder, runtime="onnx", device="cpu"), recognize),
+    "onnx": (lambda folder: load_in_thread(folder, runtime="onnx", device="cpu"), recognize),
 }
 
 

@@ -11,7 +11,8 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Encoded
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.greedy import best_tokens
-from sbkit.runtime.torch_model import TorchModel, load_bundle
+from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.torch_model import TorchModel
 from sbkit.text.tokenizer import SPACE
 from sbkit.text.word import Word
 from tests.decoding.spoken import train_models

@@ -130,4 +130,4 @@ def tone_bundle(
         options = {"weights": {}, **decoder}
         beam = BeamDecoder(tokenizer=tokenizer, language_models=lm_file, **options)
     thread = ModelThread(lambda: model)
-    return Bundle(config, Recognition(), tokenizer, thread, beam), tokenizer, model
+    return Bundle(config, Recognition(), tokenizer, beam, model=thread), tokenizer, model

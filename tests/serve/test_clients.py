@@ -122,9 +122,7 @@ def test_commands_and_scripts_of_pages_work(
     monkeypatch.chdir(tmp_path)
     Path("talk.mp3").write_bytes(server.say(TEXT))
     parsed: list[argparse.Namespace] = []
-    monkeypatch.setattr(
-        "sbkit.commands.serve.serve", lambda names, folders, options: parsed.append(options)
-    )
+    monkeypatch.setattr("sbkit.commands.serve.serve", parsed.append)
     pages = [PAGES / "serve.md", PAGES / "serve-api.md"]
     text = "".join(page.read_text("utf-8") for page in pages)
     text = text.replace("http://127.0.0.1:8000", server.url)

@@ -25,7 +25,7 @@ from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
-from sbkit.runtime.torch_model import Compilation, load_torch
+from sbkit.runtime.torch_model import Compilation, CompiledModel
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.synthesis.task import Synthesis
@@ -117,7 +117,7 @@ def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: P
     table = Compilation(
         mode="default", backend="eager", streaming="also", clips=(1, 2), seconds=(3.0, 30.0)
     )
-    thread = ModelThread(partial(load_torch, read, folder, compilation=table))
+    thread = ModelThread(partial(CompiledModel.load, read, folder, compilation=table))
     tones: Any = ThreadedBundle.from_contents(read, thread), read.labels, None
     with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(3) as clients:
         before = counters["stats"]["unique_graphs"]

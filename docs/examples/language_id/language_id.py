@@ -14,7 +14,7 @@ from sbkit.audio.segments import Segmenter
 from sbkit.bundle.task import Task
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.encoder import AcousticModel, make_encoder
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.runtimes import load_bundle
 
 COLUMN = "language"  # of the tables
 

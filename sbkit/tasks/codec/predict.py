@@ -51,7 +51,7 @@ class Codec(GraphModel):
         """Open a bundle.
 
         step_seconds: the audio of a step, without its context.
-        options: `device`, `runtime` and `precision`, as for `Transcriber.load`.
+        options: `device`, `runtime` and `precision`, as for `load_bundle`.
         """
         super().__init__(folder, **options)
         settings, rate = self.settings, self.sample_rate

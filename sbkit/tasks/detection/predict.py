@@ -20,7 +20,7 @@ from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
 from sbkit.runtime.model_thread import PickledAsCall
-from sbkit.runtime.runtimes import ThreadedBundle, open_model
+from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.task import DELAY_FRAMES
 
 SILERO = "silero"  # the name of the detector, and of the extra that installs it
@@ -103,14 +103,14 @@ class VoiceDetector:
 
     @classmethod
     def load(cls, name: Path | str, **options: Any) -> Self:
-        """Load a bundle with the options of `open_model`, or the package silero-vad by "silero".
+        """Load a bundle with the options of `load_bundle`, or the package silero-vad by "silero".
 
         Raises:
             SbkitError: the bundle is no detector, or cannot be used here.
         """
         if str(name) == SILERO:
             return cls(SileroModel(), SpeechRules(onset=0.5, offset=0.35))
-        return cls(BundleSpeechModel(open_model(name, streaming="only", **options)))
+        return cls(BundleSpeechModel(load_in_thread(name, streaming="only", **options)))
 
     def require_rate(self, sample_rate: int) -> None:
         """Raise ConfigError if the model does not take audio at this rate in Hz."""

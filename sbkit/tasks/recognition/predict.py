@@ -31,14 +31,14 @@ from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.io import AudioSource, Samples, stream_source
 from sbkit.audio.segments import Segment, Segmenter
 from sbkit.base.allocator import return_freed_memory
-from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.clips import Alternative, DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors
-from sbkit.runtime.runtimes import ThreadedBundle, open_model
+from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.tokenizer import Tokenizer
@@ -141,41 +141,19 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         cls,
         folder: Path | str,
         *,
-        device: object = "auto",
-        runtime: str = "torch",
-        precision: str = "fp32",
-        compile: str | None = None,
-        decoder: str | None = None,
-        hotwords: str | Path | Sequence[str] | None = None,
         times: bool = True,
         detector: VoiceDetector | None = None,
-        user_modules: frozenset[str] = frozenset(),
+        **options: Any,
     ) -> Self:
-        """Load a bundle, and run its model exactly as requested.
+        """Load a bundle with the options of `load_bundle`, in a thread of its own.
 
-        device: cpu, cuda, cuda:N or auto; or a torch.device.
-        runtime: torch or onnx.
-        precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
-        compile: default or reduce-overhead; None to compile nothing.
-        decoder: greedy or beam; None for the bundle's own.
-        hotwords: phrases separated by commas, a list of them, or a file of them.
         times: whether words are timed.
         detector: finds the pauses where long audio is cut.
-        user_modules: the user's modules that the bundle may import.
 
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is unavailable.
         """
-        bundle = open_recognizer(
-            folder,
-            decoder=decoder,
-            hotwords=hotwords,
-            device=device,
-            runtime=runtime,
-            precision=precision,
-            compile=compile,
-            user_modules=user_modules,
-        )
+        bundle = load_in_thread(folder, **options)
         try:
             return cls(bundle=bundle, times=times, detector=detector)
         except BaseException:
@@ -402,33 +380,6 @@ def _join_alternatives(recognized: Sequence[Recognition], count: int) -> tuple[A
 def default_batch_seconds(effective: Effective) -> float:
     """Return the seconds of padded audio that a batch should have on the model's device."""
     return CPU_BATCH_SECONDS if effective.device == "cpu" else GPU_BATCH_SECONDS
-
-
-def open_recognizer(
-    folder: Path | str,
-    *,
-    decoder: str | None = None,
-    hotwords: str | Path | Sequence[str] | None = None,
-    **options: Any,
-) -> ThreadedBundle:
-    """Open a bundle of a recognizer, with the options of `Transcriber.load`."""
-    folder = Path(folder).absolute()
-    opened = open_model(folder, **options)
-    try:
-        bundle = opened.with_decoder(decoder).with_hotwords_option(hotwords)
-        runtime = bundle.model.effective.runtime
-        if runtime != "torch" and bundle.decoder and bundle.decoder.attention_rescoring:
-            raise ConfigError(
-                "The decoder of this bundle rescores with the attention decoder, but the runtime "
-                f"{runtime} has only the encoder. Choose the runtime torch or the decoder greedy. "
-                "Or run `sbkit tune RUN --no-attention-rescoring`, and export the run again."
-            )
-        bundle.task.require_prediction("text", command="transcribe")
-        call = partial(open_recognizer, folder, decoder=decoder, hotwords=hotwords, **options)
-        return bundle.opened_by(call)
-    except BaseException:
-        opened.model.close()
-        raise
 
 
 def _batches(

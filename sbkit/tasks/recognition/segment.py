@@ -48,17 +48,17 @@ def segment(options: Namespace) -> None:
     Raises SbkitError if the recording, the text or the model cannot be used, or do not fit.
     """
     from sbkit.decoding.words import GREEDY
-    from sbkit.runtime.runtimes import model_options
+    from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.tasks.detection.predict import open_detector
     from sbkit.tasks.recognition.alignment import align, run_model
-    from sbkit.tasks.recognition.predict import Transcriber, open_recognizer
+    from sbkit.tasks.recognition.predict import Transcriber
     from sbkit.tasks.recognition.recordings import show_seconds
     from sbkit.text.transcripts import split_text
 
     lines = read_text_lines(options.transcript, max_bytes=MAX_TEXT_BYTES, subject="A transcript")
     require_writable(options.out, option="--out")
     options.out.mkdir(parents=True, exist_ok=True)
-    bundle = open_recognizer(options.bundle, decoder=GREEDY, **model_options(options))
+    bundle = load_in_thread(options.bundle, decoder=GREEDY, **model_options(options))
     detector = open_detector(options)
     settings = {name: getattr(options, name) for name in ("runtime", "precision", "vad")}
     recording = str(options.recording.parent.resolve() / options.recording.name)

@@ -25,9 +25,8 @@ from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
 from sbkit.runtime.model_thread import PickledAsCall
-from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
-from sbkit.tasks.recognition.predict import open_recognizer
 from sbkit.text.word import Word
 
 # A word is stable if hypotheses with this share of the beam's probability agree on it.
@@ -82,6 +81,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         Raises:
             BundleError: the model or its decoder only takes whole clips.
         """
+        bundle.task.require_prediction("text", command="transcribe")
         self.model = bundle.model
         self.effective = bundle.model.effective
         self.sample_rate = bundle.config.sample_rate
@@ -113,7 +113,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         Raises:
             SbkitError: the bundle cannot be used here, or only takes whole clips.
         """
-        bundle = open_recognizer(folder, streaming="only", **options)
+        bundle = load_in_thread(folder, streaming="only", **options)
         try:
             return cls(bundle=bundle)
         except BaseException:

@@ -44,7 +44,7 @@ class Reading(NamedTuple):
 class Synthesizer(GraphModel):
     """A TTS model, opened from a bundle; language: the language tag of the texts it reads.
 
-    options: `device`, `runtime` and `precision`, as for `Transcriber.load`.
+    options: `device`, `runtime` and `precision`, as for `load_bundle`.
 
     >>> voice = Synthesizer("my-voice", device="cpu")  # doctest: +SKIP
     >>> write_wav("hello.wav", voice.speak("Good morning."), voice.sample_rate)  # doctest: +SKIP

@@ -1,0 +1,63 @@
+"""The end of a run: what it fits in memory is what its bundle computes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbkit.base.errors import BundleError
+from sbkit.run import ending
+from sbkit.run.run import Run
+from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.scoring import sample_validation
+from tests.runs import Workplace, read_json
+
+OPTIONS = ("--number_of_epochs=2", "--eval_precision=bf16", "--attention_rescoring=True")
+
+
+@pytest.mark.slow
+def test_decoder_is_fitted_to_what_the_loaded_bundle_computes(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities in memory, with the mean of two checkpoints, equal those of the bundle."""
+    samples: list[Any] = []
+
+    def sample(bundle: Any, sets: Any, **options: Any) -> Any:
+        assert not (tmp_path / "bundle").exists()
+        samples.append(sample_validation(bundle, sets, **options))
+        return samples[0]
+
+    monkeypatch.setattr(ending, "sample_validation", sample)
+    monkeypatch.setattr("recipes.asr.recipe.AsrBrain._averaging_error", lambda brain: 0.0)
+    assert workplace.train_here(tmp_path, *OPTIONS) == 0
+    assert len(read_json(tmp_path / "bundle/config.json")["checkpoints"]) == 2
+    bundle = load_bundle(tmp_path / "bundle", precision="bf16")
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    valid = Run.open(tmp_path).prepare_splits().valid
+    loaded = sample_validation(bundle, valid, with_attention=True)
+    (in_memory,) = samples
+    assert [utterance.id for utterance in in_memory] == [utterance.id for utterance in loaded]
+    assert len(loaded) == 4
+    for before, after in zip(in_memory, loaded, strict=True):
+        np.testing.assert_array_equal(before.log_probs, after.log_probs)
+        assert before.attention is not None and after.attention is not None
+        assert before.attention.score([(3, 4, 5)]) == after.attention.score([(3, 4, 5)])
+
+
+@pytest.mark.slow
+def test_bundle_that_does_not_load_gets_no_name_and_the_checkpoint_is_tested(
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BundleError("Its parts do not fit.")
+
+    monkeypatch.setattr(ending, "load_bundle", refuse)
+    assert workplace.train_here(tmp_path, "--number_of_epochs=1") == 0
+    output = capsys.readouterr().err
+    assert "because no bundle can hold it. Its parts do not fit." in output
+    assert not [*tmp_path.glob("*bundle*")]
+    assert "CER" in read_json(tmp_path / "summary.json")["test"]["test"]
