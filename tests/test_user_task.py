@@ -95,8 +95,6 @@ class NamingRecipe(Asr, Naming):
 
 
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
-    brain: Any = SimpleNamespace(task=NamingRecipe())
-    assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
     run: Any = SimpleNamespace(
         load_recipe=NamingRecipe,
         build_hparams=lambda: dict.fromkeys(("model", "opt_class", "checkpointer")),

@@ -442,7 +442,6 @@ def _assemble(
     """Build the parts and the task's model from them; return the model and the parts."""
     config, task = contents.config, contents.task
     model_class = task.model_class()
-    arguments = {} if task.label_file is None else task.model_arguments(contents.labels)
     try:
         parts = {
             name: build_from_spec(spec, user_modules=user_modules)
@@ -452,7 +451,7 @@ def _assemble(
         for part in parts.values():
             part.eval()
         require_rate(parts, config.sample_rate)
-        network = model_class(model=model, **parts, **arguments)
+        network = model_class(model=model, **parts, **task.model_arguments(contents.labels))
         return network, [*parts.values()]
     except SbkitError:
         raise
