@@ -26,6 +26,7 @@ from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column
 from sbkit.models.vocoder import FRAME_HOPS
 from sbkit.tasks.synthesis.symbols import SYMBOL_TYPES, read_texts, to_symbols
+from sbkit.tasks.synthesis.task import SYMBOL_FILE
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 
 MIN_HZ, MAX_HZ = 70.0, 450.0
@@ -39,7 +40,6 @@ JUMP_COST = 0.75  # per octave; Boersma's 0.35 leaves 1.5 times as many jumps
 VOICING_COST = 0.14  # between a frame with a pitch and one without
 
 SYMBOLS, PITCH = "symbols", "pitch"  # columns: the spelled-out text, and Hz of each frame
-SYMBOL_FILE = "symbols.txt"
 COLUMNS_VERSION = 3  # raise it when the same clips would get other symbols or another pitch
 MARGIN_WINDOWS = 2  # of 20 ms, kept of the silence around a clip
 REFERENCE_HZ = 150.0  # octaves are counted from here

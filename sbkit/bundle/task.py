@@ -115,7 +115,7 @@ class Task:
         return names
 
     def model_arguments(self, labels: Labels) -> Mapping[str, object]:
-        """Return the keyword arguments that the model's class takes from the labels."""
+        """Return the keyword arguments that the model's class takes from the labels, if any."""
         return {}
 
     # -- scores ---------------------------------------------------------------------------------

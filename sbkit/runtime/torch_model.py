@@ -415,7 +415,6 @@ def _assemble(
     """Build the parts and the task's model from them; return the model and the parts."""
     config, task = contents.config, contents.task
     model_class = task.model_class()
-    arguments = {} if task.label_file is None else task.model_arguments(contents.labels)
     with translate(
         Exception,  # the user's parts may not fit
         BundleError,
@@ -432,5 +431,5 @@ def _assemble(
         for part in parts.values():
             part.eval()
         require_rate(parts, config.sample_rate)
-        network = model_class(model=model, **parts, **arguments)
+        network = model_class(model=model, **parts, **task.model_arguments(contents.labels))
         return network, [*parts.values()]

@@ -126,8 +126,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
 
     Attributes:
-        parts, optional_parts: YAML keys of the parts that `make_model` takes; a YAML may leave out
-            the optional ones. With parts, the Brain makes its `network`.
+        parts, optional_parts: YAML keys of the parts of the `network`; a YAML may leave out the
+            optional ones. A Brain without parts sets its `network` itself.
         loaders: loaders of the run, if `Run.make_brain` made the Brain.
         training_step: adds up gradients and updates the weights.
         training_metrics: loss and speed of the run so far.
@@ -231,27 +231,18 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._reset_position()
         self.task = task
         if type(self).parts:
-            self.network = self._make_network()
+            self.network = self.make_model()
 
-    def _make_network(self) -> Any:
-        """Build the network from the declared parts, on the device."""
+    def make_model(self) -> Any:
+        """Build the model of the task from the declared parts, on the device."""
         knobs, task = self.hparams.knobs, self.task
         assert task is not None, "a Brain with `parts` is made with `task`"
-        parts = {name: knobs[name] for name in self.parts}
-        optional = {name: knobs.get(name) for name in self.optional_parts}
-        parts |= {name: part for name, part in optional.items() if part is not None}
+        optional = [name for name in self.optional_parts if knobs.get(name) is not None]
+        parts = {name: knobs[name] for name in (*self.parts, *optional)}
         for part in parts.values():  # `model` may lack the features
             part.to(self.device)
-        labels = {} if task.label_file is None else task.model_arguments(knobs[task.label_key])
-        return self.make_model(model=self.modules["model"], **parts, **labels)
-
-    def make_model(self, **parts: Any) -> Any:
-        """Build the model to train, of the class that the task's bundles contain.
-
-        A subclass may override this, and pass more parts from the hparams.
-        """
-        assert self.task is not None
-        return self.task.model_class()(**parts)
+        labels = task.model_arguments(knobs.get(task.label_key))
+        return task.model_class()(model=self.modules["model"], **parts, **labels)
 
     def _reset_position(self) -> None:
         """Set the counters to the start of a run."""

@@ -49,9 +49,13 @@ def note(check: str, at: str, *words: str) -> Expected:
     return Expected(check, at, words, stops=False)
 
 
+def changed(**attributes: Any) -> type[Asr]:
+    """Return the recipe with other attributes."""
+    return type("Changed", (Asr,), attributes)
+
+
 def brain(brain: type[AsrBrain]) -> type[Asr]:
-    """Return the recipe with another Brain."""
-    return type("Changed", (Asr,), {"brain": brain})
+    return changed(brain=brain)
 
 
 @dataclass(frozen=True, kw_only=True)

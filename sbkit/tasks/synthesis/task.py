@@ -22,6 +22,7 @@ from sbkit.bundle.task import Arrays, Figures, Graph, Labels, Task
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics
 
+SYMBOL_FILE = "symbols.txt"
 SEMITONES = 12  # in an octave
 NUM_EXAMPLES = 3  # utterances of a test set that are drawn
 EXAMPLE_SYMBOLS_PER_SECOND = 10
@@ -109,7 +110,7 @@ class Synthesis(Task):
         ),
         "misaligned": Metric(),
     }
-    label_file = "symbols.txt"
+    label_file = SYMBOL_FILE
     graphs: ClassVar[Mapping[str, Graph]] = {
         "encode": Graph(
             inputs=("symbols",), outputs=("states", "durations"), arguments=example_symbols

@@ -13,7 +13,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from recipes.asr.recipe import Asr
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
-from tests.check.harness import Edit, error, mutation, note
+from tests.check.harness import Edit, changed, error, mutation, note
 from tests.runs import rows_of
 
 Row = dict[str, str]
@@ -121,11 +121,10 @@ class WrongBlank(Tokenizer):
 
 
 def tokenizing(tokenizer: type[Tokenizer]) -> type[Asr]:
-    class Tokenizing(Asr):
-        def prepare_labels(self, knobs: Any, splits: Any) -> Tokenizer:
-            return tokenizer(model_file=super().prepare_labels(knobs, splits).model_file)
+    def prepare_labels(self: Asr, knobs: Any, splits: Any) -> Tokenizer:
+        return tokenizer(model_file=Asr.prepare_labels(knobs, splits).model_file)
 
-    return Tokenizing
+    return changed(prepare_labels=prepare_labels)
 
 
 SEQ_LIN = "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    out_features: "

@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import SGD
 
 from recipes.asr.recipe import Asr, AsrBrain
-from sbkit.data.batch import Batch, Loaders
+from sbkit.data.batch import Batch
 from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
-from tests.check.harness import brain, error, mutation, note
+from tests.check.harness import brain, changed, error, mutation, note
 
 PARTS = "[!ref <CNN>, !ref <Transformer>, !ref <seq_lin>, !ref <ctc_lin>]"
 HEADS = "!ref <seq_lin>, !ref <ctc_lin>]"
@@ -60,12 +60,6 @@ class SpareLayer(AsrBrain):
     def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
         hparams["CNN"].spare = nn.Linear(3, 3)
         super().__init__(hparams=hparams, **options)
-
-
-class WithoutLoaders(Asr):
-    def make_loaders(self, *parts: Any) -> Loaders:
-        loaders: Loaders = parts[9]
-        return loaders
 
 
 def optimizing(**groups: Callable[[AsrBrain], Iterable[nn.Parameter]]) -> type[Asr]:
@@ -133,7 +127,7 @@ OWNERSHIP = [
     mutation(
         "loaders that cannot be made",
         error("loaders", ".yaml:1", "The loaders of the run", "IndexError"),
-        recipe=WithoutLoaders,
+        recipe=changed(make_loaders=lambda *parts: parts[9]),
     ),
     mutation(
         "a parameter in two groups",
