@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -24,11 +24,6 @@ from sbkit.distributed.device import parse_device, resolve
 from sbkit.logs.handlers import quiet
 from sbkit.train.brain import Brain
 from sbkit.train.setup import RunSetup, RunValues, build_again, choose_placement, make_brain, step
-
-if TYPE_CHECKING:
-    from sbkit.check.cost import Cost
-    from sbkit.check.dry_run import DryRun
-    from sbkit.check.learn import LearningTest
 
 ON_CPU = resolve("cpu", "fp32")
 Ids = tuple[str, ...]
@@ -127,6 +122,98 @@ class Declared:
         return Finding(where=self.place(*keys), problem=problem, fix=fix, stops=stops, ids=ids)
 
 
+@dataclass
+class DryRun:
+    """What small steps show.
+
+    Attributes:
+        error: what a part raised, if the steps broke off.
+        running: the modules whose `forward` is running, or has failed, outermost first.
+        called: ids of the modules that were called.
+        trained: ids of the parameters that got a gradient.
+        created: parts that `forward` made.
+        unsaved: state that the steps changed, an evaluation needs, and no checkpoint holds.
+    """
+
+    error: Exception | None = None
+    running: list[nn.Module] = field(default_factory=list)
+    called: set[int] = field(default_factory=set)
+    trained: set[int] = field(default_factory=set)
+    created: list[Keys] = field(default_factory=list)
+    unsaved: list[Keys] = field(default_factory=list)
+
+    def enter(self, module: nn.Module, inputs: object) -> None:
+        self.running.append(module)
+        self.called.add(id(module))
+
+    def leave(self, module: nn.Module, inputs: object, output: object) -> None:
+        self.running.pop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The time, the memory and the disk space of one process of a run.
+
+    Attributes:
+        trainable_parameters: including those that `freeze` holds for a number of steps.
+        peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held, in
+            the largest steps and the largest batch of an evaluation. On the CPU a long run holds
+            up to twice as much, because freed memory stays with the process in pieces.
+        device_bytes: the memory of the GPU, elsewhere what the process could allocate.
+        step_seconds: the time of a step with the largest batch.
+        epoch_seconds: an estimate that grows with the audio, as if validation were as slow as
+            training.
+        num_checkpoints: the most that the run folder has at the same time.
+    """
+
+    parameters: int
+    trainable_parameters: int
+    steps_per_epoch: int
+    peak_bytes: int
+    device_bytes: int
+    step_seconds: float
+    epoch_seconds: float
+    run_seconds: float
+    num_checkpoints: int
+    checkpoint_bytes: int
+    disk_bytes: int
+
+    def __str__(self) -> str:
+        rows = [
+            ("parameters", f"{self.parameters:,}, {self.trainable_parameters:,} of them trainable"),
+            ("steps per epoch", f"{self.steps_per_epoch:,}"),
+            (
+                "peak memory",
+                f"{in_megabytes(self.peak_bytes)} of {in_megabytes(self.device_bytes)}",
+            ),
+            ("seconds of the largest step", f"{self.step_seconds:,.2f}"),
+            ("seconds per epoch", f"about {self.epoch_seconds:,.1f}, from the measured step"),
+            ("hours for all epochs", f"about {self.run_seconds / 3600:,.2f}"),
+            ("size of a checkpoint", in_megabytes(self.checkpoint_bytes)),
+            (f"disk space for {self.num_checkpoints} checkpoints", in_megabytes(self.disk_bytes)),
+        ]
+        return "\n".join(f"{name:<36}{value}" for name, value in rows)
+
+
+def in_megabytes(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningTest:
+    """The result of training on a few clips.
+
+    outcome: passed, failed or unfinished.
+    losses: the training loss of each step.
+    values: the metrics of the clips afterwards.
+    """
+
+    outcome: str
+    description: str
+    losses: list[float]
+    values: dict[str, float]
+
+
 @dataclass(kw_only=True)
 class Measurements:
     """What the checks measure besides their findings, for `sbkit check` to print.
@@ -135,8 +222,8 @@ class Measurements:
     """
 
     initial_weights: list[str] = field(default_factory=list)
-    cost: "Cost | None" = None
-    learning: "LearningTest | None" = None
+    cost: Cost | None = None
+    learning: LearningTest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +245,7 @@ class CheckedRun:
     brain: Brain
     optimizers: list[Optimizer]
     reached: Sequence[tuple[Keys, object]] = field(repr=False)
-    trial: "DryRun"
+    trial: DryRun
     measured: Measurements = field(default_factory=Measurements)
 
     @property

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +23,7 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
-from sbkit.check.checked_run import CheckedRun, Finding
+from sbkit.check.checked_run import CheckedRun, Cost, Finding, in_megabytes
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
@@ -40,48 +39,6 @@ KILOBYTE = 1024
 PROBED_SHARE = 1 / 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """The time, the memory and the disk space of one process of a run.
-
-    Attributes:
-        trainable_parameters: including those that `freeze` holds for a number of steps.
-        peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held, in
-            the largest steps and the largest batch of an evaluation. On the CPU a long run holds
-            up to twice as much, because freed memory stays with the process in pieces.
-        device_bytes: the memory of the GPU, elsewhere what the process could allocate.
-        step_seconds: the time of a step with the largest batch.
-        epoch_seconds: an estimate that grows with the audio, as if validation were as slow as
-            training.
-        num_checkpoints: the most that the run folder has at the same time.
-    """
-
-    parameters: int
-    trainable_parameters: int
-    steps_per_epoch: int
-    peak_bytes: int
-    device_bytes: int
-    step_seconds: float
-    epoch_seconds: float
-    run_seconds: float
-    num_checkpoints: int
-    checkpoint_bytes: int
-    disk_bytes: int
-
-    def __str__(self) -> str:
-        rows = [
-            ("parameters", f"{self.parameters:,}, {self.trainable_parameters:,} of them trainable"),
-            ("steps per epoch", f"{self.steps_per_epoch:,}"),
-            ("peak memory", f"{_megabytes(self.peak_bytes)} of {_megabytes(self.device_bytes)}"),
-            ("seconds of the largest step", f"{self.step_seconds:,.2f}"),
-            ("seconds per epoch", f"about {self.epoch_seconds:,.1f}, from the measured step"),
-            ("hours for all epochs", f"about {self.run_seconds / 3600:,.2f}"),
-            ("size of a checkpoint", _megabytes(self.checkpoint_bytes)),
-            (f"disk space for {self.num_checkpoints} checkpoints", _megabytes(self.disk_bytes)),
-        ]
-        return "\n".join(f"{name:<36}{value}" for name, value in rows)
-
-
 def check_cost(run: CheckedRun) -> Iterator[Finding]:
     """Report a batch that is too large for the memory, or checkpoints too large for the disk."""
     if not run.declared.has_device or run.sampler is None:
@@ -94,8 +51,8 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
     if missing_bytes > free_bytes:
         yield run.finding(
             "output_folder",
-            problem=f"{cost.num_checkpoints:,} checkpoints of {_megabytes(cost.checkpoint_bytes)} "
-            f"need {_megabytes(missing_bytes)} more in {folder}, where {_megabytes(free_bytes)} "
+            problem=f"{cost.num_checkpoints:,} checkpoints of {in_megabytes(cost.checkpoint_bytes)} "
+            f"need {in_megabytes(missing_bytes)} more in {folder}, where {in_megabytes(free_bytes)} "
             "are free: the run would end with a full disk",
             fix="Choose an `output_folder` with room, or lower `average_checkpoints`.",
         )
@@ -379,7 +336,3 @@ def padded_samples(batch: MicroBatch) -> int:
 
 def _tensor_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-
-
-def _megabytes(count: float) -> str:
-    return f"{count / 1e6:,.1f} MB"

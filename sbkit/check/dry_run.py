@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
-from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, Finding
+from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, DryRun, Finding
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
 from sbkit.data.batch import Batch, TextBatch
@@ -44,34 +44,6 @@ MAX_STEPS = 5  # without a gradient before a parameter counts as never trained
 # whose convolutions see a frame of padding, they differ by 0.2, and the losses by only 0.003.
 MAX_STATE_CHANGE = 1e-3
 MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in another order
-
-
-@dataclass
-class DryRun:
-    """What small steps show.
-
-    Attributes:
-        error: what a part raised, if the steps broke off.
-        running: the modules whose `forward` is running, or has failed, outermost first.
-        called: ids of the modules that were called.
-        trained: ids of the parameters that got a gradient.
-        created: parts that `forward` made.
-        unsaved: state that the steps changed, an evaluation needs, and no checkpoint holds.
-    """
-
-    error: Exception | None = None
-    running: list[nn.Module] = field(default_factory=list)
-    called: set[int] = field(default_factory=set)
-    trained: set[int] = field(default_factory=set)
-    created: list[Keys] = field(default_factory=list)
-    unsaved: list[Keys] = field(default_factory=list)
-
-    def enter(self, module: nn.Module, inputs: object) -> None:
-        self.running.append(module)
-        self.called.add(id(module))
-
-    def leave(self, module: nn.Module, inputs: object, output: object) -> None:
-        self.running.pop()
 
 
 def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, object]]) -> DryRun:

@@ -7,7 +7,7 @@ run's own model, optimizer and device, and names a cause if they are not learned
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
-from sbkit.check.checked_run import CheckedRun, Finding
+from sbkit.check.checked_run import CheckedRun, Finding, LearningTest
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Loader
 from sbkit.data.splits import Transcripts, read_transcripts, sample_counts, spread_rows
@@ -178,21 +178,6 @@ FULL_FALL = 0.98  # of the first loss; training then stops early
 # Keys of a YAML whose objects are taken out, and keys that are set to 0.
 NULL_OBJECTS = {"spec_augment", "wave_augment", "lr_schedule"}
 ZERO_KEYS = ("mask_time_prob", "mask_channel_prob", "ema_decay")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningTest:
-    """The result of training on a few clips.
-
-    outcome: passed, failed or unfinished.
-    losses: the training loss of each step.
-    values: the metrics of the clips afterwards.
-    """
-
-    outcome: str
-    description: str
-    losses: list[float]
-    values: dict[str, float]
 
 
 def check_learning(run: CheckedRun) -> Iterator[Finding]:
