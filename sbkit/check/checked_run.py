@@ -184,18 +184,19 @@ class Cost:
             ("steps per epoch", f"{self.steps_per_epoch:,}"),
             (
                 "peak memory",
-                f"{in_megabytes(self.peak_bytes)} of {in_megabytes(self.device_bytes)}",
+                f"{megabytes(self.peak_bytes)} of {megabytes(self.device_bytes)}",
             ),
             ("seconds of the largest step", f"{self.step_seconds:,.2f}"),
             ("seconds per epoch", f"about {self.epoch_seconds:,.1f}, from the measured step"),
             ("hours for all epochs", f"about {self.run_seconds / 3600:,.2f}"),
-            ("size of a checkpoint", in_megabytes(self.checkpoint_bytes)),
-            (f"disk space for {self.num_checkpoints} checkpoints", in_megabytes(self.disk_bytes)),
+            ("size of a checkpoint", megabytes(self.checkpoint_bytes)),
+            (f"disk space for {self.num_checkpoints} checkpoints", megabytes(self.disk_bytes)),
         ]
         return "\n".join(f"{name:<36}{value}" for name, value in rows)
 
 
-def in_megabytes(count: float) -> str:
+def megabytes(count: float) -> str:
+    """Write a number of bytes in MB."""
     return f"{count / 1e6:,.1f} MB"
 
 

@@ -23,7 +23,7 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
-from sbkit.check.checked_run import CheckedRun, Cost, Finding, in_megabytes
+from sbkit.check.checked_run import CheckedRun, Cost, Finding, megabytes
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
@@ -51,8 +51,8 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
     if missing_bytes > free_bytes:
         yield run.finding(
             "output_folder",
-            problem=f"{cost.num_checkpoints:,} checkpoints of {in_megabytes(cost.checkpoint_bytes)} "
-            f"need {in_megabytes(missing_bytes)} more in {folder}, where {in_megabytes(free_bytes)} "
+            problem=f"{cost.num_checkpoints:,} checkpoints of {megabytes(cost.checkpoint_bytes)} "
+            f"need {megabytes(missing_bytes)} more in {folder}, where {megabytes(free_bytes)} "
             "are free: the run would end with a full disk",
             fix="Choose an `output_folder` with room, or lower `average_checkpoints`.",
         )
