@@ -54,7 +54,6 @@ class Storage:
         self.folder = Path(self._path) if is_local else None  # None: not on this machine
 
     def url_of(self, name: str) -> str:
-        """Return the URL of a file."""
         return f"{self.url}/{name}"
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:

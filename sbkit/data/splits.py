@@ -66,7 +66,6 @@ class Splits:
     mix: Mapping[str, float | None] = field(default_factory=dict)
 
     def named(self) -> dict[str, datasets.Dataset]:
-        """Return every split by its name; the training set is `train`."""
         return {"train": self.train, **self.valid, **self.test}
 
     def with_named(self, named: Mapping[str, datasets.Dataset]) -> Self:
@@ -79,7 +78,6 @@ class Splits:
         )
 
     def evaluated(self) -> dict[str, datasets.Dataset]:
-        """Return the validation and test sets by their names."""
         return {**self.valid, **self.test}
 
 
@@ -182,13 +180,12 @@ class _Preparation:
             yield first
             yield from blocks
         else:
-            title = f"Decoding {self._split}"
             find = partial(
                 cache_audio,
                 sample_rate=self._sample_rate,
                 cache_folder=cache_folder,
                 store=store,
-                title=title,
+                title=f"Decoding {self._split}",
             )
             yield from self.locate(Manifest.join(chain([first], blocks)), find).blocks()
 
