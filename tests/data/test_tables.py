@@ -1,14 +1,12 @@
 """Tables of releases: their forms, their bad rows, and files that are refused."""
 
-from math import nan
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.columns import find_split_column, is_span
-from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale, parse_durations
+from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
 from sbkit.data.tables import TableOptions, read_release
 
 
@@ -90,11 +88,6 @@ def test_read_table_refuses_what_is_not_a_table(tmp_path: Path, case: str) -> No
 def test_read_table_refuses_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is not a file"):
         read_manifest(tmp_path / "train.tsv")
-
-
-def test_duration_is_a_number_above_zero() -> None:
-    texts = pa.chunked_array([["1500", "0", "x", "2.5"]])
-    assert parse_durations(texts).tolist() == pytest.approx([1.5, nan, nan, 0.0025], nan_ok=True)
 
 
 def test_columns_of_splits_and_times_are_known_by_their_values() -> None:
