@@ -32,26 +32,13 @@ def lengths(seed: int) -> list[int]:
 
 
 def micro_batches(
-    samples: list[int],
-    *,
-    world_size: int = 1,
-    accumulation: int = 1,
-    epoch: int = 1,
-    seed: int = 7,
-    **augmentation: Any,
+    samples: list[int], *, world_size: int = 1, epoch: int = 1, **options: Any
 ) -> list[list[MicroBatch]]:
     """Return the micro-batches of an epoch for every rank."""
+    options = {"batch_seconds": 40.0, "seed": 7, "world_size": world_size, **options}
     ranks = []
     for rank in range(world_size):
-        sampler = TrainSampler(
-            samples=samples,
-            batch_seconds=40.0,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            accumulation=accumulation,
-            **augmentation,
-        )
+        sampler = TrainSampler(samples=samples, rank=rank, **options)
         sampler.set_epoch(epoch)
         ranks.append(list(sampler))
         assert len(sampler) == len(ranks[-1])

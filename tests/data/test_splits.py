@@ -60,25 +60,10 @@ def make_clips(folder: Path, count: int, rate: int = 16_000) -> list[Clip]:
     return clips
 
 
-def prepare_manifest(
-    folder: Path,
-    manifest: Manifest,
-    *,
-    keep_empty: bool = False,
-    normalize: Callable[[str], str] = str.lower,
-    sample_rate: int = 16_000,
-    store: str = "pcm",
-) -> PreparedSplit:
+def prepare_manifest(folder: Path, manifest: Manifest, **options: Any) -> PreparedSplit:
     """Prepare a training split, with a cache beside the corpus."""
-    return prepare_split(
-        manifest,
-        split="train",
-        normalize=normalize,
-        sample_rate=sample_rate,
-        cache_folder=folder / "cache",
-        keep_empty=keep_empty,
-        store=store,
-    )
+    options = {"normalize": str.lower, "sample_rate": 16_000, "keep_empty": False, **options}
+    return prepare_split(manifest, split="train", cache_folder=folder / "cache", **options)
 
 
 def prepare(folder: Path, clips: list[Clip], *excluded: Excluded, **options: Any) -> PreparedSplit:
