@@ -83,8 +83,7 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
 
     name: of the file, in errors.
 
-    Raises:
-        AudioError: the file is truncated, damaged, joined or not audio.
+    Raises AudioError if the file is truncated, damaged, joined or not audio.
     """
     header = Header()
     if file.seekable():

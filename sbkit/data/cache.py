@@ -164,8 +164,7 @@ def cache_audio(
 def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     """Locate clips without decoding one: their lengths are the durations that the corpus states.
 
-    Raises:
-        ConfigError: clips are parts of files, or have no duration.
+    Raises ConfigError if clips are parts of files, or have no duration.
     """
     if manifest.has_parts:
         raise ConfigError(

@@ -241,8 +241,7 @@ def deal_speakers(
     source: of the rows, for an error.
     fill: whether each split must have a speaker, if need be the one with the fewest rows.
 
-    Raises:
-        DataError: there are fewer speakers than splits that must have one.
+    Raises DataError if there are fewer speakers than splits that must have one.
     """
     if fill and len(counts) <= len(shares):
         raise DataError(

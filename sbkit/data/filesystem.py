@@ -108,8 +108,7 @@ class Storage:
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """Read ranges of files, which are all on one file system; an object store is read in parallel.
 
-    Raises:
-        DataError: a file is missing, too short or cannot be read.
+    Raises DataError if a file is missing, too short or cannot be read.
     """
     if not ranges:
         return []

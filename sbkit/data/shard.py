@@ -90,8 +90,7 @@ def read_rows(
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
-    Raises:
-        DataError: a file is missing, truncated or damaged.
+    Raises DataError if a file is missing, truncated or damaged.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]

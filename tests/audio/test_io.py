@@ -338,13 +338,6 @@ def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: 
         np.testing.assert_allclose(samples, expected, rtol=0, atol=2)
 
 
-def test_part_far_beyond_the_end_tells_the_length(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(make_file(("FLAC", "FLAC")))
-    (error,) = read_parts([AudioPart(str(tmp_path / "a"), 90_000_000, 91_000_000)], SAMPLE_RATE)
-    assert isinstance(error, AudioError)
-    assert "lasts only 4.000 s" in str(error)
-
-
 def test_what_is_far_from_a_part_is_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ LEFT_OUT = [  # row, reason, detail
     ("talk.flac,,15,x", "part overlaps another", "0 to 15 s of talk.flac overlaps"),
     ("talk.mp3,70,10.06,x", "part beyond the end of its file", "lasts only 80.000 s"),
     ("talk.mp3,81,,x", "part beyond the end of its file", "81 to the end of talk.mp3"),
+    ("talk.flac,900,9,x", "part beyond the end of its file", "lasts only 80.000 s"),
     ("none.flac,0,1,x", "unreadable audio", "none.flac is missing"),
 ]
 

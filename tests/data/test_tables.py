@@ -455,7 +455,6 @@ def test_columns_of_splits_and_times_are_known_by_their_values() -> None:
     assert find_split_column(["subset", "set"], values.__getitem__) == "set"
     assert find_split_column(["subset"], values.__getitem__) is None
     assert find_split_column(["split"], values.__getitem__) == "split"
-    assert is_span("timestamp", [0.5, 2])
     assert not is_span("timestamp", ["a", "b"]) and not is_span("times", [1, 2, 3])
 
 

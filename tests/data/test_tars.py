@@ -21,7 +21,7 @@ from sbkit.data.sharded_corpus import ShardOptions, write_shards
 from sbkit.data.sharded_corpus import read as read_shards
 from sbkit.data.sources import TableFolders, list_tables
 from sbkit.data.tables import TableOptions
-from tests.data.test_archive import write_tar
+from tests.data.test_cache import write_tar
 from tests.data.test_splits import prepare_manifest
 from tests.runs import rows_of
 
