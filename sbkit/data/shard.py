@@ -294,8 +294,7 @@ def locate_audio(file: Path) -> tuple[pa.Array, pa.Array]:
 def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     """Read a table that `ShardWriter.publish` wrote.
 
-    Raises:
-        ValueError, OSError, LookupError, TypeError: it is damaged, or not such a table.
+    Raises ValueError, OSError, LookupError or TypeError if it is damaged, or not such a table.
     """
     table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
     facts = from_plain(ShardFacts, json.loads((table.schema.metadata or {})[FACTS_KEY]))
