@@ -47,7 +47,6 @@ SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: 
 NOISE_SAMPLES = 1 << 20
 MAX_IMPULSE_SECONDS = 2  # of a room's impulse response, from the direct sound on
 
-AugmentAudio = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (B, S), (B,) -> same
 AugmentFeatures = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
 
 
@@ -80,7 +79,7 @@ class Augmentation:
     """
 
     def __init__(self, hparams: object, *, features: object | None) -> None:
-        self._wave: AugmentAudio | None = _read_augmentation(hparams, "wave_augment")
+        self._wave = _read_augmentation(hparams, "wave_augment")  # (B, S), (B,) -> same
         self._spec: AugmentFeatures | None = _read_augmentation(hparams, "spec_augment")
         if self._spec is not None and features is None:
             raise ConfigError(

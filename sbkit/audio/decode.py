@@ -57,9 +57,6 @@ FIRST_PACKETS = 16  # are decoded in any case, which shows the delay of the deco
 LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is right
 
 
-_Form = tuple[int, int, str, str]  # of a frame: rate, channels, their layout, type of its samples
-
-
 class Block(NamedTuple):
     """Consecutive samples (S,) and their rate in Hz."""
 
@@ -86,8 +83,7 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
 
     name: of the file, in errors.
 
-    Raises:
-        AudioError: the file is truncated, damaged, joined or not audio.
+    Raises AudioError if the file is truncated, damaged, joined or not audio.
     """
     header = Header()
     if file.seekable():
@@ -139,8 +135,6 @@ def check_values(name: str, block: npt.NDArray[np.float32]) -> None:
 
 
 class _Reader:
-    """Base of both readers."""
-
     def __init__(self, file: BinaryIO, name: str, header: Header, options: ReadOptions) -> None:
         self.file = file
         self.name = name
@@ -195,7 +189,7 @@ class _PacketReader(_Reader):
             decoder.open()  # PyAV 19 crashes if it uses a decoder that could not be opened
             pending: list[AudioFrame] = []  # of one form
             num_samples = block_frames = first_skipped = 0
-            form: _Form | None = None
+            form: tuple[int, int, str, str] | None = None  # rate, channels, layout, sample type
             for frames, new_samples, skipped in self._decode(container, stream, decoder):
                 layout = frames[0].layout
                 new_form = (frames[0].rate, layout.nb_channels, layout.name, frames[0].format.name)

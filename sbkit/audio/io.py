@@ -104,8 +104,7 @@ def read_audio(
     sample_rate: of the result, in Hz.
     mixer: makes one channel; None: all channels are mixed.
 
-    Raises:
-        AudioError: the file is missing, truncated, damaged or not audio.
+    Raises AudioError if the file is missing, truncated, damaged or not audio.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -295,8 +294,7 @@ def stream_source(
         pair (samples, rate); or audio of the library `datasets`: a mapping with `array` and
         `sampling_rate`, or with `bytes` or `path`, or an AudioDecoder.
 
-    Raises:
-        AudioError: the file cannot be read, the array is not audio, or its rate is not known.
+    Raises AudioError if the file cannot be read, the array is not audio, or its rate is not known.
     """
     audio, rate = file_or_array(source, sample_rate)
     if rate is None:
@@ -312,8 +310,7 @@ def stream_source(
 def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
     """Return audio that `stream_source` takes as a file without a rate, or an array with its rate.
 
-    Raises:
-        AudioError: an array has no rate, or the rate cannot be one.
+    Raises AudioError if an array has no rate, or the rate cannot be one.
     """
     read_samples = getattr(source, "get_all_samples", None)  # of an AudioDecoder
     if read_samples is not None:
@@ -346,8 +343,7 @@ def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, i
 def to_rate(sample_rate: float) -> int:
     """Return a sample rate in Hz, which may be a float or a number of NumPy, as an integer.
 
-    Raises:
-        AudioError: it is no whole number, or no recording has such a rate.
+    Raises AudioError if it is no whole number, or no recording has such a rate.
     """
     try:
         rate = int(sample_rate)
@@ -378,8 +374,7 @@ def to_samples(array: npt.NDArray[np.generic]) -> Samples:
         soundfile, or (channels, S) as from torchaudio. Channels are averaged. There is one, or
         there are at most MAX_CHANNELS, and more samples than that.
 
-    Raises:
-        AudioError: the array is not finite, or has another type or shape.
+    Raises AudioError if the array is not finite, or has another type or shape.
 
     >>> to_samples(np.array([0.0, 0.5, -1.0]))
     array([     0,  16384, -32768], dtype=int16)

@@ -18,6 +18,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -71,7 +72,7 @@ TEMPORARY_REASONS = ("missing", "unreachable")
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 COPY_BYTES = 1 << 20
 
-_is_verifying = False
+is_verifying = ContextVar("is_verifying", default=False)  # nothing prepared earlier is believed
 
 
 def default_cache() -> Path:
@@ -88,17 +89,11 @@ def default_cache() -> Path:
 @contextmanager
 def verifying() -> Iterator[None]:
     """Prepare all splits again, and ask again whether unreadable files can be read."""
-    global _is_verifying
-    _is_verifying = True
+    before = is_verifying.set(True)
     try:
         yield
     finally:
-        _is_verifying = False
-
-
-def is_verifying() -> bool:
-    """Return whether nothing that was prepared earlier is believed."""
-    return _is_verifying
+        is_verifying.reset(before)
 
 
 # Decoded audio
@@ -169,8 +164,7 @@ def cache_audio(
 def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     """Locate clips without decoding one: their lengths are the durations that the corpus states.
 
-    Raises:
-        ConfigError: clips are parts of files, or have no duration.
+    Raises ConfigError if clips are parts of files, or have no duration.
     """
     if manifest.has_parts:
         raise ConfigError(
@@ -308,7 +302,6 @@ class _CorpusShards:
         return key in self._rows or key in self._unreadable
 
     def read_new(self) -> None:
-        """Read the tables that were added."""
         for file in sorted({*self.folder.glob("*.parquet")} - self._tables.keys()):
             audio = file.with_suffix(".arrow")
             try:
@@ -325,7 +318,7 @@ class _CorpusShards:
             for row, values in enumerate(zip(*columns, strict=True), start=first_row):
                 self._rows.setdefault(ClipKey(*values), row)
             for *fields, reason, message, reader in facts.left_out:
-                if reader == audio_reader() and not _is_verifying:
+                if reader == audio_reader() and not is_verifying.get():
                     self._unreadable[ClipKey(*fields)] = AudioError(reason, message)
             self._tables[file] = table
 
@@ -414,13 +407,9 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    """Write the files of an archive into a folder."""
     num_skipped = 0
     failure = f"{archive} cannot be unpacked as a tar file"
-    with (
-        unpacking_errors(failure, fix="Download it again."),
-        tarfile.open(archive) as tar,
-    ):
+    with unpacking_errors(failure, fix="Download it again."), tarfile.open(archive) as tar:
         for member in iter_members(tar):
             if not member.isdir() and not _extract_member(tar, member, archive, folder):
                 num_skipped += 1

@@ -86,7 +86,6 @@ def visible(text: str) -> str:
 def _read_transcripts(
     split: datasets.Dataset, tag_names: Collection[str]
 ) -> Iterator[list[Transcript]]:
-    """Yield the transcripts in batches."""
     for sentences, texts in zip(read_texts(split, "sentence"), read_texts(split), strict=True):
         yield [
             Transcript(sentence, text, _content(sentence, text, tag_names))

@@ -48,8 +48,7 @@ def decode_clips(
 
     Parts of one file that follow each other, sorted by start, are cut from one stream.
 
-    Raises:
-        DataError: a process that decodes clips was killed.
+    Raises DataError if a process that decodes clips was killed.
     """
     processes = min(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), MAX_PROCESSES)
     if processes < 2 or len(parts) < MIN_CLIPS_FOR_PROCESSES:

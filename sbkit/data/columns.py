@@ -6,6 +6,7 @@ column says is used; a column that looks like times or channels, but cannot be u
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from sbkit.audio.io import AudioPart
@@ -216,14 +217,11 @@ def to_seconds(texts: Sequence[str], column: str) -> Sequence[str]:
     """Return the times of a column in seconds, if it has milliseconds."""
     if not column or TimeColumn.parse(column).unit != "ms":
         return texts
-    return [*map(_thousandth, texts)]
-
-
-def _thousandth(text: str) -> str:
-    try:
-        return repr(float(text) / 1000)
-    except ValueError:
-        return text  # reported with its row
+    seconds = list(texts)
+    for row, text in enumerate(texts):
+        with suppress(ValueError):  # reported with its row
+            seconds[row] = repr(float(text) / 1000)
+    return seconds
 
 
 def parse_part(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:

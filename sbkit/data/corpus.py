@@ -113,7 +113,6 @@ class JoinedCorpora:
         return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *extra])])
 
     def files(self, knobs: KnobValues) -> list[Path] | None:
-        """Return the files of all corpora; None if one does not tell them."""
         paths: list[Path] = []
         for _, folder, corpus in self._corpora:
             own_paths = list_files(corpus, {**knobs, "data_folder": folder})
@@ -123,12 +122,10 @@ class JoinedCorpora:
         return paths
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
-        """Return the manifest of one split of one of the corpora."""
         corpus, own_knobs, own_split = self._find(knobs, split)
         return corpus.read(own_knobs, own_split)
 
     def read_blocks(self, knobs: KnobValues, split: str) -> Iterator[Manifest]:
-        """Return the blocks of one split of one of the corpora."""
         return iter_blocks(*self._find(knobs, split))
 
     def _find(self, knobs: KnobValues, split: str) -> tuple[Corpus, KnobValues, str]:
@@ -144,7 +141,6 @@ class JoinedCorpora:
         return corpus, own_knobs, own_split
 
     def about(self, knobs: KnobValues) -> Mapping[str, str | None]:
-        """Return the names and the licenses of all corpora."""
         facts = [
             describe_corpus(corpus, {**knobs, "data_folder": folder})
             for _, folder, corpus in self._corpora
@@ -245,8 +241,7 @@ def deal_speakers(
     source: of the rows, for an error.
     fill: whether each split must have a speaker, if need be the one with the fewest rows.
 
-    Raises:
-        DataError: there are fewer speakers than splits that must have one.
+    Raises DataError if there are fewer speakers than splits that must have one.
     """
     if fill and len(counts) <= len(shares):
         raise DataError(

@@ -54,7 +54,6 @@ class Storage:
         self.folder = Path(self._path) if is_local else None  # None: not on this machine
 
     def url_of(self, name: str) -> str:
-        """Return the URL of a file."""
         return f"{self.url}/{name}"
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:
@@ -109,8 +108,7 @@ class Storage:
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     """Read ranges of files, which are all on one file system; an object store is read in parallel.
 
-    Raises:
-        DataError: a file is missing, too short or cannot be read.
+    Raises DataError if a file is missing, too short or cannot be read.
     """
     if not ranges:
         return []

@@ -106,8 +106,7 @@ def skip_rows(manifests: Mapping[str, Manifest], tags: Sequence[str]) -> dict[st
 
     A row with several such tags counts for the first of them.
 
-    Raises:
-        ConfigError: no split has quality tags, or a tag is unknown.
+    Raises ConfigError if no split has quality tags, or a tag is unknown.
     """
     tagged = [
         split

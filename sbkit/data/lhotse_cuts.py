@@ -2,8 +2,8 @@
 
 A cut is a part of a recording. One with a single supervision is a row, unless most of it is not
 supervised; of one with several, each supervision is a row, as `CutSet.trim_to_supervisions` makes
-it. Mixed and padded cuts, supervisions
-of several channels, and cuts that change the sound (speed, volume ...) are excluded.
+it. Mixed and padded cuts, supervisions of several channels, and cuts that change the sound (speed,
+volume ...) are excluded.
 
 Lhotse 1.33 was tried.
 """
@@ -95,8 +95,7 @@ def read_shar(
 
     Files at a URL are copied to this machine first.
 
-    Raises:
-        DataError: a file is damaged, or the tar has fewer recordings than there are cuts.
+    Raises DataError if a file is damaged, or the tar has fewer recordings than there are cuts.
     """
     with TemporaryDirectory() as folder:
         copies = [_copy(file, folder) for file in (cuts, tar)]

@@ -37,8 +37,7 @@ def read_shares(mix: Mapping[str, Any], names: Sequence[str]) -> Shares:
     >>> read_shares({"train-synthetic": 0.5}, ["train", "train-synthetic"])
     {'train': None, 'train-synthetic': 0.5}
 
-    Raises:
-        ConfigError: `mix` names an unknown source, or its shares do not add up to an epoch.
+    Raises ConfigError if `mix` names an unknown source, or its shares do not add up to an epoch.
     """
     share_of = {str(name): share for name, share in mix.items()}
     for name, share in share_of.items():

@@ -60,7 +60,6 @@ class DataKnobs(Knobs):
         self._other_names = {*knobs} - {*DATA_KEYS}
 
     def get(self, name: str, default: object = None) -> Any:
-        """Return a value, or the default."""
         if name in self._other_names:
             raise ConfigError(
                 f"A corpus with a function `files` may read {', '.join(DATA_KEYS)}, but this one "
@@ -102,7 +101,7 @@ def prepare_once(
     version = _hash([code_identity(), [*map(_describe_file, [*files, module_file])]])
     name = f"{source.name}-{settings}-{version}".lstrip("-.")
     folder = default_cache() / PREPARED_FOLDER / name
-    if not is_verifying() and (data := _read(folder)) is not None:
+    if not is_verifying.get() and (data := _read(folder)) is not None:
         return data
 
     def write() -> None:

@@ -233,11 +233,7 @@ def _measure_levels(split: datasets.Dataset) -> Facts:
         levels.append(10 * np.log10(max(np.square(clip).mean(), MIN_POWER)))
         num_clipped += bool(np.abs(clip).max() >= CLIPPING_LEVEL)
     dbfs = np.quantile(levels, (0.05, 0.5, 0.95)).tolist() if levels else []
-    return {
-        "measured_clips": len(rows),
-        "dBFS": dbfs,
-        "clipped": num_clipped,
-    }
+    return {"measured_clips": len(rows), "dBFS": dbfs, "clipped": num_clipped}
 
 
 def _measure_seconds(seconds: npt.NDArray[np.float64]) -> Facts:

@@ -224,10 +224,7 @@ class TrainSampler(Sampler[MicroBatch]):
         sample_rate: Hz.
     """
 
-    RANGES: ClassVar = {
-        "concat_prob": SHARE,
-        "batch_seconds": Range(low=0, advice="32 is usual."),
-    }
+    RANGES: ClassVar = {"concat_prob": SHARE, "batch_seconds": Range(low=0, advice="32 is usual.")}
 
     def __init__(
         self,
@@ -297,7 +294,11 @@ class TrainSampler(Sampler[MicroBatch]):
         similar lengths, too.
         """
         random = np.random.default_rng((self._seed, self._epoch))
-        rows, windows = self._draw_mix(random) if self._sources else self._draw_all(random)
+        if self._sources:
+            rows, windows = self._draw_mix(random)
+        else:
+            rows = random.permutation(len(self._samples))
+            windows = self._windows(rows, self._seed, self._epoch, self._num_shards)
         by_window = np.lexsort((self._source_of_row[rows], windows))
         rows = rows[by_window]
         windows = windows[by_window]
@@ -316,11 +317,6 @@ class TrainSampler(Sampler[MicroBatch]):
         lengths = examples.samples * spread * np.where(windows % 2, -1, 1)
         order = np.lexsort((lengths, windows)).astype(np.int32)
         return Plan(examples, order, self._capacity).shuffle(random, windows)
-
-    def _draw_all(self, random: np.random.Generator) -> tuple[Counts, Counts]:
-        """Return all rows in random order, and the window of each."""
-        rows = random.permutation(len(self._samples))
-        return rows, self._windows(rows, self._seed, self._epoch, self._num_shards)
 
     def _windows(self, rows: Counts, *seeds: int) -> Counts:
         """Return the window of every row, which depends on the random order of its shard."""
@@ -378,9 +374,8 @@ class EvalSampler(Sampler[MicroBatch]):
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         lengths = np.asarray(samples)
-        capacity = seconds_to_samples(
-            batch_seconds, sample_rate
-        )  # a longer clip is a batch of its own
+        # A longer clip is a batch of its own.
+        capacity = seconds_to_samples(batch_seconds, sample_rate)
         order = np.argsort(lengths, kind="stable").astype(np.int32)
         self.plan = Plan(Examples.of_single_rows(lengths), order, capacity)
         self._indices = range(rank, len(self.plan), world_size)

@@ -10,7 +10,7 @@ from typing import Any
 from fsspec.utils import infer_compression
 
 from sbkit.base.messages import plural
-from sbkit.data.columns import ID_COLUMNS, PATH_COLUMNS, TEXT_COLUMNS, find_columns
+from sbkit.data.columns import ID_COLUMNS, PATH_COLUMNS, TEXT_COLUMNS, find_column, find_columns
 from sbkit.data.sources import read_rows
 from sbkit.data.tables import (
     TableOptions,
@@ -23,8 +23,6 @@ from sbkit.text.normalization import Orthography
 from sbkit.text.transcripts import transcript_normalizer
 
 TABLE_SUFFIXES = {".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", ".parquet"}
-
-OTHER_COLUMNS = (*PATH_COLUMNS, *ID_COLUMNS)  # beside a text, these tell a table
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +53,9 @@ def _is_table(file: Path, encoding: str | None) -> bool:
         return True
     first = next(read_lines(file, encoding), "")
     columns = first.strip().split("\t" if "\t" in first else ",")
-    names = find_columns(columns, None, TEXT_COLUMNS), find_columns(columns, None, OTHER_COLUMNS)
-    return first.startswith('{"') or all(names)
+    text = find_column(columns, None, TEXT_COLUMNS)
+    other = find_column(columns, None, (*PATH_COLUMNS, *ID_COLUMNS))
+    return first.startswith('{"') or bool(text and other)
 
 
 def _read_transcripts(file: Path, options: TableOptions) -> list[str]:

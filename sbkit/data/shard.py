@@ -90,8 +90,7 @@ def read_rows(
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
-    Raises:
-        DataError: a file is missing, truncated or damaged.
+    Raises DataError if a file is missing, truncated or damaged.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
@@ -295,8 +294,7 @@ def locate_audio(file: Path) -> tuple[pa.Array, pa.Array]:
 def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     """Read a table that `ShardWriter.publish` wrote.
 
-    Raises:
-        ValueError, OSError, LookupError, TypeError: it is damaged, or not such a table.
+    Raises ValueError, OSError, LookupError or TypeError if it is damaged, or not such a table.
     """
     table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
     facts = from_plain(ShardFacts, json.loads((table.schema.metadata or {})[FACTS_KEY]))

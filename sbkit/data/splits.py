@@ -65,7 +65,6 @@ class Splits:
     mix: Mapping[str, float | None] = field(default_factory=dict)
 
     def named(self) -> dict[str, datasets.Dataset]:
-        """Return every split by its name; the training set is `train`."""
         return {"train": self.train, **self.valid, **self.test}
 
     def with_named(self, named: Mapping[str, datasets.Dataset]) -> Self:
@@ -78,7 +77,6 @@ class Splits:
         )
 
     def evaluated(self) -> dict[str, datasets.Dataset]:
-        """Return the validation and test sets by their names."""
         return {**self.valid, **self.test}
 
 
@@ -151,18 +149,16 @@ class _Preparation:
         self._keep_empty = keep_empty
         self._num_rows = 0
         self._unusable: list[Excluded] = []
-        self._unreadable: list[Excluded] = []
         self._empty: list[Excluded] = []
         self._missing: list[str] = []
-        self._filtered: dict[str, int] = {}
+        self._filtered = Counter[str]()
         self._hash = hashlib.sha256(f"{sample_rate}\n".encode())
 
     def add_texts(self, block: Manifest) -> Manifest:
         """Add the normalized texts; leave out rows whose text is empty."""
         self._num_rows += len(block) + len(block.excluded)
         self._unusable += [replace(row, split=self._split) for row in block.excluded]
-        for reason, count in block.filtered.items():
-            self._filtered[reason] = self._filtered.get(reason, 0) + count
+        self._filtered.update(block.filtered)
         texts = pa.array(map(self._normalize, block.sentences), pa.string())
         block = Manifest(block.rows.append_column("text", texts))
         if self._keep_empty:
@@ -181,13 +177,12 @@ class _Preparation:
             yield first
             yield from blocks
         else:
-            title = f"Decoding {self._split}"
             find = partial(
                 cache_audio,
                 sample_rate=self._sample_rate,
                 cache_folder=cache_folder,
                 store=store,
-                title=title,
+                title=f"Decoding {self._split}",
             )
             yield from self.locate(Manifest.join(chain([first], blocks)), find).blocks()
 
@@ -196,8 +191,7 @@ class _Preparation:
         stored, errors = find(manifest)
         for row, error in errors.items():
             clip = manifest[row]
-            reason = reason_of(error)
-            self._unreadable.append(Excluded(clip.id, reason, str(error), self._split))
+            self._unusable.append(Excluded(clip.id, reason_of(error), str(error), self._split))
             if error.reason in TEMPORARY_REASONS:
                 self._missing.append(str(clip.path))
         is_readable = np.ones(len(manifest), bool)
@@ -227,12 +221,11 @@ class _Preparation:
 
     def result(self, rows: Table | None) -> PreparedSplit:
         """Return the split of the kept rows; raise DataError if too many are unusable."""
-        excluded = [*self._unusable, *self._unreadable]
         if rows is None:
             rows = InMemoryTable(pa.table({}))
         else:
-            check_loss(self._split, excluded, self._num_rows)
-        excluded += self._empty
+            check_loss(self._split, self._unusable, self._num_rows)
+        excluded = [*self._unusable, *self._empty]
         fingerprint = self._hash.hexdigest()
         datasets.disable_progress_bars()
         dataset = datasets.Dataset(rows, fingerprint=fingerprint[:16])

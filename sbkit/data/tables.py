@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TextIO
+from typing import Any, Literal, Self, TextIO
 
 import charset_normalizer
 import fsspec
@@ -83,7 +83,6 @@ logger = logging.getLogger(__name__)
 
 _file_rate = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
 
-LineNumbers = npt.NDArray[np.int64] | Sequence[int]
 Row = dict[str, str]  # the text of each column
 WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
@@ -94,7 +93,8 @@ class Table:
 
     file: Path  # relative paths are relative to its folder
     rows: pa.Table
-    lines: LineNumbers  # of each row, from 1; below a header, blank lines are not counted
+    # The line of each row, from 1; below a header, blank lines are not counted.
+    lines: npt.NDArray[np.int64] | Sequence[int]
     excluded: Sequence[Excluded] = ()  # lines that are not rows
     # Of columns with other values than texts: the number of the first row with one, and the value.
     other_values: Mapping[str, tuple[int, object]] = field(default_factory=dict)
@@ -573,8 +573,7 @@ def to_manifest(
             ids = pc.replace_substring_regex(files, NOT_STEM, "")
             clips = {"id": ids, "audio": _join_path(folder, files)}
     if not clips:
-        clip_columns = ClipColumns(path, id, part, channel)
-        clips, rows = _find_clips(table, clip_columns, find_audio, excluded)
+        clips, rows = _find_clips(table, (path, id, channel), part, find_audio, excluded)
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     names = rename_columns(rows.column_names, (path, text, id, *part, channel))
@@ -632,15 +631,6 @@ def _join_path(folder: Path, names: pa.Array | pa.ChunkedArray) -> pa.Array | pa
     return pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
 
 
-class ClipColumns(NamedTuple):
-    """The names of the columns of a clip; "" for none."""
-
-    path: str
-    id: str
-    part: PartColumns
-    channel: str
-
-
 def _find_position(table: Table) -> tuple[PartColumns, str]:
     """Return the columns of the part and of the channel; name those that cannot be used."""
     names = table.rows.column_names
@@ -688,19 +678,23 @@ def fill_from_other_columns(rows: pa.Table, options: TableOptions) -> pa.Table:
 
 def _find_clips(
     table: Table,
-    columns: ClipColumns,
+    names: tuple[str, str, str],
+    part_names: PartColumns,
     find_audio: Callable[[str], str | Excluded],
     excluded: list[Excluded],
 ) -> tuple[dict[str, pa.Array], pa.Table]:
-    """Return the ids and paths of a table's clips, and their rows; append to ``excluded``."""
+    """Return the ids and paths of a table's clips, and their rows; append to ``excluded``.
+
+    names: of the columns of the path, the id and the channel; "" for none.
+    """
     indices: list[int] = []
     ids: list[str] = []
     paths: list[bytes] = []
     parts: list[AudioPart] = []
-    times = [to_seconds(read_text_column(table, column), column) for column in columns.part]
-    fields = (read_text_column(table, name) for name in (columns.path, columns.id, columns.channel))
+    times = [to_seconds(read_text_column(table, column), column) for column in part_names]
+    fields = (read_text_column(table, name) for name in names)
     numbers = [time.strip() or "0" for time in chain(times[0], times[2])]
-    in_samples = columns.part.counts_samples and all(map(str.isdecimal, numbers))
+    in_samples = part_names.counts_samples and all(map(str.isdecimal, numbers))
     parse = _parse_samples if in_samples else parse_part
     for index, values in enumerate(zip(*fields, *times, strict=True)):
         name, id, channel, start, length, end = values

@@ -93,8 +93,7 @@ def read_tar(
 ) -> Iterator[Table]:
     """Yield the rows of a tar, once their audio is written.
 
-    Raises:
-        DataError: the tar is damaged, has links, or two members of one name.
+    Raises DataError if the tar is damaged, has links, or two members of one name.
     """
     manifest = nemo_manifest(file)
     rows_of_member = None if manifest is None else _read_manifest(manifest, file)

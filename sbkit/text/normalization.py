@@ -44,7 +44,6 @@ class Orthography:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether texts have neither capitals nor punctuation."""
         return not (self.keep_case or self.punctuation)
 
     @property

@@ -96,7 +96,6 @@ class Tokenizer:
         return "bpe" if all(map(float.is_integer, scores)) else "unigram"
 
     def spells(self, texts: Iterable[str]) -> bool:
-        """Check whether the tokens spell all texts."""
         return not any(self.vocabulary.unk in self.encode(text) for text in texts)
 
     def letters(self, text: str) -> str:

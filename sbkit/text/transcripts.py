@@ -40,8 +40,7 @@ def transcript_normalizer(
 
     kept_names: the names of tags that stay, written ``[name]``.
 
-    Raises:
-        ConfigError: the table spells numbers in a language whose numbers sbkit cannot read.
+    Raises ConfigError if the table spells numbers in a language whose numbers sbkit cannot read.
 
     >>> transcript_normalizer(Orthography(numbers="en"), ["cough"])("I paid $3.50 (laughs) <Cough>")
     'i paid three dollars and fifty cents [cough]'

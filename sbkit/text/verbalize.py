@@ -279,7 +279,6 @@ class _NumberReader:
         )
 
     def read(self, match: re.Match[str]) -> str:
-        """Return the words of a match of the pattern."""
         return str(getattr(self, f"_read_{match.lastgroup}")(match))
 
     def _read_digits(self, match: re.Match[str]) -> str:

@@ -20,7 +20,6 @@ class Word:
     confidence: float | None = None
 
     def later(self, seconds: float) -> "Word":
-        """Return the word with its times shifted."""
         return replace(self, start=self.start + seconds, end=self.end + seconds)
 
     def plain(self) -> dict[str, Any]:

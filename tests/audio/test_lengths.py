@@ -1,13 +1,8 @@
-"""Masks, SpeechBrain's relative lengths, and buckets."""
+"""SpeechBrain's relative lengths, and buckets."""
 
 import torch
 
-from sbkit.audio.lengths import bucket_of, length_mask, pad_to_bucket, to_relative
-
-
-def test_length_mask_is_true_within_each_length() -> None:
-    mask = length_mask(torch.tensor([0, 2, 3, 9]), 3, torch.device("cpu"))
-    assert mask.tolist() == [[False] * 3, [True, True, False], [True] * 3, [True] * 3]
+from sbkit.audio.lengths import bucket_of, pad_to_bucket, to_relative
 
 
 def test_lengths_survive_conversion_to_fractions() -> None:

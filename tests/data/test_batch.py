@@ -16,9 +16,10 @@ from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_load
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import resolve
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 from tests import processes
+from tests.data.test_splits import train_tokenizer
 from tests.stores import Utterance, make_store
 
 TEXTS = ["one two", "three", "", "four five six", "seven"]
@@ -43,8 +44,7 @@ def store() -> datasets.Dataset:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    file = tmp_path / "tokenizer.model"
-    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: TEXTS)
+    return train_tokenizer(tmp_path, TEXTS)
 
 
 def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> TextBatch:
@@ -74,8 +74,7 @@ def test_text_collate_pads_audio_and_tokens(store: datasets.Dataset, tokenizer: 
 
 def test_joined_rows_of_a_language_without_spaces_have_no_token_between(tmp_path: Path) -> None:
     texts = ["今天", "回家了"]
-    file = tmp_path / "tokenizer.model"
-    tokenizer = ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: texts)
+    tokenizer = train_tokenizer(tmp_path, texts)
     rows = (Utterance(f"clip{n}", text, text, "ann", 4, b"\0" * 8) for n, text in enumerate(texts))
     joined = UtteranceDataset(make_store(rows)).__getitems__([Example((0, 1), 8)])
     batch = TextCollate(tokenizer)(joined)

@@ -3,10 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from sbkit.config.hparams import read_knobs
 from sbkit.data import sharded_corpus, tables
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, read_column
+from tests.calls import note_calls
 from tests.recipes.test_common_voice import SPLITS, make_release
 
 HEADER = "client_id\tpath\tsentence\n"
@@ -42,17 +41,9 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def read_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def read_splits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the splits whose tables are read."""
-    names: list[str] = []
-    read = common_voice.read_blocks
-
-    def record(knobs: Any, split: str) -> Any:
-        names.append(split)
-        return read(knobs, split)
-
-    monkeypatch.setattr(common_voice, "read_blocks", record)
-    yield names
+    return note_calls(monkeypatch, common_voice, "read_blocks", lambda knobs, split: split)
 
 
 def prepare(release: Path, **knobs: object) -> Splits:

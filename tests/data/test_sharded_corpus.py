@@ -26,7 +26,7 @@ from sbkit.base import files
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import task_lock, try_lock
 from sbkit.commands.cli import run as sbkit
-from sbkit.data import filesystem, shard, sources
+from sbkit.data import shard, sources
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.filesystem import ByteRange, Storage
 from sbkit.data.manifest import Clip, Excluded, Manifest
@@ -44,6 +44,7 @@ from sbkit.data.sources import TableFolders, list_tables
 from sbkit.data.splits import sample_counts, shard_numbers
 from sbkit.data.tables import TableOptions
 from tests import processes
+from tests.calls import note_calls
 from tests.data.test_splits import make_clips
 from tests.runs import ROOT
 
@@ -141,16 +142,13 @@ def test_train_sampler_shuffles_within_windows_of_shards(clips: list[Clip], loca
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[ByteRange]:
-    """List the ranges that are read."""
-    ranges: list[ByteRange] = []
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[list[ByteRange]]:
+    """List the ranges of each request."""
+    return note_calls(monkeypatch, shard, "read_ranges", list)
 
-    def read_ranges(requested: list[ByteRange]) -> list[bytes]:
-        ranges.extend(requested)
-        return filesystem.read_ranges(requested)
 
-    monkeypatch.setattr(shard, "read_ranges", read_ranges)
-    return ranges
+def num_bytes(requests: list[list[ByteRange]]) -> int:
+    return sum(size for request in requests for _, _, size in request)
 
 
 def load_batches(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple[str, int, bytes]]]:
@@ -165,18 +163,18 @@ def load_batches(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_get_the_same_batches_and_read_each_clip_once(
-    clips: list[Clip], location: str, fetched: list[ByteRange], world_size: int
+    clips: list[Clip], location: str, fetched: list[list[ByteRange]], world_size: int
 ) -> None:
     write(location, clips)
     train = train_of(location)
     single = load_batches(train, sampler(train, seconds=2.0))
-    total = sum(request[2] for request in fetched)
+    total = num_bytes(fetched)
     assert total == 24 * WAV_HEADER_BYTES + 24 // 3 * 2 * (1600 + 3200 + 4800)
     read, ranks = [], []
     for rank in range(world_size):
         fetched.clear()
         ranks.append(load_batches(train, sampler(train, rank, world_size, 2.0)))
-        read.append(sum(request[2] for request in fetched))
+        read.append(num_bytes(fetched))
     joined = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
     assert joined == [sorted(batch) for batch in single]
     assert max(read) < 1.8 * total / world_size

@@ -31,7 +31,7 @@ from sbkit.data import splits as splits_module
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.sampler import Example
-from sbkit.data.shard import read_rows, require_store
+from sbkit.data.shard import read_rows
 from sbkit.data.splits import (
     PreparedSplit,
     prepare_split,
@@ -60,25 +60,10 @@ def make_clips(folder: Path, count: int, rate: int = 16_000) -> list[Clip]:
     return clips
 
 
-def prepare_manifest(
-    folder: Path,
-    manifest: Manifest,
-    *,
-    keep_empty: bool = False,
-    normalize: Callable[[str], str] = str.lower,
-    sample_rate: int = 16_000,
-    store: str = "pcm",
-) -> PreparedSplit:
+def prepare_manifest(folder: Path, manifest: Manifest, **options: Any) -> PreparedSplit:
     """Prepare a training split, with a cache beside the corpus."""
-    return prepare_split(
-        manifest,
-        split="train",
-        normalize=normalize,
-        sample_rate=sample_rate,
-        cache_folder=folder / "cache",
-        keep_empty=keep_empty,
-        store=store,
-    )
+    options = {"normalize": str.lower, "sample_rate": 16_000, "keep_empty": False, **options}
+    return prepare_split(manifest, split="train", cache_folder=folder / "cache", **options)
 
 
 def prepare(folder: Path, clips: list[Clip], *excluded: Excluded, **options: Any) -> PreparedSplit:
@@ -370,21 +355,19 @@ def test_lazy_clips_are_decoded_when_they_are_read_and_named_if_they_are_gone(
         UtteranceDataset(prepared.dataset).__getitems__([Example((0,), 16_000)])
 
 
-def test_unknown_store_is_refused() -> None:
-    with pytest.raises(SbkitError, match="`audio_store` must be one of pcm, flac, lazy, but"):
-        require_store("mp3")
-
-
 TEXTS = ("hello", "a", "", "aab bb", "he! a")
 FORTY_MS = Subsampling(stride=640, offset=240)
 
 
+def train_tokenizer(folder: Path, texts: Sequence[str]) -> Tokenizer:
+    """Train a tokenizer of characters."""
+    file = folder / "tokenizer.model"
+    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: texts)
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
-    return ensure_tokenizer(
-        model_file=file, kind="char", vocab_size=None, texts=lambda: ["hello ab"]
-    )
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["hello ab"])
 
 
 def store(texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:

@@ -2,7 +2,7 @@
 
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ from sbkit.data.sharded_corpus import ShardOptions, write_shards
 from sbkit.data.sharded_corpus import read as read_shards
 from sbkit.data.sources import TableFolders, list_tables
 from sbkit.data.tables import TableOptions
-from tests.data.test_archive import write_tar
+from tests.data.test_cache import write_tar
 from tests.data.test_splits import prepare_manifest
 from tests.runs import rows_of
 
@@ -225,46 +225,39 @@ def test_rows_that_a_tar_lacks_are_named_and_counted(
         prepare(tar, tmp_path / "shards")
 
 
-LINKS = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "device": tarfile.CHRTYPE}
+DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {  # to a tar, whose third member has a start
+    r"\(unexpected end of data\). Copy": lambda tar, third: tar[: third + 2000],
+    r"\(empty header\)": lambda tar, third: tar[:third],
+    r"\(invalid header\)": lambda tar, third: tar[:third] + b"x" * 512 + tar[third + 512 :],
+    "": lambda tar, third: b"hello " * 1000,
+}
+
+
+@pytest.mark.parametrize("reason", DAMAGE)
+def test_damaged_tar_is_refused(clips: dict[Path, str], tmp_path: Path, reason: str) -> None:
+    audio = next(iter(clips)).read_bytes()
+    pairs = [(f"{name}.{suffix}", audio) for name in "ab" for suffix in ("flac", "txt")]
+    tar = write_tar(tmp_path / "bad.tar", *pairs)
+    with tarfile.open(tar) as file:
+        third = [member.offset for member in file][2]
+    tar.write_bytes(DAMAGE[reason](tar.read_bytes(), third))
+    with pytest.raises(SbkitError, match=f"bad.tar is damaged, or not a tar file {reason}"):
+        prepare(tar, tmp_path / "shards")
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("name", "content", "message"),
     [
         *(
-            (kind, "its member 'b.flac' is a link or a device. Write the tar with")
-            for kind in LINKS
+            ("b.flac", kind, "its member 'b.flac' is a link or a device. Write the tar with")
+            for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE)
         ),
-        ("truncated", r"bad.tar is damaged, or not a tar file \(unexpected end of data\). Copy"),
-        ("cut between members", r"bad.tar is damaged, or not a tar file \(empty header\)"),
-        ("damaged header", r"bad.tar is damaged, or not a tar file \(invalid header\)"),
-        ("no tar", r"bad.tar is damaged, or not a tar file"),
-        (
-            "two of one name",
-            r"bad.tar is damaged, or not a tar file \(.*a.flac: duplicate file name",
-        ),
+        ("a.flac", b"", r"bad.tar is damaged, or .* \(.*a.flac: duplicate file name"),
     ],
 )
-def test_hostile_and_broken_tars_are_refused(
-    clips: dict[Path, str], tmp_path: Path, fault: str, message: str
+def test_tar_with_links_or_two_members_of_one_name_is_refused(
+    name: str, content: bytes, message: str, tmp_path: Path
 ) -> None:
-    tar = tmp_path / "bad.tar"
-    audio = next(iter(clips)).read_bytes()
-    write_tar(tar, ("a.flac", audio), ("a.txt", b"hello"), ("b.flac", audio), ("b.txt", b"hello"))
-    content = tar.read_bytes()
-    with tarfile.open(tar) as file:
-        third = [member.offset for member in file][2]
-    if fault in LINKS:
-        write_tar(tar, ("b.flac", LINKS[fault]))
-    elif fault == "truncated":
-        tar.write_bytes(content[: third + 2000])
-    elif fault == "cut between members":
-        tar.write_bytes(content[:third])
-    elif fault == "damaged header":
-        tar.write_bytes(content[:third] + b"x" * 512 + content[third + 512 :])
-    elif fault == "two of one name":
-        write_tar(tar, ("a.flac", audio), ("a.txt", b"one"), ("a.flac", audio))
-    elif fault == "no tar":
-        tar.write_bytes(b"hello " * 1000)
+    tar = write_tar(tmp_path / "bad.tar", ("a.flac", b""), ("a.txt", b"one"), (name, content))
     with pytest.raises(SbkitError, match=message):
         prepare(tar, tmp_path / "shards")

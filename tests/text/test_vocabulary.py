@@ -26,14 +26,6 @@ def test_target_out_of_bounds_or_blank_is_refused(label: int) -> None:
         Vocabulary(size=10).check_targets([4, label, 5], clip="clip7")
 
 
-def test_head_of_other_size_is_named_with_both_sizes() -> None:
-    vocabulary = Vocabulary(size=30)
-    claim = "`ctc_lin` must have as many outputs"
-    vocabulary.check_size(30, claim=claim)
-    with pytest.raises(SbkitError, match=r"`ctc_lin` .* \(30\), but has 29"):
-        vocabulary.check_size(29, claim=claim)
-
-
 @pytest.mark.parametrize(("names", "text"), [(["en"] * 3, "is en"), ([], "is missing")])
 def test_fewer_than_two_classes_and_empty_ones_are_refused_and_nothing_is_written(
     names: list[str], text: str, tmp_path: Path
