@@ -160,7 +160,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self._is_claimed = True
 
     def release(self) -> None:
-        """Unlock the folder for other runs."""
         if self._is_claimed and rank() == 0:
             unlock_folder(self.checkpoints_dir)
         self._is_claimed = False

@@ -7,12 +7,18 @@ import pytest
 
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import DecoderWeights
-from sbkit.decoding.fit import FittedWeights, count_all_errors, fit_decoder, fit_weights
-from sbkit.decoding.fit_confidence import LabeledWords, fit_confidence
+from sbkit.decoding.fit import (
+    FittedWeights,
+    LabeledWords,
+    count_all_errors,
+    fit_confidence,
+    fit_decoder,
+    fit_weights,
+)
 from sbkit.decoding.greedy import REACH
 from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
 from sbkit.decoding.words import Confidence, WordAligner
-from sbkit.evaluate.wer import TextErrors
+from sbkit.evaluate.wer import ErrorCounts, TextErrors
 from sbkit.lm.language_models import LanguageModels
 from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import Tokenizer
@@ -158,7 +164,7 @@ def labeled_words(count: int, *, informed: bool = True, words: int = 4) -> list[
         right = random.random(words) < 1 / (1 + np.exp(-2 * posterior * informed))
         entropy = random.uniform(0, 1, words)
         features = {"entropy": entropy, "posterior": posterior, "length": constant}
-        labeled.append(LabeledWords(f"utterance {n}", features, right.tolist()))
+        labeled.append(LabeledWords(f"utterance {n}", features, right.tolist(), ErrorCounts()))
     return labeled
 
 
