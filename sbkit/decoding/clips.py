@@ -88,9 +88,7 @@ class ClipDecoder:
     """
 
     def __init__(self, decoder: BeamDecoder | None, aligner: WordAligner) -> None:
-        vocabulary = aligner.tokenizer.vocabulary
-        greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
-        self.decoder: Decoder = decoder or greedy
+        self.decoder: Decoder = decoder or GreedyDecoder(aligner.tokenizer.vocabulary)
         self.aligner = aligner
 
     def __getstate__(self) -> dict[str, Any]:

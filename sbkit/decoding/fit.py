@@ -302,10 +302,7 @@ def fit_confidences(
     aligner: WordAligner, decoder: BeamDecoder | None, utterances: Sequence[ValidationUtterance]
 ) -> dict[str, FittedConfidence]:
     """Fit the confidences for greedy decoding and for a decoder; all ranks return the same."""
-    vocabulary = aligner.tokenizer.vocabulary
-    decoders: dict[str, Decoder] = {
-        GREEDY: GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
-    }
+    decoders: dict[str, Decoder] = {GREEDY: GreedyDecoder(aligner.tokenizer.vocabulary)}
     if decoder is not None:
         decoders[BEAM] = decoder
     labeled: dict[str, list[LabeledWords]] = {name: [] for name in decoders}

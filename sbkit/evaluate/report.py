@@ -14,12 +14,7 @@ import numpy as np
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import measure_calibration, reliability_bins
-from sbkit.evaluate.wer import (
-    FigureDict,
-    ScoredUtterance,
-    all_have_word_boundaries,
-    mark_pair,
-)
+from sbkit.evaluate.wer import FigureDict, ScoredUtterance, all_have_word_boundaries, mark_pair
 from sbkit.evaluate.wer_report import word_confidences
 from sbkit.logs.html_page import render_page
 from sbkit.logs.metric import Metric, Metrics

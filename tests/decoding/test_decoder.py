@@ -25,7 +25,7 @@ from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool
 from sbkit.decoding.decoder import AttentionScorer, DecoderWeights, rescore
 from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.words import Confidence, WordAligner
+from sbkit.decoding.words import Confidence
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels
 from sbkit.models.loss import attention_loss
@@ -34,6 +34,7 @@ from tests.decoding.by_definition import SETTINGS, best_of, enumerate_paths, ran
 from tests.decoding.spoken import (
     TEXTS,
     char_tokenizer,
+    make_aligner,
     misheard,
     silence,
     spoken,
@@ -73,7 +74,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
     decoder: BeamDecoder | GreedyDecoder = beam
     attention, vocabulary = None, beam.tokenizer.vocabulary
     if variant == "greedy":
-        decoder = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
+        decoder = GreedyDecoder(vocabulary)
     elif variant == "hotwords":
         decoder = beam.with_hotwords(["lam", "north"])
     else:
@@ -226,8 +227,7 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
 
 @pytest.fixture
 def decoder(beam: BeamDecoder) -> ClipDecoder:
-    aligner = WordAligner(tokenizer=beam.tokenizer, samples_per_frame=STEP, sample_rate=16_000)
-    return ClipDecoder(beam.with_hotwords(["norse"]), aligner)
+    return ClipDecoder(beam.with_hotwords(["norse"]), make_aligner(beam.tokenizer))
 
 
 @pytest.fixture

@@ -73,9 +73,7 @@ def test_scores_add_counts_instead_of_averaging_rates() -> None:
         ("re\u0301sume\u0301 ok", "resume no", ("re\u0301sume\u0301 ok", "resume no", "S      S")),
     ],
 )
-def test_align_puts_words_in_columns(
-    reference: str, hypothesis: str, lines: tuple[str, str, str]
-) -> None:
+def test_words_are_in_columns(reference: str, hypothesis: str, lines: tuple[str, str, str]) -> None:
     assert format_alignment(reference, hypothesis) == lines
 
 

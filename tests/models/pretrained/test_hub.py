@@ -119,9 +119,7 @@ def test_model_that_cannot_be_had_is_one_sentence(
     assert not [file for file in hub.fetched if not file.endswith(".json")]
 
 
-def test_hub_that_is_off_or_out_of_reach_is_one_sentence(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_out_of_reach_is_one_sentence(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(SbkitError, match=r"from http://127.0.0.1:9 \(.*\). Check the connection"):
         find_folder("acme/tiny")
