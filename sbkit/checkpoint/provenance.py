@@ -63,9 +63,7 @@ def text_settings(decoder: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {name: decoder.get(name) for name in TEXT_SETTINGS}
 
 
-def averaged_safetensors(
-    checkpoints: Sequence[Checkpoint], parts: Sequence[int] | None = None
-) -> bytes:
+def averaged_safetensors(checkpoints: Sequence[Checkpoint], parts: Sequence[int] | None) -> bytes:
     """Return a safetensors file of the averaged model, with its adapters merged.
 
     The same checkpoints always give the same bytes.

@@ -111,12 +111,11 @@ class ClipDecoder:
             decoder = self._with_phrases(clip.phrases)
             aligner = replace(aligner, hotwords=decoder.hotwords)
         if clip.nbest and isinstance(decoder, GreedyDecoder):  # it finds one text only
-            beam: Sequence[Hypothesis] = self._search_without_models.nbest(clip.log_probs)
-            nbest = self._alternatives(beam, clip.nbest)
+            decoder = self._search_without_models
+        beam = decoder.nbest(clip.log_probs, clip.attention)
+        nbest = self._alternatives(beam, clip.nbest)
+        if isinstance(self.decoder, GreedyDecoder):
             beam = beam[:1]  # confidences were fitted to the one text of greedy decoding
-        else:
-            beam = decoder.nbest(clip.log_probs, clip.attention)
-            nbest = self._alternatives(beam, clip.nbest)
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)
         if not with_times:

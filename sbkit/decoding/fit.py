@@ -248,17 +248,15 @@ def count_all_errors(
     on_utterance: Callable[[], object] = lambda: None,
 ) -> list[TextErrors]:
     """Decode with each decoder, and add the errors of all ranks."""
-    own_errors: list[TextErrors] = []
+    own: list[TextErrors] = []
     for decoder in decoders:
         errors = TextErrors()
         for utterance in utterances:
             on_utterance()
             tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
             errors += count_errors(utterance.text, tokenizer.decode(tokens))
-        own_errors.append(errors)
-    return [
-        sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own_errors), strict=True)
-    ]
+        own.append(errors)
+    return [sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own), strict=True)]
 
 
 def error_of(errors: TextErrors, *, by_words: bool) -> float:
@@ -315,10 +313,8 @@ def fit_confidences(
                 words = aligner.extract_features(utterance.log_probs, beam[0].tokens, beam)
                 decoded = [word.text for word in words.words]
                 right = word_correctness(utterance.text.split(), decoded)
-                characters = count_errors(utterance.text, " ".join(decoded)).characters
-                labeled[name].append(
-                    LabeledWords(utterance.text, words.features, right, characters)
-                )
+                edits = count_errors(utterance.text, " ".join(decoded)).characters
+                labeled[name].append(LabeledWords(utterance.text, words.features, right, edits))
     return {
         name: fit_confidence([*chain.from_iterable(gather_over_ranks(own))])
         for name, own in labeled.items()

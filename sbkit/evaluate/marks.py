@@ -35,9 +35,7 @@ def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
                 (expected, in_reference),
             ):
                 counts.update(name for name, _ in places.elements())
-    names = sorted(
-        {*expected, *written}, key=lambda name: (name == CAPITALS, -expected[name], name)
-    )
+    names = sorted(expected | written, key=lambda name: (name == CAPITALS, -expected[name], name))
     return {
         name: {
             "precision": right[name] / written[name] if written[name] else None,

@@ -79,11 +79,8 @@ def test_words_are_in_columns(reference: str, hypothesis: str, lines: tuple[str,
 
 def test_align_puts_characters_in_columns_without_words() -> None:
     """A space is a visible character, because it counts for the CER."""
-    assert format_alignment("今 天气", "今天气好", by_words=False) == (
-        "今␣天气**",
-        "今*天气好",
-        "  D    I",
-    )
+    lines = ("今␣天气**", "今*天气好", "  D    I")
+    assert format_alignment("今 天气", "今天气好", by_words=False) == lines
 
 
 def _random_text(numbers: random.Random) -> str:
