@@ -209,16 +209,15 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
     states, lengths = torch.randn(2, 7, 16), torch.tensor([7, 4])
     tokens, counts = torch.tensor([[4, 5, 6], [8, 0, 0]]), torch.tensor([3, 1])
     logits = model.decoder_log_probs(tokens, states, lengths)
-    losses = attention_loss(logits, tokens, counts, model.vocabulary.eos, 0.0).sums
+    eos = model.vocabulary.eos
+    losses = attention_loss(logits, tokens, counts, eos, 0.0).sums
     long, short = (
-        AttentionScorer(
-            log_probs=partial(model.score_tokens, row[:count]), eos=model.vocabulary.eos
-        )
+        AttentionScorer(log_probs=partial(model.score_tokens, row[:count]), eos=eos)
         for row, count in zip(states, lengths.tolist(), strict=True)
     )
     assert long.score([(4, 5, 6), (8,)])[0] == pytest.approx(-float(losses[0]), abs=1e-5)
     assert short.score([(8,)]) == [pytest.approx(-float(losses[1]), abs=1e-5)]
-    end = model.score_tokens(states[0], np.zeros((1, 0), np.int64))[0, 0, model.vocabulary.eos]
+    end = model.score_tokens(states[0], np.zeros((1, 0), np.int64))[0, 0, eos]
     assert long.score([()]) == [pytest.approx(float(end), abs=1e-5)]
 
 

@@ -8,15 +8,17 @@ import pytest
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.decoding.fit import (
+    MAX_SAMPLE_TOKENS,
     FittedWeights,
     LabeledWords,
+    ValidationUtterance,
     count_all_errors,
     fit_confidence,
     fit_decoder,
     fit_weights,
+    sample_utterances,
 )
 from sbkit.decoding.greedy import REACH
-from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
 from sbkit.decoding.words import Confidence
 from sbkit.evaluate.wer import ErrorCounts, TextErrors
 from sbkit.lm.language_models import LanguageModels
@@ -76,7 +78,7 @@ def test_sample_of_a_large_set_is_the_same_on_any_number_of_ranks(
     utterances = [utterance._replace(id=str(number)) for number in range(100)]
     shares = [utterances[rank::num_ranks] for rank in range(num_ranks)]
     counts = [[(utterance.order, tokens) for utterance in share] for share in shares]
-    monkeypatch.setattr("sbkit.decoding.sample.gather_over_ranks", lambda own: counts)
+    monkeypatch.setattr("sbkit.decoding.fit.gather_over_ranks", lambda own: counts)
     in_order = sorted(utterances, key=lambda utterance: utterance.order)
     silent = tokenizer.silent
     for limit, size in ((8, 8), (8.5, 8), (100, 100)):

@@ -203,12 +203,6 @@ def test_written_utterances_are_read_back(tmp_path: Path) -> None:
     assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
 
 
-def test_transcript_of_any_length_is_read_back(tmp_path: Path) -> None:
-    scored = [ScoredUtterance("a", "hold the line " * 25_000, "told line")]
-    write_utterances(tmp_path / "utterances_test.jsonl", scored)
-    assert read_utterances(tmp_path / "utterances_test.jsonl") == scored
-
-
 def test_hash_references_depends_on_ids_and_references_only() -> None:
     expected = hash_references(SET)
     assert hash_references([ScoredUtterance("a", SET[1].reference, "other"), SET[0]]) == expected
