@@ -84,8 +84,6 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
         )
         with pytest.raises(TypeError, match="needs the attention decoder"):
             beam.nbest(np.zeros((1, vocabulary.size)))
-        with pytest.raises(TypeError, match="needs the attention decoder"):
-            beam.finish(beam.start())
     random = np.random.default_rng(3)
     pause = silence(beam.tokenizer, 30)
     for utterance in misheard(beam.tokenizer):
