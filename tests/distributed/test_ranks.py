@@ -170,9 +170,7 @@ def start() -> Iterator[Start]:
     ],
     ids=str,
 )
-def test_incomplete_rendezvous_is_one_sentence(
-    variables: dict[str, str], phrases: list[str], start: Start
-) -> None:
+def test_incomplete_rendezvous(variables: dict[str, str], phrases: list[str], start: Start) -> None:
     process = start(**variables)
     _, error = process.communicate(timeout=240)
     assert process.returncode == BAD_INPUT, error
