@@ -33,7 +33,6 @@ Keys = tuple[str | int, ...]
 
 REFERENCE_TAGS = ("!ref", "!copy")
 INCLUDE_TAG = "!include:"
-PLACEHOLDER_TAG = "!PLACEHOLDER"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
 # These values are replaced as a whole: the keys of their mappings are not those of the base.
@@ -42,7 +41,6 @@ REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
 NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
-MIN_SPELLING, MIN_SIMILARITY = 0.75, 0.6  # shares of letters that two words have in common
 OBJECT = object()  # a placeholder for an object that would be built
 
 
@@ -60,10 +58,10 @@ def nearest(word: str, words: Iterable[object]) -> str | None:
     parts = word.split("_")
     longer = [key for key in candidates if {*parts} <= {*key.split("_")}]
     same_start = [key for key in candidates if key.split("_")[0] == parts[0]]
-    matches = [
-        *get_close_matches(word, candidates, n=1, cutoff=MIN_SPELLING),
+    matches = [  # a cutoff is the share of letters that two words have in common
+        *get_close_matches(word, candidates, n=1, cutoff=0.75),
         *sorted(longer, key=len),
-        *get_close_matches(word, same_start, n=1, cutoff=MIN_SIMILARITY),
+        *get_close_matches(word, same_start, n=1, cutoff=0.6),
     ]
     return matches[0] if matches else None
 
@@ -300,7 +298,7 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
         for key, child in _children(node):
             node[key] = resolve(child, (*keys, key))
         where = f"`{dotted(keys)}: {tag_of(node)} {text_of(node)}` ({document.place(keys)})"
-        if tag_of(node) == PLACEHOLDER_TAG:
+        if tag_of(node) == "!PLACEHOLDER":
             if needs_values:
                 raise ConfigError(f"{where} needs a value. Override it.")
             return None
