@@ -79,16 +79,12 @@ def _run_to_exit_code(main: Callable[[], int | None]) -> int:
             code = main() or 0
             sys.stdout.flush()  # a closed pipe raises here instead of when Python ends
             return code
-    except StopRequestedError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(error, file=sys.stderr)
-        return ASKED_TO_STOP
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         return PIPE_CLOSED
-    except OtherRankError as error:
-        return error.code
+    except (KeyboardInterrupt, OtherRankError) as error:
+        if isinstance(error, StopRequestedError) and os.environ.get("RANK", "0") == "0":
+            print(error, file=sys.stderr)
+        return exit_code(error)
     except Exception as error:
         user_error = _as_user_error(error)
         if user_error is None:
