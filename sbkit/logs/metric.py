@@ -27,6 +27,7 @@ class Metric:
             object.__setattr__(self, "is_fraction", False)
 
     def as_text(self, value: float) -> str:
+        """Write a value with its unit."""
         return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g} {self.unit}".rstrip()
 
 

@@ -217,7 +217,6 @@ class TrainingProgress:
             print(line)
 
     def close(self) -> None:
-        """Remove the live line."""
         self._live_line.close()
 
     def _line(
