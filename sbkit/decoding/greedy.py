@@ -103,10 +103,10 @@ class GreedyState(NamedTuple):
 class GreedyDecoder:
     """Decode a whole clip or a stream of frames greedily, as a `Decoder`.
 
-    >>> decoder = GreedyDecoder(Vocabulary(size=3))
-    >>> frames = np.log(np.array([[0.1, 0.8, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]))
+    >>> decoder = GreedyDecoder(Vocabulary(size=6))
+    >>> frames = np.log(np.eye(6)[[0, 4, 4, 0, 5]] + 0.01)
     >>> decoder.nbest(frames)[0].tokens
-    (1, 2)
+    (4, 5)
     """
 
     vocabulary: Vocabulary
