@@ -278,28 +278,23 @@ def task_lock(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
     On a disk without locks, every process holds it.
     """
     file = folder / f"{LOCK_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
-    lock, is_held = _open_and_lock(file, wait=wait)
-    # A process may open the file just before the holder removes it, and then lock a file that
-    # nobody else can find.
-    while is_held and not _is_at(file, lock):
+    while True:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        is_held = try_lock(lock)
+        if not is_held and wait:
+            _lock(lock, fcntl.F_WRLCK, wait=True)
+            is_held = True
+        # A process may open the file just before the holder removes it, and then lock a file that
+        # nobody else can find.
+        if not is_held or _is_at(file, lock):
+            break
         os.close(lock)
-        lock, is_held = _open_and_lock(file, wait=wait)
     try:
         yield is_held
         if is_held:
             file.unlink(missing_ok=True)
     finally:
         os.close(lock)
-
-
-def _open_and_lock(file: Path, *, wait: bool) -> tuple[int, bool]:
-    """Open a file and try to lock it; return its descriptor, and whether it is locked."""
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    is_held = try_lock(lock)
-    if not is_held and wait:
-        _lock(lock, fcntl.F_WRLCK, wait=True)
-        is_held = True
-    return lock, is_held
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -33,13 +33,10 @@ from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
 from sbkit.base.openmp import ThreadWaiting
 
-SignalHandler = Callable[[int, FrameType | None], object]
-
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # The first rank prints its error this much earlier than the others. On a busy machine it was more
 # than 3 s later than another one.
 OTHER_RANKS_DELAY = 10.0  # seconds
-PARENT_POLL_SECONDS = 1.0  # between two looks of a worker whether its parent lives
 OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
@@ -82,16 +79,12 @@ def _run_to_exit_code(main: Callable[[], int | None]) -> int:
             code = main() or 0
             sys.stdout.flush()  # a closed pipe raises here instead of when Python ends
             return code
-    except StopRequestedError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(error, file=sys.stderr)
-        return ASKED_TO_STOP
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         return PIPE_CLOSED
-    except OtherRankError as error:
-        return error.code
+    except (KeyboardInterrupt, OtherRankError) as error:
+        if isinstance(error, StopRequestedError) and os.environ.get("RANK", "0") == "0":
+            print(error, file=sys.stderr)
+        return exit_code(error)
     except Exception as error:
         user_error = _as_user_error(error)
         if user_error is None:
@@ -229,7 +222,9 @@ def _as_user_error(error: Exception) -> SbkitError | None:
 
 
 @contextmanager
-def handle_signals(signals: Iterable[signal.Signals], handler: SignalHandler) -> Iterator[None]:
+def handle_signals(
+    signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
+) -> Iterator[None]:
     """Handle signals inside the block, and restore their handlers afterwards.
 
     Outside the main thread nothing is handled, because Python forbids it. SIGHUP stays ignored if
@@ -257,10 +252,10 @@ def begin_work(parent: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
 
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(0)
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_SECONDS)
-    os._exit(0)
+    threading.Thread(target=end_with_parent, daemon=True).start()

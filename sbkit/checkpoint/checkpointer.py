@@ -94,23 +94,6 @@ class AveragedCheckpoints:
         return from_plain(AveragedCheckpoints, json.loads(file.read_text(encoding="utf-8")))
 
 
-def choose_averaged(
-    ranked: Sequence[Checkpoint], compute_error: Callable[[int], float]
-) -> AveragedCheckpoints:
-    """Validate means of the first checkpoints, and choose the best; of equal ones, the largest.
-
-    compute_error(count): the error, such as the CER, of the mean of the first ``count`` on the
-    validation set, NaN if there is none. It is called at most log2(len(ranked)) + 1 times.
-    """
-    counts = [len(ranked) >> times for times in range(len(ranked).bit_length())]
-    errors = {count: compute_error(count) for count in counts} if len(ranked) > 1 else {}
-    finite = [count for count in errors if not math.isnan(errors[count])]
-    best = min(finite, key=lambda count: (errors[count], -count), default=1)
-    names = tuple(checkpoint.path.name for checkpoint in ranked)
-    by_count = {str(count): errors[count] for count in finite}  # JSON has no NaN
-    return AveragedCheckpoints(names[:best], names, by_count)
-
-
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
 
@@ -160,7 +143,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self._is_claimed = True
 
     def release(self) -> None:
-        """Unlock the folder for other runs."""
         if self._is_claimed and rank() == 0:
             unlock_folder(self.checkpoints_dir)
         self._is_claimed = False
@@ -262,9 +244,10 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
         Args:
             count: the number of checkpoints to choose from.
-            compute_error: returns the error of the loaded modules on the validation set; every rank
-                calls it. It is not called if the same checkpoints were validated before. Without it
-                all ``count`` are averaged.
+            compute_error: returns the error of the loaded modules on the validation set, such as
+                the CER, NaN if there is none; every rank calls it. It is not called if the same
+                checkpoints were validated before. Without it all ``count`` are averaged. Of means
+                with equal errors, that of the most checkpoints is chosen.
             keys: rank the checkpoints, as in `find_checkpoints`.
 
         Returns:
@@ -279,13 +262,16 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         averaged = AveragedCheckpoints(names, names, {})
         if compute_error is not None and earlier is not None and earlier.of == names:
             averaged = earlier
-        elif compute_error is not None:
-
-            def error_of_mean(count: int) -> float:
+        elif compute_error is not None and len(ranked) > 1:
+            errors: dict[int, float] = {}
+            for times in range(len(ranked).bit_length()):
+                count = len(ranked) >> times
                 self._load_mean(ranked[:count])
-                return compute_error()
-
-            averaged = choose_averaged(ranked, error_of_mean)
+                errors[count] = compute_error()
+            finite = [count for count in errors if not math.isnan(errors[count])]
+            best = min(finite, key=lambda count: (errors[count], -count), default=1)
+            scores = {str(count): errors[count] for count in finite}  # JSON has no NaN
+            averaged = AveragedCheckpoints(names[:best], names, scores)
         with main_rank_first():
             if rank() == 0 and averaged is not earlier:
                 averaged.write(self.checkpoints_dir)

@@ -101,6 +101,13 @@ class Difference(NamedTuple):
         """The key of the YAML that the value belongs to."""
         return self.name.split(".")[0]
 
+    @property
+    def is_of_optimizer(self) -> bool:
+        return OPTIMIZER_KEY in self.name.split(".")[:-1]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_short(self.before)} before, {_short(self.now)} now"
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -139,7 +146,6 @@ class RunConfig:
         )
 
     def write(self, folder: Path | str) -> None:
-        """Write `run_config.json`."""
         record = {"values": self.values, "data": self.data, "labels": self.labels}
         write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
 
@@ -153,8 +159,7 @@ class RunConfig:
         if newest_checkpoint(Path(folder, CHECKPOINTS)) is None:
             return None
         before = read_run_config(folder)
-        refused = [_describe_change(difference) for difference in self.differences(before)]
-        if refused:
+        if refused := [*self.differences(before)]:
             count = plural(len(refused), "thing differs", "things differ")
             names = listed(refused, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
             raise ConfigError(
@@ -166,7 +171,7 @@ class RunConfig:
         if not changes:
             return None
         lines = ["Resuming with changed values:"]
-        lines += [_describe_change(change) for change in changes]
+        lines += map(str, changes)
         if any(change.name == "number_of_epochs" for change in changes):
             lines.append("the learning rate follows the schedule over the new number of epochs")
         return "\n  ".join(lines)
@@ -174,9 +179,9 @@ class RunConfig:
     def check_effective(self, folder: Path) -> None:
         """Raise ConfigError if a value changes that the finished training in ``folder`` had."""
         changes = [
-            _describe_change(change)
+            str(change)
             for change in self.changes(read_run_config(folder))
-            if change.key in STEP_SIZE_KEYS or OPTIMIZER_KEY in change.name.split(".")[:-1]
+            if change.key in STEP_SIZE_KEYS or change.is_of_optimizer
         ]
         if changes:
             raise ConfigError(
@@ -213,7 +218,7 @@ class RunConfig:
             yield Difference("the file of labels", before.labels, self.labels)
         values = self._with_values(self._changed_keys(before, allowed))
         for difference in _compare(before.values, values):
-            if not _is_allowed(difference, allowed):
+            if difference.key not in allowed and not difference.is_of_optimizer:
                 yield difference
 
     def changes(self, before: "RunConfig") -> list[Difference]:
@@ -223,7 +228,7 @@ class RunConfig:
         return [
             difference
             for difference in _compare(before.values, self.values)
-            if _is_allowed(difference, MAY_CHANGE)
+            if (difference.key in MAY_CHANGE or difference.is_of_optimizer)
             and (difference.key in changed or difference.name in independent)
         ]
 
@@ -319,16 +324,6 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Diff
                 yield difference._replace(name=f"{name}.{difference.name}")
         elif old != new:
             yield Difference(name, old, new)
-
-
-def _is_allowed(difference: Difference, allowed: Set[str]) -> bool:
-    """Check whether a value may change: that of an allowed key, or an argument of an optimizer."""
-    parents = difference.name.split(".")[:-1]
-    return difference.key in allowed or OPTIMIZER_KEY in parents
-
-
-def _describe_change(change: Difference) -> str:
-    return f"{change.name}: {_short(change.before)} before, {_short(change.now)} now"
 
 
 def _short(value: Any) -> str:

@@ -33,7 +33,6 @@ Keys = tuple[str | int, ...]
 
 REFERENCE_TAGS = ("!ref", "!copy")
 INCLUDE_TAG = "!include:"
-PLACEHOLDER_TAG = "!PLACEHOLDER"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
 # These values are replaced as a whole: the keys of their mappings are not those of the base.
@@ -274,7 +273,7 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
         for key, child in _children(node):
             node[key] = resolve(child, (*keys, key))
         where = f"`{dotted(keys)}: {tag_of(node)} {text_of(node)}` ({document.place(keys)})"
-        if tag_of(node) == PLACEHOLDER_TAG:
+        if tag_of(node) == "!PLACEHOLDER":
             if needs_values:
                 raise ConfigError(f"{where} needs a value. Override it.")
             return None

@@ -30,7 +30,6 @@ from sbkit.config.document import (
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
 NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values that look like options
-ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
 NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys, an example
 KIND_NAMES: dict[type, str] = {
     type(None): "null",
@@ -267,7 +266,7 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
 
     A value of null accepts any plain value. Whether a number must be whole is said by its range.
     """
-    if tag_of(default) == ATTRIBUTE_TAG:
+    if tag_of(default) == "!apply:getattr":  # HyperPyYAML's for `!ref <tokenizer.vocab_size>`
         return value  # its kind is not known before the object is built
     if tag_of(default):
         raise ConfigError(

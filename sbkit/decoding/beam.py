@@ -27,13 +27,11 @@ from sbkit.decoding.prefix_beam import (
 from sbkit.lm.language_models import LanguageModels, load_language_models
 from sbkit.text.tokenizer import Tokenizer
 
-LM_ORDERS = ("word_lm_order", "token_lm_order")  # keys of a YAML
 BEAM_SIZE = 32
 MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
 TOKEN_THRESHOLD = -6.0  # a frame tries only tokens with a higher log-probability
 BLANK_THRESHOLD = -0.02  # a blank of 0.98 is certain: skipping its frame saves 7 % of the time
 MAX_CANDIDATES = 12  # tokens that a frame tries: many are likely if a model has learned little
-TRIAL_BEAM_SIZE = 16  # takes half the time of 32
 
 SEARCHES = ("_unbiased_search", "_biased_search", "_hotword_scorer")  # built when needed
 BeamStates = tuple[BeamState, ...]  # of the unbiased search and, with hotwords, of the biased one
@@ -164,10 +162,6 @@ class BeamDecoder:
         decoder._unbiased_search = self._unbiased_search
         return decoder
 
-    def make_quick(self) -> Self:
-        """Return a copy with a smaller beam, whose best weights are nearly the same."""
-        return self.copy_with(beam_size=min(self.beam_size, TRIAL_BEAM_SIZE))
-
     # -- the searches, built when they are needed
 
     @cached_property
@@ -268,9 +262,9 @@ def declared_decoder(hparams: Mapping[str, Any]) -> BeamDecoder | None:
     """
     decoder = hparams.get("decoder")
     if decoder is None:
-        if any(hparams.get(name, 0) for name in LM_ORDERS):
+        if hparams.get("word_lm_order", 0) or hparams.get("token_lm_order", 0):
             raise ConfigError(
-                f"`{LM_ORDERS[0]}` and `{LM_ORDERS[1]}` belong to a `decoder`, but the YAML has "
+                "`word_lm_order` and `token_lm_order` belong to a `decoder`, but the YAML has "
                 "none, and greedy decoding uses no language model. Set both to 0, or add the "
                 "decoder."
             )

@@ -88,9 +88,7 @@ class ClipDecoder:
     """
 
     def __init__(self, decoder: BeamDecoder | None, aligner: WordAligner) -> None:
-        vocabulary = aligner.tokenizer.vocabulary
-        greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
-        self.decoder: Decoder = decoder or greedy
+        self.decoder: Decoder = decoder or GreedyDecoder(aligner.tokenizer.vocabulary)
         self.aligner = aligner
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,12 +111,11 @@ class ClipDecoder:
             decoder = self._with_phrases(clip.phrases)
             aligner = replace(aligner, hotwords=decoder.hotwords)
         if clip.nbest and isinstance(decoder, GreedyDecoder):  # it finds one text only
-            beam: Sequence[Hypothesis] = self._search_without_models.nbest(clip.log_probs)
-            nbest = self._alternatives(beam, clip.nbest)
+            decoder = self._search_without_models
+        beam = decoder.nbest(clip.log_probs, clip.attention)
+        nbest = self._alternatives(beam, clip.nbest)
+        if isinstance(self.decoder, GreedyDecoder):
             beam = beam[:1]  # confidences were fitted to the one text of greedy decoding
-        else:
-            beam = decoder.nbest(clip.log_probs, clip.attention)
-            nbest = self._alternatives(beam, clip.nbest)
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)
         if not with_times:

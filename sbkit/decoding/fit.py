@@ -1,34 +1,43 @@
 """Fit a decoder to validation data: the weights of its models, and confidences.
 
-log-probabilities and reference texts -> a sample of them (`sample.py`)
+log-probabilities and reference texts -> a sample of them
 -> errors with trial weights -> a quadratic function of the weights -> where it is lowest
--> confidences of words (`fit_confidence.py`)
+-> confidences of words
+
+Legend: U frames, V vocabulary.
 """
 
+import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sbkit.base.arrays import Float64s
+from sbkit.base.arrays import Bools, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
-from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.decoder import WORD_WEIGHTS, Decoder, DecoderWeights
-from sbkit.decoding.fit_confidence import FittedConfidence, fit_confidences
-from sbkit.decoding.sample import ValidationUtterance
-from sbkit.decoding.words import BEAM, GREEDY, WordAligner
+from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
+from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, Decoder, DecoderWeights
+from sbkit.decoding.greedy import GreedyDecoder, find_speech
+from sbkit.decoding.words import BEAM, FEATURES, GREEDY, Confidence, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks
-from sbkit.evaluate.wer import TextErrors, count_errors
+from sbkit.evaluate.calibration import Calibration, measure_calibration
+from sbkit.evaluate.wer import ErrorCounts, TextErrors, count_errors, word_correctness
 from sbkit.logs.progress import ping, progress_bar
 from sbkit.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+# Over all ranks; all trials of a token take 3 ms. Even if each frame of 40 ms has `MAX_CANDIDATES`,
+# because the model is uncertain, this is enough for three minutes of speech.
+MAX_SAMPLE_TOKENS = 60_000
+
 HALTON_BASES = (2, 3, 5, 7, 11, 13)
 NUM_TRIALS = 64  # settings of the weights
+TRIAL_BEAM_SIZE = 16  # takes half the time of 32, and has nearly the same best weights
 NUM_AVERAGED = 12
 RIDGE = 1.0
 WEIGHT_RANGES = {
@@ -39,6 +48,83 @@ WEIGHT_RANGES = {
     "token_bonus": (0.0, 1.0),
     "attention": (0.0, 2.5),
 }
+
+MIN_RIGHT_AND_WRONG = 20  # words; with them, NCE on other clips was at worst 0.17
+NUM_FOLDS = 10
+PRIOR_PRECISION = 1.0  # of the normal distribution of a standardized feature's weight
+MIN_FEATURE_SCALE = 1e-2  # standard deviation below which a feature is not used
+MAX_NEWTON_STEPS = 50  # ten suffice
+MAX_STEP_SIZE = 5.0  # a longer step of Newton's method might leave the region where it converges
+
+
+# ---- a sample of the validation sets
+
+Order = tuple[str, str]  # the sort key of an utterance for filling a sample
+
+
+class ValidationUtterance(NamedTuple):
+    """An utterance of a validation set.
+
+    log_probs: (U, V); text: the reference; attention: for a decoder that rescores; id: decides
+    whether the utterance is in a sample.
+    """
+
+    log_probs: LogProbs
+    text: str
+    attention: AttentionScorer | None = None
+    id: str = ""
+
+    @property
+    def order(self) -> Order:
+        return order_of(self.id), self.text
+
+
+def order_of(id: str) -> str:
+    """Return the sort key of an utterance: its id hashed, so that a sample is a random one."""
+    return hashlib.sha256(id.encode()).hexdigest()
+
+
+def sample_utterances(
+    utterances: Iterable[ValidationUtterance],
+    silent: Collection[int],
+    max_tokens: int = MAX_SAMPLE_TOKENS,
+) -> list[ValidationUtterance]:
+    """Keep this rank's part of a sample with at most ``max_tokens`` over all ranks.
+
+    The sample is the same for any number of ranks. Other utterances are dropped as they arrive,
+    because the log-probabilities of a large set do not fit into memory.
+
+    silent: the tokens without sound. Frames without speech are no work, so they do not count.
+    """
+    sample: list[ValidationUtterance] = []
+    counts: dict[Order, int] = {}
+    for utterance in utterances:
+        sample.append(utterance)
+        likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1)
+        is_speech = find_speech(utterance.log_probs, silent)
+        counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES)[is_speech].sum())
+        if sum(counts.values()) > 2 * max_tokens:
+            last = _last_within(counts.items(), max_tokens)
+            counts = {order: count for order, count in counts.items() if order <= last}
+            sample = [utterance for utterance in sample if utterance.order <= last]
+    all_counts = [pair for share in gather_over_ranks([*counts.items()]) for pair in share]
+    last = _last_within(all_counts, max_tokens)
+    return [utterance for utterance in sample if utterance.order <= last]
+
+
+def _last_within(counts: Iterable[tuple[Order, int]], max_tokens: int) -> Order:
+    """Return the key of the last utterance in order before the sum exceeds ``max_tokens``."""
+    total = 0
+    last = ("", "")
+    for order, count in sorted(counts):
+        total += count
+        if total > max_tokens and last != ("", ""):
+            break
+        last = order
+    return last
+
+
+# ---- results
 
 
 @dataclass(frozen=True)
@@ -59,6 +145,44 @@ class FittedWeights:
             **({"WER": self.errors.wer} if self.by_words else {}),
             "utterances": self.errors.utterances,
         }
+
+
+@dataclass(frozen=True)
+class FittedConfidence:
+    """A confidence, and its calibration by cross-validation, on words that it was not fitted to.
+
+    Both are None if there are too few words. The confidence is also None if it predicts no better
+    than the share of right words.
+
+    count, right: the number of words, and of right words.
+    cer: of the decoder that it belongs to.
+    """
+
+    confidence: Confidence | None
+    calibration: Calibration | None
+    count: int
+    right: int
+    cer: float
+
+    def plain(self) -> dict[str, Any]:
+        weights = None if self.confidence is None else self.confidence.plain()
+        record: dict[str, Any] = {"weights": weights, "words": self.count, "right": self.right}
+        if self.calibration is not None:
+            record |= {name: getattr(self.calibration, name) for name in ("AUC", "NCE", "ECE")}
+        return record
+
+    def __str__(self) -> str:
+        if self.calibration is None:
+            return (
+                f"none, because {self.right} of {self.count} words are right: fitting needs two "
+                f"utterances with at least {MIN_RIGHT_AND_WRONG} right and {MIN_RIGHT_AND_WRONG} "
+                "wrong words"
+            )
+        if self.confidence is not None:
+            return f"{self.calibration}, by cross-validation"
+        return (
+            f"none, because it predicts unseen words no better than a constant: {self.calibration}"
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +261,9 @@ def fit_decoder(
     return fitted
 
 
+# ---- weights
+
+
 def fit_weights(
     decoder: BeamDecoder,
     utterances: Sequence[ValidationUtterance],
@@ -161,7 +288,7 @@ def fit_weights(
     if not by_words and "token" in names:
         names = [name for name in names if name not in WORD_WEIGHTS]
     points = np.stack([_halton(base) for base in HALTON_BASES[: len(names)]], 1)
-    quick_decoder = decoder.make_quick()
+    quick_decoder = decoder.copy_with(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
     trials = (quick_decoder.with_weights(_weights_at(names, point)) for point in points)
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
     with progress_bar("trying weights of the decoder", num_decoded) as advance:
@@ -197,17 +324,15 @@ def count_all_errors(
     on_utterance: Callable[[], object] = lambda: None,
 ) -> list[TextErrors]:
     """Decode with each decoder, and add the errors of all ranks."""
-    own_errors: list[TextErrors] = []
+    own: list[TextErrors] = []
     for decoder in decoders:
         errors = TextErrors()
         for utterance in utterances:
             on_utterance()
             tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
             errors += count_errors(utterance.text, tokenizer.decode(tokens))
-        own_errors.append(errors)
-    return [
-        sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own_errors), strict=True)
-    ]
+        own.append(errors)
+    return [sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own), strict=True)]
 
 
 def error_of(errors: TextErrors, *, by_words: bool) -> float:
@@ -242,3 +367,108 @@ def _fit_quadratic(points: Float64s, values: Float64s) -> Float64s:
     weights = np.linalg.solve(curvature, features.T @ (values - values.mean()))
     fitted: Float64s = features @ weights + values.mean()
     return fitted
+
+
+# ---- confidences of words
+
+
+def fit_confidences(
+    aligner: WordAligner, decoder: BeamDecoder | None, utterances: Sequence[ValidationUtterance]
+) -> dict[str, FittedConfidence]:
+    """Fit the confidences for greedy decoding and for a decoder; all ranks return the same."""
+    decoders: dict[str, Decoder] = {GREEDY: GreedyDecoder(aligner.tokenizer.vocabulary)}
+    if decoder is not None:
+        decoders[BEAM] = decoder
+    labeled: dict[str, list[LabeledWords]] = {name: [] for name in decoders}
+    with progress_bar("fitting the confidence of words", len(utterances)) as advance:
+        for utterance in utterances:
+            ping("confidence")
+            advance(1)
+            for name, one_decoder in decoders.items():
+                beam = one_decoder.nbest(utterance.log_probs, utterance.attention)
+                words = aligner.extract_features(utterance.log_probs, beam[0].tokens, beam)
+                decoded = [word.text for word in words.words]
+                right = word_correctness(utterance.text.split(), decoded)
+                edits = count_errors(utterance.text, " ".join(decoded)).characters
+                labeled[name].append(LabeledWords(utterance.text, words.features, right, edits))
+    return {
+        name: fit_confidence([*chain.from_iterable(gather_over_ranks(own))])
+        for name, own in labeled.items()
+    }
+
+
+class LabeledWords(NamedTuple):
+    """The features of an utterance's decoded words, and which are right.
+
+    text: the reference; characters: the edits between the text and the reference.
+    """
+
+    text: str
+    features: dict[str, Float64s]
+    right: list[bool]
+    characters: ErrorCounts
+
+
+def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
+    """Fit a confidence to the words of utterances, independently of their order.
+
+    Features and prior are fixed, so cross-validation only measures the fit.
+    """
+
+    def sort_key(words: LabeledWords) -> tuple[str, list[list[float]]]:
+        return words.text, [values.tolist() for values in words.features.values()]
+
+    cer = sum((words.characters for words in labeled), ErrorCounts()).rate
+    labeled = sorted((words for words in labeled if words.right), key=sort_key)
+    right = np.array([is_right for words in labeled for is_right in words.right], np.bool_)
+    num_right = int(right.sum())
+    if len(labeled) < 2 or min(num_right, len(right) - num_right) < MIN_RIGHT_AND_WRONG:
+        return FittedConfidence(None, None, len(right), num_right, cer)
+    names = [name for name in FEATURES if name in labeled[0].features]
+    features = {name: np.concatenate([words.features[name] for words in labeled]) for name in names}
+    utterances = np.repeat(np.arange(len(labeled)), [len(words.right) for words in labeled])
+    predicted = np.zeros(len(right))
+    for fold in range(NUM_FOLDS):
+        is_held_out = utterances % NUM_FOLDS == fold
+        confidence = _fit(_select(features, ~is_held_out), right[~is_held_out])
+        predicted[is_held_out] = confidence(_select(features, is_held_out))
+    calibration = measure_calibration(predicted.tolist(), right.tolist())
+    is_useful = calibration is not None and (calibration.NCE or 0.0) > 0
+    fitted = _fit(features, right) if is_useful else None
+    return FittedConfidence(fitted, calibration, len(right), num_right, cer)
+
+
+def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:
+    return {name: values[mask] for name, values in features.items()}
+
+
+def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
+    """Fit weights to standardized features, except nearly constant ones, and undo the scaling."""
+    used = {name: values for name, values in features.items() if values.std() > MIN_FEATURE_SCALE}
+    stacked = np.stack([*used.values()], 1) if used else np.zeros((len(right), 0))
+    mean = stacked.mean(0)
+    scale = stacked.std(0)
+    bias, weights = fit_logistic((stacked - mean) / scale, right)
+    weights /= scale
+    return Confidence(
+        round(float(bias - weights @ mean), 4),
+        {name: round(weight, 4) for name, weight in zip(used, weights.tolist(), strict=True)},
+    )
+
+
+def fit_logistic(features: Float64s, right: Bools) -> tuple[float, Float64s]:
+    """Fit bias and weights of a logistic regression by Newton's method: (N, K), (N,) -> (K,).
+
+    Iteratively reweighted least squares with a ridge, which the bias lacks (Bishop, 2006, "Pattern
+    recognition and machine learning", 4.3.3 and 4.5.1).
+    """
+    inputs = np.concatenate([np.ones((len(features), 1)), features], 1)
+    penalty = np.diag([1e-9, *[PRIOR_PRECISION] * features.shape[1]])
+    weights = np.zeros(inputs.shape[1])
+    for _ in range(MAX_NEWTON_STEPS):
+        probabilities = 1 / (1 + np.exp(-np.clip(inputs @ weights, -50, 50)))
+        gradient = inputs.T @ (right - probabilities) - penalty @ weights
+        curvature = (inputs.T * (probabilities * (1 - probabilities))) @ inputs + penalty
+        step = np.linalg.solve(curvature, gradient)
+        weights += step / max(1.0, np.abs(step).max() / MAX_STEP_SIZE)
+    return float(weights[0]), weights[1:]

@@ -13,6 +13,7 @@ import numpy as np
 
 from sbkit.base.arrays import Bools, Counts, LogProbs
 from sbkit.base.errors import DataError
+from sbkit.text.vocabulary import Vocabulary
 
 REACH = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
 LOWEST = -1e4  # finite, so that any text can be aligned
@@ -98,31 +99,30 @@ class GreedyState(NamedTuple):
     score: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GreedyDecoder:
     """Decode a whole clip or a stream of frames greedily, as a `Decoder`.
 
-    >>> decoder = GreedyDecoder(vocab_size=3, blank=0)
-    >>> frames = np.log(np.array([[0.1, 0.8, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]))
+    >>> decoder = GreedyDecoder(Vocabulary(size=6))
+    >>> frames = np.log(np.eye(6)[[0, 4, 4, 0, 5]] + 0.01)
     >>> decoder.nbest(frames)[0].tokens
-    (1, 2)
+    (4, 5)
     """
 
-    vocab_size: int
-    blank: int
+    vocabulary: Vocabulary
 
     def nbest(self, log_probs: LogProbs, attention: object = None) -> Sequence[Hypothesis]:
         return self.finish(self.advance(self.start(), log_probs))
 
     def start(self) -> GreedyState:
-        return GreedyState(self.blank)
+        return GreedyState(self.vocabulary.blank)
 
     def advance(self, state: GreedyState, log_probs: LogProbs) -> GreedyState:
-        check_log_probs(log_probs, self.vocab_size)
+        check_log_probs(log_probs, self.vocabulary.size)
         if not len(log_probs):
             return state
         best = log_probs.argmax(1)
-        tokens = merge_repeats(best, self.blank, state.last)
+        tokens = merge_repeats(best, self.vocabulary.blank, state.last)
         score = state.score + float(log_probs.max(1).sum())
         return GreedyState(int(best[-1]), (*state.tokens, *tokens), score)
 

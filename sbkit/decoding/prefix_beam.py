@@ -413,13 +413,11 @@ class LexiconNode:
     word: int | None = None
 
 
-Entry = tuple[str, int, float]
-"""A word's characters, its id, and its unigram log-probability, the look-ahead value."""
-
-
-def extend_lexicon(root: LexiconNode, entries: Iterable[Entry]) -> LexiconNode:
+def extend_lexicon(root: LexiconNode, entries: Iterable[tuple[str, int, float]]) -> LexiconNode:
     """Return a tree with more words; if two words have one spelling, the first counts.
 
+    entries: the characters of a word, its id, and its unigram log-probability, the look-ahead
+        value.
     The trees share all nodes that are on no new word's path, so the time depends only on the new
     words, however large the tree is.
     """

@@ -109,9 +109,6 @@ class _Window:
         steps[skipped] = SKIP
         return scores, steps
 
-    def previous_gap(self, gap: int) -> int:
-        return int(self._gaps[np.searchsorted(self._gaps, gap) - 1])
-
 
 def segment(
     log_probs: LogProbs,
@@ -194,7 +191,7 @@ def _trace_back(
             scores, steps[index] = window.advance(scores, frame)
         for index in range(len(emissions) - 1, -1, -1):
             while steps[index, state - block.first] == SKIP:
-                state = block.first + window.previous_gap(state - block.first)
+                state = int(states.gaps[np.searchsorted(states.gaps, state) - 1])
             frame = emissions[index]
             step = int(steps[index, state - block.first])
             column = states.columns[state]

@@ -143,17 +143,15 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
         is_best = run.num_errors == best.num_errors
         row: FigureDict = {"letter": letter, "run": run.name, "is_best": is_best}
-        above_best: FigureDict = {}
         counts = run.counts(rates)
         for rate, interval in intervals_of(counts, grouping).items():
             total = sum(counts[rate], ErrorCounts())
             row[rate] = {"rate": total.rate, "errors": total.errors, "interval": asdict(interval)}
         if run is not best:
+            row["above_best"] = {}
             for rate, interval in intervals_of(counts, grouping, minus=best_counts).items():
                 difference = row[rate]["rate"] - best_totals[rate].rate
-                above_best[rate] = {"difference": difference, "interval": asdict(interval)}
-        if above_best:
-            row["above_best"] = above_best
+                row["above_best"][rate] = {"difference": difference, "interval": asdict(interval)}
         rows.append(row)
     return {
         "utterances": len(best.utterances),

@@ -5,13 +5,10 @@ right if both words of a pair have it, even if the word itself is wrong.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from itertools import zip_longest
 
-from rapidfuzz.distance import Levenshtein
-
-from sbkit.evaluate.wer import FigureDict, ScoredUtterance
+from sbkit.evaluate.wer import FigureDict, ScoredUtterance, UnitPairs, align_units
 from sbkit.text.normalization import is_mark
 
 CAPITALS = "capitals"
@@ -35,9 +32,7 @@ def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
                 (expected, in_reference),
             ):
                 counts.update(name for name, _ in places.elements())
-    names = sorted(
-        {*expected, *written}, key=lambda name: (name == CAPITALS, -expected[name], name)
-    )
+    names = sorted(expected | written, key=lambda name: (name == CAPITALS, -expected[name], name))
     return {
         name: {
             "precision": right[name] / written[name] if written[name] else None,
@@ -64,17 +59,10 @@ def _percent(share: float | None) -> str:
     return "none" if share is None else f"{100 * share:.1f} %"
 
 
-def _pair_words(utterance: ScoredUtterance) -> Iterator[tuple[str, str]]:
-    """Yield each word, or character, of the reference with its counterpart, "" if there is none."""
+def _pair_words(utterance: ScoredUtterance) -> UnitPairs:
     split = str.split if utterance.by_words else _characters
     references, hypotheses = split(utterance.reference), split(utterance.hypothesis)
-    plain = ([_bare(word).lower() for word in words] for words in (references, hypotheses))
-    for block in Levenshtein.opcodes(*plain):
-        yield from zip_longest(
-            references[block.src_start : block.src_end],
-            hypotheses[block.dest_start : block.dest_end],
-            fillvalue="",
-        )
+    return align_units(references, hypotheses, key=lambda word: _bare(word).lower())
 
 
 def _characters(text: str) -> list[str]:

@@ -14,12 +14,7 @@ import numpy as np
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import measure_calibration, reliability_bins
-from sbkit.evaluate.wer import (
-    FigureDict,
-    ScoredUtterance,
-    all_have_word_boundaries,
-    mark_pair,
-)
+from sbkit.evaluate.wer import FigureDict, ScoredUtterance, all_have_word_boundaries, mark_pair
 from sbkit.evaluate.wer_report import word_confidences
 from sbkit.logs.html_page import render_page
 from sbkit.logs.metric import Metric, Metrics
@@ -35,8 +30,6 @@ ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 
 Clips = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and a limit in bytes, return MP3 in base64 by id."""
-
-PairCounts = Counter[tuple[str, str]]  # how often a word and its counterpart are aligned
 
 
 def write_report(
@@ -169,8 +162,8 @@ def row(scored: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
     }
 
 
-def confusions(pairs: PairCounts) -> dict[str, list[FigureDict]]:
-    """Return the most frequent errors by kind.
+def confusions(pairs: Counter[tuple[str, str]]) -> dict[str, list[FigureDict]]:
+    """Return the most frequent errors by kind, given how often words and counterparts are aligned.
 
     The reference of an inserted word is "", and so is the hypothesis of a deleted one.
     """

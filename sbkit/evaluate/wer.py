@@ -1,7 +1,7 @@
 """Word and character error rates: counts are added over a split and divided once."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -168,12 +168,18 @@ def split_units(text: str, *, by_words: bool) -> list[str]:
 
 def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> UnitPairs:
     """Pair each word, or character, with its counterpart, "" if there is none."""
-    reference_units = split_units(reference, by_words=by_words)
-    hypothesis_units = split_units(hypothesis, by_words=by_words)
+    units = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
+    return align_units(*units)
+
+
+def align_units(
+    reference: Sequence[str], hypothesis: Sequence[str], *, key: Callable[[str], str] = str
+) -> UnitPairs:
+    """Pair units with their counterparts, "" if there is none; ``key``: what is compared."""
     pairs: UnitPairs = []
-    for block in Levenshtein.opcodes(reference_units, hypothesis_units):
-        expected = reference_units[block.src_start : block.src_end]
-        actual = hypothesis_units[block.dest_start : block.dest_end]
+    for block in Levenshtein.opcodes([*map(key, reference)], [*map(key, hypothesis)]):
+        expected = reference[block.src_start : block.src_end]
+        actual = hypothesis[block.dest_start : block.dest_end]
         pairs += zip_longest(expected, actual, fillvalue="")
     return pairs
 
@@ -215,18 +221,8 @@ def count_errors(reference: str, hypothesis: str) -> TextErrors:
 
 def word_correctness(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
     """Return for each word of a hypothesis whether it is correct."""
-    correct = {index for _, index in matching_words(reference, hypothesis)}
-    return [index in correct for index in range(len(hypothesis))]
-
-
-def matching_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[int, int]]:
-    """Return (index in the reference, index in the hypothesis) of each correct word."""
-    return [
-        (block.src_start + offset, block.dest_start + offset)
-        for block in Levenshtein.opcodes(reference, hypothesis)
-        if block.tag == "equal"
-        for offset in range(block.src_end - block.src_start)
-    ]
+    blocks = Levenshtein.opcodes(reference, hypothesis)  # in order, over the whole hypothesis
+    return [b.tag == "equal" for b in blocks for _ in range(b.dest_start, b.dest_end)]
 
 
 def format_alignment(

@@ -29,7 +29,6 @@ MAX_FILE_BYTES = 1 << 33
 FIELDS = ("keys", "log_probs", "backoffs")
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SEEN_HASHES = "seen"  # the array of `hash_sentences`
-HASH_BYTES = 8
 SEEN = "seen_by_language_model"  # in the figures of a test set: what `count_seen` returns
 
 
@@ -62,9 +61,7 @@ def plain_text(text: str, table: Orthography | None) -> str:
 
 def hash_sentences(sentences: Iterable[str]) -> Array:
     """Return the hash of each sentence: (N,) of uint64."""
-    digests = (
-        hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest() for text in sentences
-    )
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in sentences)
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 

@@ -34,7 +34,7 @@ from sbkit.lm.language_models import (
     save,
 )
 from sbkit.lm.ngram import SPECIAL, NgramModel
-from sbkit.text.normalization import NORMALIZER_VERSION, Orthography, is_mark, normalize
+from sbkit.text.normalization import NORMALIZER_VERSION, Orthography, is_mark
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentences
 
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
@@ -100,8 +100,7 @@ class Spelling:
         return self.table.plain
 
     def words(self, text: str) -> list[str]:
-        table = self.word_table
-        return (text if table is None else normalize(text, "", table)).split()
+        return plain_text(text, self.table).split()
 
     def tokens(self, text: str) -> list[str]:
         """Return the tokens of a text as pieces, without unknown ones."""

@@ -34,7 +34,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "marked": {"linewidth": 2, "marker": "o", "markersize": 4},
     "level": {"linewidth": 1, "linestyle": "--"},  # horizontal, over the whole panel
 }
-DPI = 120
 CURVES = "curves.png"  # of a run
 
 
@@ -138,7 +137,7 @@ def draw_png(records: Sequence[Record], metrics: Metrics) -> bytes:
     """Draw the four panels as PNG."""
     from matplotlib.figure import Figure  # takes 0.7 s; without pyplot, the backend is Agg
 
-    figure = Figure(figsize=(12, 8), dpi=DPI, layout="constrained")  # inches
+    figure = Figure(figsize=(12, 8), dpi=120, layout="constrained")  # inches
     panels = dict(zip(AXES, figure.subplots(2, 2).flat, strict=True))
     for curve in curves_of(records, metrics):
         axes = panels[curve.panel]

@@ -21,7 +21,6 @@ from sbkit.base.messages import printable
 from sbkit.base.process import drop_unwritable
 
 TEXT_LOG = "train.log"
-PROGRESS_LOGGER = "sbkit.logs.progress"
 # The folders of installed packages and of the standard library.
 SITE_PACKAGES = (*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib"))
 
@@ -50,7 +49,7 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
     with (
         drop_unwritable("stderr", *(() if to_stderr else ("stdout",))),
         _temporary_level(logging.INFO),
-        _temporary_level(logging.DEBUG, logger_name=PROGRESS_LOGGER),
+        _temporary_level(logging.DEBUG, logger_name="sbkit.logs.progress"),
     ):
         try:
             yield
@@ -186,6 +185,5 @@ class _TimestampedFileHandler(logging.FileHandler):
         return "\n".join(f"{time} {line}" for line in lines)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        is_disk_full = isinstance(sys.exc_info()[1], OSError)
-        if not is_disk_full:
+        if not isinstance(sys.exc_info()[1], OSError):  # the disk is full
             super().handleError(record)

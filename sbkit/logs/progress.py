@@ -108,7 +108,6 @@ class _LiveLine:
             logger.log(logging.DEBUG if is_live else logging.INFO, line)
 
     def close(self) -> None:
-        """Remove the line."""
         self._live.stop()
         if self.is_in_cell:
             show_in_cell("")
@@ -204,7 +203,6 @@ class TrainingProgress:
         self._live_line.show(line, now)
 
     def report_epoch(self, figures: EpochFigures) -> None:
-        """Log the line of an epoch."""
         now = self._clock()
         self._live_line.logged_at = now
         if self._paused_since is not None:
@@ -219,7 +217,6 @@ class TrainingProgress:
             print(line)
 
     def close(self) -> None:
-        """Remove the live line."""
         self._live_line.close()
 
     def _line(

@@ -21,7 +21,6 @@ from sbkit.base.files import os_errors_name, to_json, write_text_atomically
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "train_log.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
 SOURCE_LOSS = "source_loss/"  # and the name of a training source
 
 Record = dict[str, Any]  # a line of the log, parsed from JSON
@@ -144,7 +143,7 @@ class RunLog:
         if self._path.exists():
             records = filter(is_before_checkpoint, read_log(self._path)) if resume_step else ()
             write_text_atomically(self._path, "".join(to_json(record) + "\n" for record in records))
-        self._curves = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step + 1)
+        self._curves = _open_tensorboard(folder / "tensorboard", resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, figures: Figures) -> None:

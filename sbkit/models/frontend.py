@@ -70,7 +70,6 @@ class ConvFrontEnd(nn.Module):
 
     @property
     def convs(self) -> list[FrameConv]:
-        """The N convolutions, in order."""
         numbers = range(1, NUM_CONVS[self.subsampling.stride] + 1)
         return [cast("FrameConv", self.get_submodule(f"conv{number}")) for number in numbers]
 

@@ -17,7 +17,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.units import seconds_to_samples
 from sbkit.checkpoint.provenance import Provenance, text_settings
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
+from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
 from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.run_results import SETTINGS, read_records

@@ -110,9 +110,7 @@ def test_old_folder_with_a_new_file_is_still_being_built(tmp_path: Path) -> None
     assert (busy / "en" / "clip.wav").exists()
 
 
-def test_builder_that_is_overtaken_while_renaming_gives_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overtaken_builder_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "folder"
     with atomic_folder(folder) as quick:
         (quick / "file").write_text("quick")

@@ -31,15 +31,12 @@ def test_require_in_range_refuses_a_value(name: str, value: object, text: str) -
 
 
 def test_lm_text_is_a_file_or_a_list_that_replaces_it(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(f"base: {ROOT}/hparams/ctc.yaml\nlm_text: a.txt\n")
-    read_values(
-        tmp_path / "own.yaml", parse_overrides(["--lm_text=[b.txt, c.tsv]"])
-    ).require_in_range()
+    own = tmp_path / "own.yaml"
+    own.write_text(f"base: {ROOT}/hparams/ctc.yaml\nlm_text: a.txt\n")
+    read_values(own, parse_overrides(["--lm_text=[b.txt, c.tsv]"])).require_in_range()
     for refused in ("[]", "[1]", "{a: b}"):
         with pytest.raises(ConfigError, match="`lm_text` must be null or text or a list of texts"):
-            read_values(
-                tmp_path / "own.yaml", parse_overrides([f"--lm_text={refused}"])
-            ).require_in_range()
+            read_values(own, parse_overrides([f"--lm_text={refused}"])).require_in_range()
 
 
 def test_require_in_range_allows_values_that_switch_off() -> None:
@@ -55,23 +52,15 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
         ("batch_seconds: auto", "`batch_seconds` must be a number of at least 0, but is 'auto'"),
         ("sample_rate: 0", "`sample_rate` must be a whole number from 1000 to 384000"),
         ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
-        (
-            "data_folder: 2024",
-            "must be null or text or a list of texts, but is 2024. Write a number as",
-        ),
-        (
-            "skip_quality_tags: a",
-            "`skip_quality_tags` must be null or a list of texts, but is 'a'. Write",
-        ),
+        ("data_folder: 2024", "must be null or text or a list of texts, but is 2024. Write"),
+        ("skip_quality_tags: a", "`skip_quality_tags` must be null or a list of texts, but is 'a'"),
         ("report_by: [5]", r"`report_by` must be null or a list of texts, but is \[5\]"),
         ("mix: 0.5", r"`mix` must be null or a mapping, but is 0\.5"),
         ("remove_vector_weight_decay: 1", "must be true or false, but is 1"),
         ("text_column: true", "`text_column` must be false, null or text or a mapping to texts"),
     ],
 )
-def test_recipes_refuse_values_of_another_kind(
-    yaml: str, line: str, text: str, tmp_path: Path
-) -> None:
+def test_recipes_refuse_other_kinds(yaml: str, line: str, text: str, tmp_path: Path) -> None:
     key = line.partition(":")[0]
     declared = (ROOT / "hparams" / yaml).read_text(encoding="utf-8")
     file = tmp_path / yaml
@@ -89,9 +78,7 @@ def test_recipes_refuse_values_of_another_kind(
     ],
     ids=str,
 )
-def test_brain_made_by_hand_refuses_values_out_of_range(
-    declared: dict[str, dict[str, int]],
-) -> None:
+def test_brain_made_by_hand_refuses_value_out_of_range(declared: dict[str, dict[str, int]]) -> None:
     with pytest.raises(ConfigError, match="must be a whole number (of at least|from)"):
         Brain(**declared)
 

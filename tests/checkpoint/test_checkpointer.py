@@ -248,9 +248,7 @@ class ValidatedModel:
 
 
 @pytest.mark.parametrize(("ranked_by", "best"), [({"min_key": "TER"}, 2), ({"max_key": "TER"}, 3)])
-def test_best_checkpoint_is_found_by_its_ranking_metric(
-    tmp_path: Path, ranked_by: dict[str, str], best: int
-) -> None:
+def test_ranking_metric_finds_best(tmp_path: Path, ranked_by: dict[str, str], best: int) -> None:
     for value in (3, 2):
         meta = {"TER": value, RANKED_BY: ranked_by}
         checkpointer(tmp_path, line(0.0)).save_checkpoint(meta=meta)

@@ -80,9 +80,7 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     )
 
 
-def test_all_ranks_refuse_a_rank_with_other_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, same = declare(tmp_path), declare(tmp_path, data_folder="/of/this/node")
     short = declare(tmp_path, data={**DATA, "train": "c" * 64})
     ranks = [(first, "rank 0 on a"), (same, "rank 1 on a"), (short, "rank 2 on b")]
@@ -118,9 +116,7 @@ def test_all_ranks_refuse_a_rank_with_other_data(
         ),
     ],
 )
-def test_refused_changes_name_both_values(
-    tmp_path: Path, change: dict[str, Any], error: str
-) -> None:
+def test_refusal_names_both_values(tmp_path: Path, change: dict[str, Any], error: str) -> None:
     run = begun(tmp_path)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with pytest.raises(SbkitError) as caught:

@@ -79,7 +79,6 @@ class Buffer(nn.Module):
         (torch.ones(2, 3, dtype=torch.int32), torch.ones(2, 3), "2x3 int32 saved, 2x3 declared"),
         (torch.ones(2, dtype=torch.complex64), torch.ones(2), "2 complex saved, 2 declared"),
         (torch.ones(()), torch.ones(1), "scalar saved, 1 declared"),
-        (torch.ones(1), torch.ones(()), "1 saved, scalar declared"),
     ],
 )
 def test_tensor_of_other_type_or_shape_is_refused(
@@ -207,17 +206,11 @@ def test_scheduled_optimizer_settings_are_restored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "message"),
     [
-        (
-            over(AdamW),
-            in_two_groups,
-            "must hold what training saved, .* different number of parameter",
-        ),
+        (over(AdamW), in_two_groups, "must hold what training saved, .* different number"),
         (over(AdamW), over(SGD), "was saved with amsgrad, betas, .* with dampening"),
     ],
 )
-def test_state_of_other_optimizer_is_refused(
-    tmp_path: Path, before: Make, now: Make, message: str
-) -> None:
+def test_other_optimizer_is_refused(tmp_path: Path, before: Make, now: Make, message: str) -> None:
     saved_optimizer(tmp_path, before)
     with pytest.raises(SbkitError, match=message):
         recovered_optimizer(tmp_path, now)

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sbkit.base.arrays import LogProbs
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.sample import ValidationUtterance
+from sbkit.decoding.fit import ValidationUtterance
+from sbkit.decoding.words import WordAligner
 from sbkit.lm.language_models import TOKENS, WORDS
 from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
@@ -27,6 +29,11 @@ def char_tokenizer(folder: Path, texts: Sequence[str] = TEXTS) -> Tokenizer:
     return ensure_tokenizer(
         model_file=folder / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: texts
     )
+
+
+def make_aligner(tokenizer: Tokenizer, **options: Any) -> WordAligner:
+    """Make an aligner of a model with frames of 40 ms at 16 kHz."""
+    return WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000, **options)
 
 
 def train_models(

@@ -25,7 +25,7 @@ from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool
 from sbkit.decoding.decoder import AttentionScorer, DecoderWeights, rescore
 from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.words import Confidence, WordAligner
+from sbkit.decoding.words import Confidence
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels
 from sbkit.models.loss import attention_loss
@@ -34,6 +34,7 @@ from tests.decoding.by_definition import SETTINGS, best_of, enumerate_paths, ran
 from tests.decoding.spoken import (
     TEXTS,
     char_tokenizer,
+    make_aligner,
     misheard,
     silence,
     spoken,
@@ -73,7 +74,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
     decoder: BeamDecoder | GreedyDecoder = beam
     attention, vocabulary = None, beam.tokenizer.vocabulary
     if variant == "greedy":
-        decoder = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
+        decoder = GreedyDecoder(vocabulary)
     elif variant == "hotwords":
         decoder = beam.with_hotwords(["lam", "north"])
     else:
@@ -83,8 +84,6 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
         )
         with pytest.raises(TypeError, match="needs the attention decoder"):
             beam.nbest(np.zeros((1, vocabulary.size)))
-        with pytest.raises(TypeError, match="needs the attention decoder"):
-            beam.finish(beam.start())
     random = np.random.default_rng(3)
     pause = silence(beam.tokenizer, 30)
     for utterance in misheard(beam.tokenizer):
@@ -208,16 +207,15 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
     states, lengths = torch.randn(2, 7, 16), torch.tensor([7, 4])
     tokens, counts = torch.tensor([[4, 5, 6], [8, 0, 0]]), torch.tensor([3, 1])
     logits = model.decoder_log_probs(tokens, states, lengths)
-    losses = attention_loss(logits, tokens, counts, model.vocabulary.eos, 0.0).sums
+    eos = model.vocabulary.eos
+    losses = attention_loss(logits, tokens, counts, eos, 0.0).sums
     long, short = (
-        AttentionScorer(
-            log_probs=partial(model.score_tokens, row[:count]), eos=model.vocabulary.eos
-        )
+        AttentionScorer(log_probs=partial(model.score_tokens, row[:count]), eos=eos)
         for row, count in zip(states, lengths.tolist(), strict=True)
     )
     assert long.score([(4, 5, 6), (8,)])[0] == pytest.approx(-float(losses[0]), abs=1e-5)
     assert short.score([(8,)]) == [pytest.approx(-float(losses[1]), abs=1e-5)]
-    end = model.score_tokens(states[0], np.zeros((1, 0), np.int64))[0, 0, model.vocabulary.eos]
+    end = model.score_tokens(states[0], np.zeros((1, 0), np.int64))[0, 0, eos]
     assert long.score([()]) == [pytest.approx(float(end), abs=1e-5)]
 
 
@@ -226,8 +224,7 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
 
 @pytest.fixture
 def decoder(beam: BeamDecoder) -> ClipDecoder:
-    aligner = WordAligner(tokenizer=beam.tokenizer, samples_per_frame=STEP, sample_rate=16_000)
-    return ClipDecoder(beam.with_hotwords(["norse"]), aligner)
+    return ClipDecoder(beam.with_hotwords(["norse"]), make_aligner(beam.tokenizer))
 
 
 @pytest.fixture

@@ -7,16 +7,24 @@ import pytest
 
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import DecoderWeights
-from sbkit.decoding.fit import FittedWeights, count_all_errors, fit_decoder, fit_weights
-from sbkit.decoding.fit_confidence import LabeledWords, fit_confidence
+from sbkit.decoding.fit import (
+    MAX_SAMPLE_TOKENS,
+    FittedWeights,
+    LabeledWords,
+    ValidationUtterance,
+    count_all_errors,
+    fit_confidence,
+    fit_decoder,
+    fit_weights,
+    sample_utterances,
+)
 from sbkit.decoding.greedy import REACH
-from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
-from sbkit.decoding.words import Confidence, WordAligner
-from sbkit.evaluate.wer import TextErrors
+from sbkit.decoding.words import Confidence
+from sbkit.evaluate.wer import ErrorCounts, TextErrors
 from sbkit.lm.language_models import LanguageModels
 from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import Tokenizer
-from tests.decoding.spoken import char_tokenizer, misheard, spoken, train_models
+from tests.decoding.spoken import char_tokenizer, make_aligner, misheard, spoken, train_models
 
 Fitting = tuple[BeamDecoder, list[ValidationUtterance], FittedWeights]
 
@@ -42,9 +50,8 @@ def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
     def errors_with(weights: DecoderWeights) -> TextErrors:
         return count_all_errors([decoder.with_weights(weights)], utterances, decoder.tokenizer)[0]
 
-    assert (
-        fitted.errors.wer < 0.5 * errors_with(DecoderWeights(word=0, token=0, unknown_word=0)).wer
-    )
+    without_models = errors_with(DecoderWeights(word=0, token=0, unknown_word=0))
+    assert fitted.errors.wer < 0.5 * without_models.wer
     assert fitted.errors == errors_with(fitted.weights)
     assert fitted.plain()["utterances"] == 6
 
@@ -53,8 +60,7 @@ def test_fit_decoder_pings_at_each_utterance(fitting: Fitting) -> None:
     """All trials of the weights may take longer than the watchdog waits."""
     decoder, utterances, _ = fitting
     phases: list[str] = []
-
-    aligner = WordAligner(tokenizer=decoder.tokenizer, samples_per_frame=640, sample_rate=16_000)
+    aligner = make_aligner(decoder.tokenizer)
     with reporting(lambda phase, _: bool(phases.append(phase))):
         fitted = fit_decoder(decoder, aligner, utterances, splits=["dev"], by_words=True)
     assert phases.count("tuning") >= 64 * 6
@@ -72,7 +78,7 @@ def test_sample_of_a_large_set_is_the_same_on_any_number_of_ranks(
     utterances = [utterance._replace(id=str(number)) for number in range(100)]
     shares = [utterances[rank::num_ranks] for rank in range(num_ranks)]
     counts = [[(utterance.order, tokens) for utterance in share] for share in shares]
-    monkeypatch.setattr("sbkit.decoding.sample.gather_over_ranks", lambda own: counts)
+    monkeypatch.setattr("sbkit.decoding.fit.gather_over_ranks", lambda own: counts)
     in_order = sorted(utterances, key=lambda utterance: utterance.order)
     silent = tokenizer.silent
     for limit, size in ((8, 8), (8.5, 8), (100, 100)):
@@ -98,7 +104,7 @@ def test_decoder_with_a_higher_cer_than_greedy_decoding_says_so(fitting: Fitting
     texts = ["so fat cats sat on mats", "fast rafts"]
     utterances = [ValidationUtterance(spoken(decoder.tokenizer, text, {}), text) for text in texts]
     stubborn = decoder.with_weights(DecoderWeights(word=3.0, token=3.0))
-    aligner = WordAligner(tokenizer=decoder.tokenizer, samples_per_frame=640, sample_rate=16_000)
+    aligner = make_aligner(decoder.tokenizer)
     notes = [
         fit_decoder(one, aligner, utterances, splits=["dev"], by_words=True).note
         for one in (stubborn, decoder.with_weights(DecoderWeights()))
@@ -115,9 +121,7 @@ def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting
     assert set(decoder.with_weights(fitted.weights).used_weights) == {"token", "token_bonus"}
 
 
-def test_without_word_boundaries_a_decoder_without_tokens_keeps_its_model_of_words(
-    fitting: Fitting,
-) -> None:
+def test_decoder_without_tokens_keeps_its_model_of_words(fitting: Fitting) -> None:
     """It has no other model."""
     decoder, (clip, *_), _ = fitting
     models = LanguageModels(words=decoder.language_models.words, tokens=None)
@@ -158,7 +162,7 @@ def labeled_words(count: int, *, informed: bool = True, words: int = 4) -> list[
         right = random.random(words) < 1 / (1 + np.exp(-2 * posterior * informed))
         entropy = random.uniform(0, 1, words)
         features = {"entropy": entropy, "posterior": posterior, "length": constant}
-        labeled.append(LabeledWords(f"utterance {n}", features, right.tolist()))
+        labeled.append(LabeledWords(f"utterance {n}", features, right.tolist(), ErrorCounts()))
     return labeled
 
 
@@ -188,6 +192,4 @@ def test_uninformative_features_give_no_confidence() -> None:
     fitted = fit_confidence(labeled_words(40, informed=False))
     assert fitted.confidence is None and fitted.calibration is not None
     assert fitted.calibration.NCE is not None and fitted.calibration.NCE <= 0
-    assert str(fitted).startswith(
-        "none, because it predicts unseen words no better than a constant"
-    )
+    assert str(fitted).startswith("none, because it predicts unseen words no better than a")

@@ -7,7 +7,7 @@ import pytest
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer
-from sbkit.decoding.words import Confidence, WordAligner
+from sbkit.decoding.words import Confidence
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import TOKENS, WORDS, describe_seen, load_language_models
@@ -15,7 +15,7 @@ from sbkit.lm.ngram import NgramModel
 from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.text.normalization import orthography, text_table
 from sbkit.text.tokenizer import Tokenizer
-from tests.decoding.spoken import TEXTS, char_tokenizer, spoken, transcribe
+from tests.decoding.spoken import TEXTS, char_tokenizer, make_aligner, spoken, transcribe
 
 TABLE = text_table("en", {"case": "keep", "punctuation": [".", ",", "?"]})
 WRITTEN = [f"{text.capitalize()}." for text in TEXTS] + ["Cold, cold north?", "Is Bo in?"]
@@ -85,9 +85,7 @@ def test_beam_uses_a_model_of_plain_words_for_words_with_marks(tokenizer: Tokeni
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights=weights)
     log_probs = spoken(tokenizer, "Cold, cold, office?", {13: "c", 2: "r"})
     assert transcribe(decoder, log_probs) == "Cold, cold, office?"
-    aligner = WordAligner(
-        tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000, word_lm=models.words
-    )
+    aligner = make_aligner(tokenizer, word_lm=models.words)
     tokens = tokenizer.encode("Cold, Zoo? office.")
     features = aligner.extract_features(spoken(tokenizer, "Cold, Zoo? office.", {}), tokens)
     assert [word.text for word in features.words] == ["Cold,", "oo?", "office."]
@@ -124,15 +122,6 @@ def test_hotwords_are_words_beside_their_marks(
 
 def test_hotword_with_a_mark_has_no_confidence(tokenizer: Tokenizer) -> None:
     confidence = Confidence.from_plain({"bias": 1.0})
-    aligner = WordAligner(
-        tokenizer=tokenizer,
-        samples_per_frame=640,
-        sample_rate=16_000,
-        confidence=confidence,
-        hotwords=frozenset({"Bo"}),
-    )
+    aligner = make_aligner(tokenizer, confidence=confidence, hotwords=frozenset({"Bo"}))
     words = aligner.align(spoken(tokenizer, "Is Bo?", {}), tokenizer.encode("Is Bo?"), samples=9999)
-    assert [(word.text, word.confidence is None) for word in words] == [
-        ("Is", False),
-        ("Bo?", True),
-    ]
+    assert {word.text: word.confidence is None for word in words} == {"Is": False, "Bo?": True}

@@ -37,6 +37,7 @@ from tests.decoding.by_definition import (
 
 Tokens = tuple[int, ...]
 Definition = Callable[[Sequence[int]], float]
+Beam = dict[Tokens, tuple[float, float]]  # ln p of what ends in a blank, and in its token
 Scored = tuple[list[PrefixScorer], Definition]
 WORDS, PHRASES = ("a", "ab", "aab", "bab"), ("ab", "b a", "a b a", "bb")
 
@@ -125,13 +126,13 @@ def plain_search(
     log_probs: np.ndarray, scorers: Sequence[PrefixScorer], size: int
 ) -> dict[Tokens, float]:
     """Search without pruning tokens and without caches."""
-    beam: dict[Tokens, tuple[float, float]] = {(): (0.0, -inf)}  # ends in a blank, in its token
+    beam: Beam = {(): (0.0, -inf)}
 
     def score(tokens: Tokens) -> float:
         return log_add(*after[tokens]) + sum(sum(steps_of(scorer, tokens)) for scorer in scorers)
 
     for frame in log_probs.tolist():
-        after: dict[Tokens, tuple[float, float]] = {}
+        after: Beam = {}
         for tokens, (in_blank, in_token) in beam.items():
             total, last = log_add(in_blank, in_token), tokens[-1] if tokens else 0
             add(after, tokens, total + frame[0], in_token + frame[last] if tokens else -inf)
@@ -146,9 +147,7 @@ def plain_search(
     }
 
 
-def add(
-    beam: dict[Tokens, tuple[float, float]], tokens: Tokens, in_blank: float, in_token: float
-) -> None:
+def add(beam: Beam, tokens: Tokens, in_blank: float, in_token: float) -> None:
     blank_total, token_total = beam.get(tokens, (-inf, -inf))
     beam[tokens] = (log_add(blank_total, in_blank), log_add(token_total, in_token))
 

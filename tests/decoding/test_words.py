@@ -13,7 +13,6 @@ from sbkit.decoding.words import (
     Confidence,
     TimedToken,
     TimedWord,
-    WordAligner,
     WordOffsets,
     agreement,
     align,
@@ -24,7 +23,7 @@ from sbkit.decoding.words import (
 from sbkit.lm.kneser_ney import train
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import best_alignments, random_matrices
-from tests.decoding.spoken import char_tokenizer, spoken
+from tests.decoding.spoken import char_tokenizer, make_aligner, spoken
 
 STEP = 10  # samples of a frame
 
@@ -164,10 +163,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) -> None:
     log_probs = spoken(tokenizer, "call the office", {5: "c"})
-    aligner = WordAligner(
-        tokenizer=tokenizer,
-        samples_per_frame=640,
-        sample_rate=16_000,
+    aligner = make_aligner(
+        tokenizer,
         offsets=WordOffsets(0.0, 0.0),
         confidence=Confidence(0.0, {"posterior": 1.0}),
         hotwords=frozenset({"office"}),

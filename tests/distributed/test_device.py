@@ -63,9 +63,7 @@ REFUSED_PAIRS = [
 
 
 @pytest.mark.parametrize(("device_type", "precision", "message"), REFUSED_PAIRS)
-def test_check_precision_refuses_unsupported_pairs(
-    device_type: str, precision: Any, message: str
-) -> None:
+def test_unsupported_precision_is_refused(device_type: str, precision: Any, message: str) -> None:
     with pytest.raises(SbkitError, match=message):
         check_precision(device_type, precision)
 

@@ -1,7 +1,6 @@
 """Ranks meet within a time limit, exchange values, and end together after an error."""
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -146,9 +145,7 @@ Start = Callable[..., processes.Process]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start a process that joins the rendezvous; kill it at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(processes.free_port())
     with ExitStack() as stack:
 
         def start(*, seconds: float = 1, **variables: str) -> processes.Process:
@@ -173,9 +170,7 @@ def start() -> Iterator[Start]:
     ],
     ids=str,
 )
-def test_incomplete_rendezvous_is_one_sentence(
-    variables: dict[str, str], phrases: list[str], start: Start
-) -> None:
+def test_incomplete_rendezvous(variables: dict[str, str], phrases: list[str], start: Start) -> None:
     process = start(**variables)
     _, error = process.communicate(timeout=240)
     assert process.returncode == BAD_INPUT, error

@@ -46,9 +46,7 @@ def runs(tmp_path: Path) -> list[str]:
     return [write_run(tmp_path / "a", sets_of_a), b]
 
 
-def test_compare_prints_a_table_and_the_largest_changes(
-    runs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_and_largest_changes(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert sbkit(["compare", *runs]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
@@ -129,9 +127,7 @@ def test_compare_marks_all_best_runs(
     assert test["changed"] == []
 
 
-def test_json_of_compare_has_the_figures_of_the_runs(
-    runs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_figures_of_runs(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert sbkit(["compare", *runs, "--json"]) == 0
     comparison: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (comparison["not_in_all"], [*comparison["test"]]) == (["other"], ["better", "level"])
@@ -187,9 +183,7 @@ def test_compare_refuses_other_references(
         compare("test", [ComparedRun("x", x), ComparedRun("y", y)])
 
 
-def test_case_and_punctuation_are_compared_normalized(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_case_and_marks_are_normalized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A user trains with case and punctuation, and asks what that costs."""
     plain = [ScoredUtterance("a", "hi ann", "hi and"), ScoredUtterance("b", "one two", "one")]
     kept = [

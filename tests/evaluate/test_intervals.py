@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from sbkit.evaluate.intervals import (
-    Grouping,
-    Interval,
-    group_by_speaker,
-    rate_intervals,
-)
+from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, rate_intervals
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results, figures_of_test_set
 

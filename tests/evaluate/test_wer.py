@@ -73,19 +73,14 @@ def test_scores_add_counts_instead_of_averaging_rates() -> None:
         ("re\u0301sume\u0301 ok", "resume no", ("re\u0301sume\u0301 ok", "resume no", "S      S")),
     ],
 )
-def test_align_puts_words_in_columns(
-    reference: str, hypothesis: str, lines: tuple[str, str, str]
-) -> None:
+def test_words_are_in_columns(reference: str, hypothesis: str, lines: tuple[str, str, str]) -> None:
     assert format_alignment(reference, hypothesis) == lines
 
 
 def test_align_puts_characters_in_columns_without_words() -> None:
     """A space is a visible character, because it counts for the CER."""
-    assert format_alignment("今 天气", "今天气好", by_words=False) == (
-        "今␣天气**",
-        "今*天气好",
-        "  D    I",
-    )
+    lines = ("今␣天气**", "今*天气好", "  D    I")
+    assert format_alignment("今 天气", "今天气好", by_words=False) == lines
 
 
 def _random_text(numbers: random.Random) -> str:

@@ -101,9 +101,7 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
         ("-2\tb", "-2\t\udcff", "expected a word in UTF-8 in line 11"),
     ],
 )
-def test_read_arpa_refuses_a_damaged_file(
-    tmp_path: Path, old: str, new: str, sentence: str
-) -> None:
+def test_read_arpa_refuses_damaged_file(tmp_path: Path, old: str, new: str, sentence: str) -> None:
     path = written(tmp_path, SMALL.replace(old, new, 1))
     with pytest.raises(SbkitError) as refusal:
         read_arpa(path)

@@ -35,9 +35,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "lm.safetensors"
 
 
-def test_models_are_trained_once_and_again_for_another_text(
-    file: Path, tokenizer: Tokenizer
-) -> None:
+def test_models_are_trained_once_and_again_for_other_text(file: Path, tokenizer: Tokenizer) -> None:
     message, *_ = train_models(file, tokenizer)
     assert message.startswith("language model of words: 2-grams of 60 words in 12 sentences, 11 ")
     assert "too little text" in message
@@ -66,14 +64,10 @@ def test_models_learn_from_as_much_text_as_fits_into_memory(
     assert file.read_bytes().replace(b"again", b"these") == first
 
 
-def test_text_in_other_letters_does_not_replace_the_models_of_a_run(
-    file: Path, tokenizer: Tokenizer
-) -> None:
+def test_text_in_other_letters_does_not_replace_models(file: Path, tokenizer: Tokenizer) -> None:
     train_models(file, tokenizer)
     before = file.read_bytes()
-    with pytest.raises(
-        SbkitError, match="100.0% of the text's words have letters that no token spells"
-    ):
+    with pytest.raises(SbkitError, match="100.0% of the text's words have letters that no"):
         train_models(file, tokenizer, ["птица поёт"], source="others")
     assert file.read_bytes() == before
     messages = train_models(file, tokenizer, [*TEXTS, "птица"], source="both")
@@ -88,9 +82,7 @@ def test_chinese_text_with_a_rare_character_in_each_sentence_is_learned(tmp_path
 
 
 @pytest.mark.parametrize("name", ["words", "tokens"])
-def test_arpa_file_replaces_the_model_of_its_kind(
-    file: Path, tokenizer: Tokenizer, name: str
-) -> None:
+def test_arpa_file_replaces_model_of_its_kind(file: Path, tokenizer: Tokenizer, name: str) -> None:
     """The other model is trained on the transcripts."""
     arpa = file.with_name("talks.arpa")
     train_models(file, tokenizer)
@@ -102,9 +94,7 @@ def test_arpa_file_replaces_the_model_of_its_kind(
     assert (model.words, model.order) == (written.words, written.order)
 
 
-def test_arpa_file_of_another_order_or_spelling_is_refused(
-    file: Path, tokenizer: Tokenizer
-) -> None:
+def test_arpa_file_of_other_order_or_spelling_is_refused(file: Path, tokenizer: Tokenizer) -> None:
     arpa = file.with_name("talks.arpa")
     write_arpa(train([text.split() for text in TEXTS], order=2).model, arpa)
     with pytest.raises(SbkitError, match="2-gram model of words, .* is 3. Set `word_lm"):
@@ -118,9 +108,7 @@ def test_arpa_file_of_another_order_or_spelling_is_refused(
     ("name", "text", "expected"),
     [("a.arpa", "any", True), ("irst.lm", "iARPA\n\n\\data\\\n", True), ("a.txt", "data\n", False)],
 )
-def test_is_arpa_checks_the_name_and_the_data(
-    tmp_path: Path, name: str, text: str, expected: bool
-) -> None:
+def test_is_arpa_checks_name_and_data(tmp_path: Path, name: str, text: str, expected: bool) -> None:
     (tmp_path / name).write_text(text)
     assert is_arpa(tmp_path / name) is expected
 
@@ -247,9 +235,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_load_refuses_a_damaged_file(
-    file: Path, models: dict[str, NgramModel], damage: str
-) -> None:
+def test_load_refuses_damaged_file(file: Path, models: dict[str, NgramModel], damage: str) -> None:
     save(models, file, metadata={})
     DAMAGES[damage](file)
     message = r"is not a file of language models, or is damaged .*\. Train them"

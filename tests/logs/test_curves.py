@@ -14,18 +14,14 @@ from sbkit.logs.metric import Metric
 from sbkit.logs.run_log import EpochFigures, SplitFigures, StepFigures
 
 STEPS = [
-    StepFigures(
-        epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=200.0, data_wait_share=0.0
-    )
+    StepFigures(epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=200, data_wait_share=0)
     for step in range(1, 100)
 ]
 UNVALIDATED = EpochFigures(epoch=1, step=99, loss=1.0, rtfx=200.0)
 VALIDATED = EpochFigures(
     epoch=2, step=99, loss=1.0, rtfx=200.0, valid_loss=1.2, metrics={"CER": 0.3, "WER": 0.7}
 )
-DIVERGED = StepFigures(
-    epoch=1, step=100, loss=float("nan"), learning_rate=1, rtfx=1, data_wait_share=0
-)
+DIVERGED = replace(STEPS[-1], step=100, loss=float("nan"))
 TEST = SplitFigures(
     epoch=2, step=99, split="test", metrics={"CER": 0.25, "WER": 0.625}, decoder="beam"
 )

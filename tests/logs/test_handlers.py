@@ -55,9 +55,7 @@ def test_screen_gets_messages_of_first_rank_and_warnings_of_other_packages(
     assert printed.err == (message if to_stderr else "") + warning
 
 
-def test_bad_log_call_of_a_library_does_not_end_the_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_log_call_of_library_does_not_end_command(capsys: pytest.CaptureFixture[str]) -> None:
     record = {"name": "library", "msg": "%d frames", "args": ("no",), "levelno": logging.WARNING}
     ScreenHandler(to_stderr=False).handle(logging.makeLogRecord(record))
     assert "--- Logging error ---" in capsys.readouterr().err
@@ -115,18 +113,14 @@ def test_refused_run_and_second_rank_leave_no_text_log(
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
     ],
 )
-def test_last_line_of_text_log_says_why_run_ended(
-    error: BaseException, last_line: str, tmp_path: Path
-) -> None:
+def test_last_line_says_why_run_ended(error: BaseException, last_line: str, tmp_path: Path) -> None:
     with pytest.raises(type(error)), TextLog(tmp_path, title="call") as text_log:
         text_log.open()
         raise error
     assert logged_lines(tmp_path)[-1] == last_line
 
 
-def test_full_disk_loses_lines_but_not_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_loses_only_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.log").symlink_to("/dev/full")
     with log_to_screen(), TextLog(tmp_path, title="call") as text_log:
         text_log.open()

@@ -104,14 +104,8 @@ def test_lstm_of_speechbrain_ignores_the_padding() -> None:
         (nn.LSTM(MELS, 8, batch_first=True), "is LSTM of torch.nn. .* Wrap it in a class"),
         (nn.Sequential(nn.TransformerEncoderLayer(MELS, 2, 8)), "mix utterances"),
         (Returning(torch.zeros(2, 300, 1)), "but returns an object of type Tensor"),
-        (
-            Returning(torch.zeros(2, 9), torch.ones(2)),
-            r"shape \(2, 9\) and \(2,\) for \(2, 300, 20",
-        ),
-        (
-            Halving(Subsampling(2)),
-            r"returns 74 frames of 300, with lengths \[150, 100\], but declares 150",
-        ),
+        (Returning(torch.zeros(2, 9), torch.ones(2)), r"shape \(2, 9\) and \(2,\) for \(2, 300"),
+        (Halving(Subsampling(2)), r"returns 74 frames of 300, with lengths \[150, 100\],"),
         (Halving(Subsampling(8)), r"returns 74 frames of 300, .* but declares 37 and \[37, 25\]"),
         (Returning(torch.zeros(2, 300, 1), torch.tensor([300, 150])), r"300 and \[300, 200\]"),
         (Strided(), "`subsampling` of Strided in `CNN` .* of type Conv1d. Give it another name"),

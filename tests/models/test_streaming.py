@@ -85,8 +85,7 @@ def noise(samples: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("block", "subsampling"),
-    [("conformer", 4), ("conformer", 8), ("transformer", 4)],
+    ("block", "subsampling"), [("conformer", 4), ("conformer", 8), ("transformer", 4)]
 )
 @pytest.mark.parametrize(
     ("chunk", "left_frames", "kernel"), [(4, 8, 5), (1, 3, 7), (3, 0, 3), (40, 2, 15)]

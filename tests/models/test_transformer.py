@@ -87,24 +87,19 @@ def test_gradients_are_finite_without_frames_and_reach_every_parameter(
         assert parameter.grad.any(), name
 
 
-def test_unknown_block_and_missing_vocab_size_are_refused() -> None:
-    with pytest.raises(ConfigError, match="conformer or transformer, but is 'branchformer'"):
-        make_transformer(encoder_module="branchformer")
-    with pytest.raises(ConfigError, match="1 decoder layers needs `vocab_size`"):
-        make_transformer(num_decoder_layers=1)
-
-
 @pytest.mark.parametrize(
-    ("sizes", "text"),
+    ("options", "text"),
     [
+        ({"encoder_module": "branchformer"}, "conformer or transformer, but is 'branchformer'"),
+        ({"num_decoder_layers": 1}, "1 decoder layers needs `vocab_size`"),
         ({"nhead": 3}, "`d_model` is 16 and `nhead` is 3"),
         ({"nhead": 16}, "must be a multiple of twice `nhead`"),
         ({"kernel_size": 4}, "`kernel_size` must be odd, .* but is 4"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], text: str) -> None:
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        make_transformer(**sizes)
+        make_transformer(**options)
 
 
 def test_first_call_may_be_an_export() -> None:

@@ -301,10 +301,7 @@ def _read_license(folder: Path) -> str:
 # -- weights ----------------------------------------------------------------------------------
 
 # The tensors of models with a head have a prefix.
-PREFIXES = (
-    *("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder."),
-    "model.encoder.",
-)
+PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.", "model.encoder.")
 RENAMED = {  # weight norm before torch 2.0
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",

@@ -72,9 +72,7 @@ def test_defaults_are_those_of_transformers(model_type: str) -> None:
 
 @pytest.mark.parametrize(("model_type", "config"), VARIANTS)
 @torch.no_grad()
-def test_states_equal_those_of_transformers(
-    model_type: str, config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_states_equal_transformers(model_type: str, config: dict[str, Any], tmp_path: Path) -> None:
     folder = make_folder(tmp_path, model_type, **config)
     theirs = AutoModel.from_pretrained(folder).eval()
     theirs.save_pretrained(folder)
@@ -151,9 +149,7 @@ def test_features_and_states_of_saved_conformers_equal_transformers(
 
 @pytest.mark.parametrize("bins", [80, 128])
 @torch.no_grad()
-def test_whisper_equals_transformers_on_clips_padded_to_its_length(
-    bins: int, tmp_path: Path
-) -> None:
+def test_whisper_equals_transformers_on_padded_clips(bins: int, tmp_path: Path) -> None:
     """In float64: their two forms of attention differ by more than 1e-5 in float32."""
     sizes = {**CONFIGS["whisper"], "num_mel_bins": bins, "vocab_size": 7, "decoder_layers": 1}
     ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1)

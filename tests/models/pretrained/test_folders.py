@@ -107,10 +107,7 @@ def rename(old: str, new: str) -> Change:
 
 Q_PROJ = "encoder.layers.0.attention.q_proj.weight"
 BAD: dict[str, tuple[Change, str]] = {
-    "family": (
-        set_config(model_type="data2vec"),
-        "`model_type` in .* wav2vec2, .* but is data2vec",
-    ),
+    "family": (set_config(model_type="data2vec"), "`model_type` in .* wav2vec2, .* is data2vec"),
     "adapter": (set_config(add_adapter=True), "`add_adapter` in .* false, but is True"),
     "MMS adapters": (set_config(adapter_attn_dim=16), "`adapter_attn_dim` in .* null, but is 16"),
     "remote code": (set_config(auto_map={"AutoModel": "x.Y"}), "model's author is never run"),
@@ -201,9 +198,7 @@ def test_half_precision_weights_become_float32(dtype: torch.dtype, folder: Path)
         assert torch.equal(weights.to(dtype).float(), converted)
 
 
-def test_model_larger_than_the_memory_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_larger_than_memory_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = read_encoder_config(folder)
     config_of_one = {**config, "num_hidden_layers": 1}
     one_layer = sum(t.numel() for part in make_parts(config_of_one) for t in part.parameters())

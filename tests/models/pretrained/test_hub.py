@@ -58,9 +58,7 @@ def test_missing_files_are_downloaded_and_a_complete_model_needs_no_connection(h
     assert hub.num_requests == num_requests
 
 
-def test_revision_is_named_by_the_run_and_its_yaml(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_yaml_names_the_revision(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old, new = hub.models["acme/tiny"]["main"], make_folder(tmp_path / "1", "hubert", **FRAMES)
     hub.models["acme/tiny"]["refs/pr/1"] = new
     for revision in ("refs/pr/1", commit_id(new)):
@@ -119,9 +117,7 @@ def test_model_that_cannot_be_had_is_one_sentence(
     assert not [file for file in hub.fetched if not file.endswith(".json")]
 
 
-def test_hub_that_is_off_or_out_of_reach_is_one_sentence(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_out_of_reach_is_one_sentence(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(SbkitError, match=r"from http://127.0.0.1:9 \(.*\). Check the connection"):
         find_folder("acme/tiny")
