@@ -31,6 +31,7 @@ from sbkit.export.parity import (
 )
 from sbkit.export.traced import (
     EXAMPLE_BATCH,
+    NetworkModule,
     WaveformModel,
     min_samples,
     quiet_exporters,
@@ -269,12 +270,11 @@ def _run_in_chunks(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts)
 # The graphs of tasks other than recognition, such as a codec
 
 
-class MethodModule(nn.Module):
+class MethodModule(NetworkModule):
     """A method of a task's model as a module."""
 
     def __init__(self, network: Any, name: str) -> None:
-        super().__init__()
-        self.parts = network.model
+        super().__init__(network)
         self.method = getattr(network, name)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:

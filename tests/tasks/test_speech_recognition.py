@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from sbkit.decoding.clips import Recognition
-from sbkit.tasks.recognition.score import transcribe_rows
+from sbkit.tasks.recognition.task import Recognition as Task
 from sbkit.text.normalization import orthography
 from sbkit.text.normalizers import Normalizer
 
@@ -20,6 +20,6 @@ def test_normalizer_is_given_the_sentence_of_the_corpus() -> None:
     )
     normalizer = Normalizer("dollars", "0", lambda text: text.replace("$5", "five dollars"))
     row = {"id": "a", "text": "5", "sentence": "$5", "samples": 16_000}
-    (scored,) = transcribe_rows(bundle, [row], [], times=False, normalizer=normalizer)
+    (scored,) = Task().score(bundle, [row], [], times=False, normalizer=normalizer)
     assert scored.normalized is not None
     assert (scored.errors.wer, scored.normalized.errors.wer) == (2.0, 0.0)
