@@ -320,7 +320,6 @@ class WrittenGraph:
             self.failure = self.failure or describe_failure(batch, error)
 
     def report(self) -> dict[str, object]:
-        """Return the parity report."""
         reasons = [self.failure] if self.failure else []
         if not self.difference <= MAX_DIFFERENCE:
             reasons.append(f"an output differs by {self.difference:.1e} ({self.where})")

@@ -37,7 +37,6 @@ from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
 from sbkit.runtime.torch_model import TorchBundle
 
 MODEL_FILE = "model.onnx"
-TOKENS_FILE = "tokens.txt"
 FIRE_RED = "fire-red-asr-2-ctc"
 OMNILINGUAL = "omnilingual-asr-ctc"
 BLANK = "<blk>"  # sherpa-onnx finds the blank by this name
@@ -52,7 +51,7 @@ def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         BundleError: sherpa-onnx cannot compute the features of the model.
     """
     recognizers = require_package("sherpa_onnx", extra="export").OfflineRecognizer
-    file, tokens_file = folder / MODEL_FILE, folder / TOKENS_FILE
+    file, tokens_file = folder / MODEL_FILE, folder / "tokens.txt"
     features = bundle.model.network.encoder.modules.get("compute_features")
     body = getattr(features, "body", None)
     if type(features) is Fbank:

@@ -123,7 +123,6 @@ class ModelThread:
         return usable_cores() if self.effective.device == "cpu" else 1
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,) in one batch."""
         return self.call(lambda model: model.encode(clips))
 
     def encode_by_length(
@@ -155,8 +154,6 @@ class ModelThread:
 
     @property
     def chunks(self) -> ChunkSizes | None:
-        """The sizes of the model's chunks; None if it only takes whole clips."""
-
         def read_sizes(model: LoadedModel) -> ChunkSizes | None:
             return None if model.streaming is None else model.streaming.chunks
 
