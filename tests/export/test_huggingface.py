@@ -4,8 +4,6 @@ Only this file of tests/export imports transformers.
 """
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
+from tests.processes import run_fresh
 from tests.runtime.bundles import ROOT, SMALL, make_run, parity_report
 
 # transformers' WavLM warns about its own masks
@@ -162,9 +161,7 @@ def test_bundle_runs_without_transformers(tmp_path: Path) -> None:
         "from sbkit.commands.cli import run; run(sys.argv[1:])"
     )
     words = ["transcribe", tmp_path / "bundle", tmp_path / "clip.wav", "--device=cpu"]
-    process = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    process = run_fresh(code, *words)
     (expected,) = load_bundle(tmp_path / "bundle").transcribe([clip])
     assert expected and process.stdout.strip() == expected, process.stderr
 
@@ -217,10 +214,8 @@ def test_transformers_loads_whisper_without_sbkit(
     assert "computes the features of a model itself" in str(parity_report(bundle, "sherpa-onnx"))
     assert "model=FOLDER, trust_remote_code=True" in (bundle / "huggingface/README.md").read_text()
     dice = np.random.default_rng(0)
-    phase = np.repeat(dice.uniform(0.05, 1.5, 28), 1600).cumsum()[
-        :42_300
-    ]  # another tone each 0.1 s
-    clip = (3000 * np.sin(phase)).astype(np.int16)
+    phase = np.repeat(dice.uniform(0.05, 1.5, 28), 1600).cumsum()  # another tone each 0.1 s
+    clip = (3000 * np.sin(phase[:42_300])).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", clip, 16_000)
     code = (
         "import sys; sys.modules['sbkit'] = None; import soundfile, transformers; "
@@ -231,8 +226,7 @@ def test_transformers_loads_whisper_without_sbkit(
         "print(recognizer({'raw': audio, 'sampling_rate': 16_000})['text'])"
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    words = [sys.executable, "-c", code, str(bundle / "huggingface"), str(tmp_path / "clip.wav")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = run_fresh(code, bundle / "huggingface", tmp_path / "clip.wav", cwd=tmp_path)
     (expected,) = load_bundle(bundle).transcribe([clip])
     assert expected and done.stdout.strip() == expected, done.stderr
 

@@ -211,23 +211,13 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     assert not session.has_work and session.finish() == []
 
 
-def test_advance_batch_returns_the_events_beside_a_failed_decoder(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    sessions = [Session(recognizer) for _ in range(3)]
-    for session in sessions:
-        session.feed(speak(tokenizer, "the dog"))
-        session.is_finished = True
-    sessions[1].utterance.decoder_state = None
-    first, error, third = advance_batch(sessions)
-    assert isinstance(error, AttributeError)
-    for events in (first, third):
-        assert not isinstance(events, Exception)
-        assert [final.text for final in finals(events)] == ["the dog"]
-
-
-def test_streaming_recognizer_refuses_a_decoder_of_whole_clips(tmp_path: Path) -> None:
+def test_streaming_recognizer_refuses_what_takes_whole_clips(
+    plain_bundle: Path, tmp_path: Path
+) -> None:
     with pytest.raises(SbkitError, match="rescores with the attention decoder"):
         streaming_tones(tmp_path, **BEAM, attention_rescoring=True)
+    with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
+        StreamingRecognizer.load(plain_bundle, runtime="onnx")
 
 
 def test_session_refuses_other_arrays_and_samples_after_its_end(tmp_path: Path) -> None:

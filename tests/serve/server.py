@@ -15,8 +15,12 @@ from urllib.parse import urlsplit
 
 import httpx2
 import numpy as np
+import pytest
 import soundfile
 from openai import OpenAI
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Response
+from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
@@ -131,6 +135,13 @@ def wav(samples: Samples, rate: int = RATE) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format="WAV")
     return file.getvalue()
+
+
+def refusal(url: str, **options: Any) -> Response:
+    """Open a WebSocket that the server refuses, and return its answer."""
+    with pytest.raises(InvalidStatus) as refused, connect(url, **options):
+        pass
+    return refused.value.response
 
 
 def read_until(stream: socket.socket, end: bytes) -> bytes:
