@@ -125,6 +125,16 @@ def test_links_lead_to_files_and_headings(file: Path) -> None:
             assert not anchor or anchor in anchors(linked), f"{target}: there is no such heading"
 
 
+@pytest.mark.parametrize("file", BELOW, ids=name_of)
+def test_table_of_a_folder_names_its_files(file: Path) -> None:
+    """Eight modules had moved on, and their README still sent readers to them."""
+    for first_column in re.findall(
+        r"^\| (`[^|]*\.(?:py|yaml)`[^|]*) \|", file.read_text("utf-8"), re.M
+    ):
+        for name in re.findall(r"`([\w/]+\.(?:py|yaml))`", first_column):
+            assert (file.parent / name).is_file(), name
+
+
 @pytest.mark.parametrize("file", [*DOCS, *READMES], ids=name_of)
 def test_lines_and_pages_are_short(file: Path) -> None:
     assert not has_long_line(file), f"a line has more than {MAX_LINE} characters"

@@ -8,7 +8,6 @@ from openai import OpenAI
 
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.bundle import text_table_of
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding import fit
 from sbkit.evaluate.wer import ErrorCounts, count_errors
@@ -19,6 +18,7 @@ from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
+from sbkit.train.initialize import text_table_of
 from tests.runs import read_json, rows_of, train_overfitted
 from tests.serve.test_command import say, serving
 

@@ -14,7 +14,6 @@ from sbkit.audio.lengths import Subsampling
 from sbkit.audio.segments import longest_whole
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
-from sbkit.bundle.bundle import text_table_of
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
@@ -30,6 +29,7 @@ from sbkit.models.encoder import make_encoder
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 from sbkit.text.transcripts import check_tag_names
+from sbkit.train.initialize import text_table_of
 
 logger = logging.getLogger(__name__)
 

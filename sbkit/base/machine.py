@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+ONNX = "onnx"
+PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # of each runtime
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")

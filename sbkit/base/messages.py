@@ -3,9 +3,11 @@
 import json
 import unicodedata
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 MAX_LISTED_NAMES = 3
 MAX_VALUE_CHARACTERS = 60
+MIN_SPELLING, MIN_SIMILARITY = 0.75, 0.6  # shares of letters that two words have in common
 JOINERS = "\u200c\u200d"  # invisible parts of words in Persian and Hindi
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -62,3 +64,28 @@ def printable_json(text: str) -> str:
 
 def _is_hidden(character: str) -> bool:
     return unicodedata.category(character) in HIDDEN_CATEGORIES and character not in JOINERS
+
+
+def nearest(word: str, words: Iterable[object]) -> str | None:
+    """Return the key that was probably meant, or None.
+
+    A key of nearly the same spelling comes first, then one with all parts of the word (`epochs`:
+    `number_of_epochs`), then a similar one with the same first part (`batch_size`:
+    `batch_seconds`). A common last part is not enough: `beam_size` does not mean `vocab_size`.
+    """
+    candidates = [str(candidate) for candidate in words]
+    parts = word.split("_")
+    longer = [key for key in candidates if {*parts} <= {*key.split("_")}]
+    same_start = [key for key in candidates if key.split("_")[0] == parts[0]]
+    matches = [
+        *get_close_matches(word, candidates, n=1, cutoff=MIN_SPELLING),
+        *sorted(longer, key=len),
+        *get_close_matches(word, same_start, n=1, cutoff=MIN_SIMILARITY),
+    ]
+    return matches[0] if matches else None
+
+
+def did_you_mean(word: str, words: Iterable[object]) -> str:
+    """Return a question that offers the word that was probably meant, or an empty string."""
+    candidate = nearest(word, words)
+    return f" Did you mean `{candidate}`?" if candidate else ""

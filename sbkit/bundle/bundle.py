@@ -38,7 +38,6 @@ from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.words import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
-from sbkit.text.normalization import Orthography, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.word import Word
@@ -310,14 +309,3 @@ def read_bundle(
             attention_rescoring=options["attention_rescoring"],
         )
     return BundleContents(config, task, labels, decoder, language_models.words, weights)
-
-
-def text_table_of(model: Path) -> Orthography:
-    """Return the text table of a bundle or a run, the general one for any other folder."""
-    if (model / CONFIG_FILE).is_file():
-        return BundleFiles(model).config.text_table
-    # It imports packages that a server lacks.
-    from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
-
-    knobs = read_run_knobs(model) if (model / RUN_YAML).is_file() else {}
-    return text_table(str(knobs.get("language", "und")), knobs.get("text"))

@@ -22,8 +22,6 @@ Array = Any  # of numpy, which the command line does not import
 Arrays = Sequence[Array]
 Prediction = Literal["text", "speech", "codes", "audio", "other"]
 
-ONNX = "onnx"
-PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # of each runtime
 BUILT_IN_PACKAGE = "sbkit.tasks."  # bundles may name its tasks without --import
 
 

@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.messages import plural
+from sbkit.base.messages import did_you_mean, nearest, plural
 from sbkit.base.ranges import RANGES, out_of_range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.task import load_task
@@ -23,14 +23,7 @@ from sbkit.check.checked_run import CheckedRun, Declared, Finding
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
 from sbkit.checkpoint.weights import check_weights
-from sbkit.config.document import (
-    Document,
-    did_you_mean,
-    nearest,
-    referenced,
-    tag_of,
-    walk,
-)
+from sbkit.config.document import Document, referenced, tag_of, walk
 from sbkit.config.hparams import MissingKnobError, resolve
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device

@@ -5,16 +5,11 @@ The record is stored with every score, and compared before the score is shown ag
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from speechbrain.utils.checkpoints import Checkpoint
-
 from sbkit.base.files import to_json
-from sbkit.checkpoint.weights import average
-from sbkit.models.pretrained.lora import merge_adapters
 
 FIELD_PHRASES = {
     "weights": "these weights",
@@ -61,27 +56,6 @@ def text_settings(decoder: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if decoder is None:
         return None
     return {name: decoder.get(name) for name in TEXT_SETTINGS}
-
-
-def averaged_safetensors(
-    checkpoints: Sequence[Checkpoint], parts: Sequence[int] | None = None
-) -> bytes:
-    """Return a safetensors file of the averaged model, with its adapters merged.
-
-    The same checkpoints always give the same bytes.
-
-    parts: indices of the parts to write, which are renumbered from 0; None for all.
-    """
-    merged = merge_adapters(average(checkpoints, "model"))
-    if parts is not None:
-        new_index = {str(old): new for new, old in enumerate(parts)}
-        renumbered = {}
-        for name, value in merged.items():  # a name is the index of the part, a dot and a path
-            index, _, path = name.partition(".")
-            if index in new_index:
-                renumbered[f"{new_index[index]}.{path}"] = value
-        merged = renumbered
-    return save({name: value.clone() for name, value in merged.items()})
 
 
 def describe_provenance(record: Provenance | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from sbkit.bundle.task import PRECISIONS
+from sbkit.base.machine import PRECISIONS
 from sbkit.cli.clip_table import parse_part
 
 Handler = Callable[[Namespace], int | None]  # from the parsed arguments to an exit code

@@ -55,9 +55,7 @@ def score(options: Namespace) -> None:
     Raises SbkitError if the model or a source cannot be read, or if ``options.out`` has scores
     already or cannot be written.
     """
-    from sbkit.checkpoint.provenance import describe_provenance
     from sbkit.evaluate.run_results import SETTINGS, SUMMARY
-    from sbkit.evaluate.wer_report import PROVENANCE
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
@@ -98,12 +96,11 @@ def score(options: Namespace) -> None:
             for text in facts.get("notes", []):
                 print(printable(f"{name}: {text}"), flush=True)
         if out is not None:
-            provenance = provenance_of(bundle)
-            version = f"{folder.name}, sbkit {__version__}"
             report.write(
-                notes=[version, describe_provenance(provenance)],
+                note=f"{folder.name}, sbkit {__version__}",
                 model=str(folder),
-                **{SETTINGS: settings_of(bundle, folder), PROVENANCE: provenance},
+                **{SETTINGS: settings_of(bundle, folder)},
+                provenance=provenance_of(bundle),
                 device=bundle.model.effective.device,
             )
 

@@ -48,12 +48,12 @@ def tune(options: Namespace) -> None:
 
 def train_language_model(options: Namespace) -> None:
     """Write the ARPA file; raises SbkitError if a text cannot be read, or is an ARPA file."""
-    from sbkit.bundle.bundle import text_table_of
     from sbkit.data.sentences import read_sentences
     from sbkit.lm.arpa import is_arpa
     from sbkit.lm.training import write_language_model
     from sbkit.text.languages import check_language
     from sbkit.text.normalization import orthography
+    from sbkit.train.initialize import text_table_of
 
     tokenizer = options.tokenizer
     table = orthography("und") if tokenizer is None else text_table_of(tokenizer)

@@ -10,11 +10,10 @@ text, and leaves ``-1 * 2`` as text: both are refused here.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
-from difflib import get_close_matches
 from functools import lru_cache, reduce
 from operator import getitem
 from pathlib import Path
@@ -28,6 +27,7 @@ from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.messages import did_you_mean
 
 Keys = tuple[str | int, ...]
 
@@ -42,36 +42,10 @@ REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
 NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
-MIN_SPELLING, MIN_SIMILARITY = 0.75, 0.6  # shares of letters that two words have in common
 OBJECT = object()  # a placeholder for an object that would be built
 
 
 # -- keys and nodes --------------------------------------------------------------------------------
-
-
-def nearest(word: str, words: Iterable[object]) -> str | None:
-    """Return the key that was probably meant, or None.
-
-    A key of nearly the same spelling comes first, then one with all parts of the word (`epochs`:
-    `number_of_epochs`), then a similar one with the same first part (`batch_size`:
-    `batch_seconds`). A common last part is not enough: `beam_size` does not mean `vocab_size`.
-    """
-    candidates = [str(candidate) for candidate in words]
-    parts = word.split("_")
-    longer = [key for key in candidates if {*parts} <= {*key.split("_")}]
-    same_start = [key for key in candidates if key.split("_")[0] == parts[0]]
-    matches = [
-        *get_close_matches(word, candidates, n=1, cutoff=MIN_SPELLING),
-        *sorted(longer, key=len),
-        *get_close_matches(word, same_start, n=1, cutoff=MIN_SIMILARITY),
-    ]
-    return matches[0] if matches else None
-
-
-def did_you_mean(word: str, words: Iterable[object]) -> str:
-    """Return a question that offers the word that was probably meant, or an empty string."""
-    candidate = nearest(word, words)
-    return f" Did you mean `{candidate}`?" if candidate else ""
 
 
 def dotted(keys: Keys) -> str:

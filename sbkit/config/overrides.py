@@ -12,6 +12,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.messages import nearest
 from sbkit.config.document import (
     REFERENCE_TAGS,
     TUPLE,
@@ -19,7 +20,6 @@ from sbkit.config.document import (
     Document,
     Keys,
     dotted,
-    nearest,
     remove_tuple_rule,
     resolve_references,
     tag_of,

@@ -23,7 +23,7 @@ from datasets.table import InMemoryTable, Table
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import BEYOND_END
-from sbkit.audio.lengths import Subsampling
+from sbkit.audio.lengths import Subsampling, frames_needed
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
@@ -39,7 +39,6 @@ from sbkit.data.cache import (
 )
 from sbkit.data.manifest import RESERVED_COLUMNS, STORED, Excluded, Manifest, to_texts
 from sbkit.data.shard import AUDIO, LAZY
-from sbkit.decoding.words import frames_needed
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 

@@ -21,6 +21,7 @@ from typing import Self
 
 import numpy as np
 
+from sbkit.audio.lengths import frames_needed
 from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import samples_to_seconds
@@ -86,16 +87,6 @@ def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[
     path = _best_path(log_probs[:, states].astype(np.float64), can_skip)
     frames = [np.flatnonzero(path == 2 * index + 1) for index in range(len(tokens))]
     return [(int(span[0]), int(span[-1]) + 1) for span in frames]
-
-
-def frames_needed(tokens: Counts, lengths: Counts) -> Counts:
-    """Count the frames that CTC needs for each of N texts: one per token, and one per repeat.
-
-    tokens: of all texts, one text after the other; lengths: of each text, (N,) -> (N,).
-    """
-    texts = np.repeat(np.arange(len(lengths)), lengths)
-    is_repeat = (tokens[1:] == tokens[:-1]) & (texts[1:] == texts[:-1])  # needs a blank before it
-    return lengths + np.bincount(texts[1:][is_repeat], minlength=len(lengths))
 
 
 def _best_path(scores: Float64s, can_skip: Bools) -> Counts:

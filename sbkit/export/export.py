@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
+from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.checksums import checksum, find_damage, write_checksums
@@ -30,7 +31,7 @@ from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, node_to_spec
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, read_json
+from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import (
     BUNDLE,
     CHECKPOINTS,
@@ -38,7 +39,7 @@ from sbkit.checkpoint.run_config import (
     read_run_config,
     read_run_tree,
 )
-from sbkit.checkpoint.weights import part_names_of_yaml
+from sbkit.checkpoint.weights import average, part_names_of_yaml
 from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
@@ -56,6 +57,7 @@ from sbkit.export.model_card import (
     write_card_without_results,
 )
 from sbkit.export.parity import FULL_GRID, Grid
+from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.runtimes import load_bundle
 
@@ -464,3 +466,24 @@ def _imported(source: bytes) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
+
+
+def averaged_safetensors(
+    checkpoints: Sequence[Checkpoint], parts: Sequence[int] | None = None
+) -> bytes:
+    """Return a safetensors file of the averaged model, with its adapters merged.
+
+    The same checkpoints always give the same bytes.
+
+    parts: indices of the parts to write, which are renumbered from 0; None for all.
+    """
+    merged = merge_adapters(average(checkpoints, "model"))
+    if parts is not None:
+        new_index = {str(old): new for new, old in enumerate(parts)}
+        renumbered = {}
+        for name, value in merged.items():  # a name is the index of the part, a dot and a path
+            index, _, path = name.partition(".")
+            if index in new_index:
+                renumbered[f"{new_index[index]}.{path}"] = value
+        merged = renumbered
+    return save({name: value.clone() for name, value in merged.items()})

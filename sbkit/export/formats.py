@@ -22,8 +22,9 @@ from typing import Any
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import to_json
+from sbkit.base.machine import ONNX
 from sbkit.base.versions import versions
-from sbkit.bundle.task import ONNX, Task
+from sbkit.bundle.task import Task
 from sbkit.export.huggingface_format import write_huggingface
 from sbkit.export.onnx_format import WrittenGraph, write_graphs, write_onnx
 from sbkit.export.parity import Candidate, Grid, TestSets, compare

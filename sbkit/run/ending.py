@@ -21,7 +21,7 @@ from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
 from sbkit.bundle.task import Task
-from sbkit.checkpoint.provenance import describe_provenance, read_json, text_settings
+from sbkit.checkpoint.provenance import read_json, text_settings
 from sbkit.checkpoint.run_config import BUNDLE
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import KnobValues
@@ -32,7 +32,6 @@ from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
-from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
     add_formats,
     collect_files,
@@ -266,16 +265,15 @@ def report(
     weights = "best checkpoint"
     if brain.num_averaged > 1:
         weights = f"mean of {brain.num_averaged} checkpoints"
-    provenance = None if bundle is None else provenance_of(bundle)
     parameters = sum(p.numel() for p in brain.modules.parameters())
-    model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
     training = brain.training_metrics
     speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
     draw_curves(run / LOG_FILE, run / CURVES, brain.evaluator.metrics)
     test_report.write(
-        notes=[model_facts, describe_provenance(provenance)],
+        note=f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}",
         model=str(run),
-        **{SETTINGS: read_records(run).get(SETTINGS), PROVENANCE: provenance},
+        **{SETTINGS: read_records(run).get(SETTINGS)},
+        provenance=None if bundle is None else provenance_of(bundle),
         parameters=parameters,
         train_seconds=round(training.train_seconds, 1),
         audio_seconds=round(training.audio_seconds, 1),

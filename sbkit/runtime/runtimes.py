@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, Unpac
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
+from sbkit.base.machine import ONNX, PRECISIONS
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.bundle.task import ONNX, PRECISIONS, Prediction
+from sbkit.bundle.task import Prediction
 from sbkit.runtime.model_thread import (
     LoadedModel,
     ModelThread,

@@ -13,14 +13,14 @@ from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.versions import git_commit, versions
 from sbkit.bundle.task import Labels, Task
-from sbkit.checkpoint.provenance import read_json
+from sbkit.checkpoint.provenance import Provenance, describe_provenance, read_json
 from sbkit.data.report import encode_clips
 from sbkit.distributed.ranks import gather_on_main_rank
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
-from sbkit.evaluate.wer_report import utterances_file
+from sbkit.evaluate.wer_report import PROVENANCE, utterances_file
 from sbkit.logs.curves import CURVES
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.progress import ping, progress_bar
@@ -135,11 +135,11 @@ class TestReport:
             for note in entry.get("notes", ())
         ]
 
-    def write(self, *, notes: Sequence[str], device: str, **facts: Any) -> None:
+    def write(self, *, note: str, device: str, provenance: Provenance | None, **facts: Any) -> None:
         """Write the page and the summary of all test sets.
 
-        notes: further lines of the page; device: where the model was tested; facts: further ones
-        for the summary, about the model and its training.
+        note: a line of the page about the model; device: where it was tested; provenance: of the
+        tested bundle; facts: further ones for the summary, about the model and its training.
         """
         folder = self.folder
         utterances = {
@@ -159,7 +159,7 @@ class TestReport:
                 *folder.glob(CURVES),
                 *(p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))),
             ],
-            notes=[*self.notes, *notes],
+            notes=[*self.notes, note, describe_provenance(provenance)],
         )
         accelerator = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
         machine = {
@@ -171,6 +171,7 @@ class TestReport:
         summary = {
             "test": self.entries,
             **facts,
+            PROVENANCE: provenance,
             "versions": versions(),
             "git_commit": git_commit(Path(__file__).parent),
             "machine": machine,

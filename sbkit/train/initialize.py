@@ -23,11 +23,17 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.base.ranges import require_in_range
-from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
+from sbkit.bundle.config import CONFIG_FILE, MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import CHECKPOINTS, RUN_YAML, read_run_config, read_run_tree
+from sbkit.checkpoint.run_config import (
+    CHECKPOINTS,
+    RUN_YAML,
+    read_run_config,
+    read_run_knobs,
+    read_run_tree,
+)
 from sbkit.checkpoint.weights import (
     average,
     describe_tensor,
@@ -41,6 +47,7 @@ from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
+from sbkit.text.normalization import Orthography, text_table
 from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
 
 SOURCE = "be a run folder or a bundle for `init_from`"
@@ -267,3 +274,11 @@ def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
             "sizes or weights. Remove one of the two."
         )
     return config
+
+
+def text_table_of(model: Path) -> Orthography:
+    """Return the text table of a bundle or a run, the general one for any other folder."""
+    if (model / CONFIG_FILE).is_file():
+        return BundleFiles(model).config.text_table
+    knobs = read_run_knobs(model) if (model / RUN_YAML).is_file() else {}
+    return text_table(str(knobs.get("language", "und")), knobs.get("text"))

@@ -33,11 +33,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.messages import listed
+from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import Range
 from sbkit.base.torch_internals import found_inf_tensors
 from sbkit.checkpoint.weights import part_names_of_model, to_part_name
-from sbkit.config.document import did_you_mean
 from sbkit.train.schedule import SPEECHBRAIN_SCHEDULERS
 
 Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]

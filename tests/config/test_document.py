@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.messages import nearest
 from sbkit.checkpoint.run_config import RunConfig
-from sbkit.config.document import nearest, read_document
+from sbkit.config.document import read_document
 from sbkit.config.hparams import load_hparams, read_knobs, resolve, save_yaml
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import refusal

@@ -6,6 +6,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from sbkit.audio.lengths import frames_needed
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.words import (
@@ -18,7 +19,6 @@ from sbkit.decoding.words import (
     align,
     features_of_audio,
     features_of_language,
-    frames_needed,
     time_words,
 )
 from sbkit.lm.kneser_ney import train

@@ -18,7 +18,7 @@ import torch
 from sbkit.audio.formats import FORMATS
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.task import PRECISIONS
+from sbkit.base.machine import PRECISIONS
 from sbkit.commands import trials
 from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES

@@ -29,10 +29,9 @@ from torch import Tensor, nn
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.machine import available_memory
-from sbkit.base.messages import listed
+from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import NON_NEGATIVE, Range
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.config.document import did_you_mean
 from sbkit.models.pretrained.blocks import Config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 
