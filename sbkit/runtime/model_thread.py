@@ -142,10 +142,9 @@ class ModelThread:
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
         clips_of_batches = [[clips[index] for index in batch] for batch in batches]
         outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
-        for batch in batches:
-            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.padded_lengths))
         output_of_clip: dict[int, Encoded] = {}
         for batch, batch_outputs in zip(batches, outputs, strict=True):
+            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.padded_lengths))
             output_of_clip.update(zip(batch, batch_outputs, strict=True))
         return [output_of_clip[index] for index in range(len(clips))]
 

@@ -22,7 +22,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
-from sbkit.export.sherpa_format import SHERPA_EPS, SherpaNormalizedModel
 from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -229,18 +228,6 @@ def test_transformers_loads_whisper_without_sbkit(
     done = run_fresh(code, bundle / "huggingface", tmp_path / "clip.wav", cwd=tmp_path)
     (expected,) = load_bundle(bundle).transcribe([clip])
     assert expected and done.stdout.strip() == expected, done.stderr
-
-
-def test_normalized_model_undoes_the_normalization_of_sherpa_onnx(tmp_path: Path) -> None:
-    """For a quiet clip, sherpa-onnx divides by little more than the root of the epsilon."""
-    export_run(run_of(tmp_path / "run", "hubert"), tmp_path / "bundle")
-    network = load_bundle(tmp_path / "bundle").model.network
-    trained = WaveformModel(network).eval()
-    quiet = np.random.default_rng(0).standard_normal((1, 16_000)).astype(np.float32) / 2000
-    normalized = (quiet - quiet.mean()) / np.sqrt(quiet.var() + SHERPA_EPS)
-    actual = SherpaNormalizedModel(network).eval()(torch.from_numpy(normalized)).detach()
-    expected = trained_log_probs(trained, quiet, np.array([16_000])).log_probs
-    np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 60), ("unigram", 36)])

@@ -114,9 +114,7 @@ def test_channel_of_a_call_is_transcribed(server: RunningServer) -> None:
 
 
 def test_commands_and_scripts_of_pages_work(
-    server: RunningServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their commands are parsed, and their blocks of Python run against a server as one script."""
     monkeypatch.chdir(tmp_path)

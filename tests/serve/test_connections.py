@@ -11,14 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as open_socket
 
-from tests.serve.server import (
-    RunningServer,
-    read_until,
-    refusal,
-    running_server,
-    silence,
-    wait_for,
-)
+from tests.serve.server import RunningServer, read_until, refusal, running_server, silence, wait_for
 from tests.serve.test_limits import CLIP
 from tests.serve.test_realtime import until
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 import soundfile
 
-from sbkit.serve.api import ServedModel, ServedModels, SpeechFields, parse_fields, unknown_model
+from sbkit.serve.api import ServedModel, ServedModels, SpeechFields, parse_fields
 from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.recognition import Workers
 from sbkit.serve.tts import FileWriter, Voice
@@ -142,11 +142,6 @@ def test_voice_is_chosen_by_model_or_voice_name() -> None:
     with pytest.raises(ApiError, match="`voice` must be anna or one of OpenAI's, but is bob"):
         parse(model="anna", voice="bob")
     workers.close()
-
-
-def test_unknown_model_error_lists_ten_names() -> None:
-    message = str(unknown_model("x" * 200, [f"model {n}" for n in range(12)]))
-    assert f"model 8, model 9 and 2 more, but is {'x' * 100}." in message
 
 
 def test_notes_fit_the_header_and_events_have_all(

@@ -234,11 +234,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
                     last_character = ""
 
     def encode(
-        self,
-        audio: AudioSource,
-        sample_rate: float | None = None,
-        *,
-        channel: int | None = None,
+        self, audio: AudioSource, sample_rate: float | None = None, *, channel: int | None = None
     ) -> Iterator[tuple[Segment, DecoderInput]]:
         """Yield the segments of a source with their log-probabilities, and decode nothing.
 

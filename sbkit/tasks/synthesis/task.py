@@ -119,7 +119,7 @@ class Synthesis(Task):
     format_uses: ClassVar[Mapping[str, str]] = {
         "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` "
         "turns symbols into states and durations, `decode.onnx` turns the states of frames "
-        "into audio.",
+        "into audio."
     }
     hub_task = "text-to-speech"
 
