@@ -5,6 +5,7 @@ Only this file of tests/export imports transformers.
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,11 @@ FORMATS = {  # sherpa-onnx would normalize the audio of the last
 }
 
 
-def make_talkative(hparams: Any) -> None:
+def make_talkative(hparams: Any, scale: int = 3, blank_bias: int = 1) -> None:
     with torch.no_grad():
-        hparams["ctc_lin"].weight.mul_(3)
-        hparams["ctc_lin"].bias[0] = 1
+        hparams["ctc_lin"].weight.mul_(scale)
+        hparams["ctc_lin"].bias[0] = blank_bias
         hparams["ctc_lin"].bias[1:4] = -100  # other libraries write the names of special tokens
-
-
-def make_chatty(hparams: Any) -> None:
-    make_talkative(hparams)
-    with torch.no_grad():
-        hparams["ctc_lin"].weight.mul_(3)
-        hparams["ctc_lin"].bias[0] = -1
 
 
 def run_of(
@@ -206,6 +200,7 @@ def test_transformers_loads_whisper_without_sbkit(
     """It has no class for Whisper with CTC, so the folder has one."""
     config = tiny_config("whisper", max_source_positions=1500, source=SOURCE)
     bundle = tmp_path / "bundle"
+    make_chatty = partial(make_talkative, scale=9, blank_bias=-1)
     run = make_run(tmp_path / "run", YAML, make_chatty, encoder_config=config)
     export_run(run, bundle, formats=["onnx", "sherpa-onnx", "huggingface"], grid=SMALL)
     for name in ("onnx", "huggingface"):

@@ -32,8 +32,7 @@ from sbkit.tasks.recognition.session import (
 )
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
-from tests.runtime.streaming_tones import CHUNK, finals, run, streaming_tones
-from tests.runtime.tones import RATE, silence, speak
+from tests.runtime.tones import CHUNK, RATE, finals, run, silence, speak, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"lm_texts": [*TEXTS, "a fox over the dog"]}

@@ -27,8 +27,15 @@ from sbkit.serve.recognition import SessionBatcher
 from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
 from sbkit.tasks.recognition.session import Final, Session, StreamingRecognizer
 from tests.runtime.scripted_speech import LoudSpeech, ScriptedSpeech, is_speech, script
-from tests.runtime.streaming_tones import StreamingToneModel, streaming_bundle
-from tests.runtime.tones import RATE, UnsureModel, silence, speak, tone_bundle
+from tests.runtime.tones import (
+    RATE,
+    StreamingToneModel,
+    UnsureModel,
+    silence,
+    speak,
+    streaming_bundle,
+    tone_bundle,
+)
 from tests.serve.server import RunningServer, refusal, running_server, wait_for
 
 TEXT = "the quick brown fox"

@@ -10,8 +10,7 @@ import pytest
 import soundfile
 
 from tests.runs import ROOT
-from tests.runtime.streaming_tones import streaming_bundle
-from tests.runtime.tones import RATE, silence, speak
+from tests.runtime.tones import RATE, silence, speak, streaming_bundle
 from tests.serve.server import ToneSpeaker, running_server
 
 
