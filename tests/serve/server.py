@@ -4,7 +4,7 @@ import io
 import math
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -174,11 +174,11 @@ def running_server(
     language: str | None = None,
     readme: str = "",
     detector: VoiceDetector | None = None,
-    speaker: Any = None,
+    speaker: Callable[[Tokenizer], Any] | None = None,
     second: Tones | None = None,
     **limits: Any,
 ) -> Iterator[RunningServer]:
-    """Serve a recognizer, perhaps a second one, and a voice if there is a speaker.
+    """Serve a recognizer, perhaps a second one, and the voice that ``speaker`` makes, if any.
 
     Yields once the server has reached the phase.
     """
@@ -200,7 +200,7 @@ def running_server(
         )
         models.append(ServedModel(name=name, engine=recognizer, readme=readme))
     if speaker is not None:
-        voice = Voice(speaker, workers=workers, metrics=metrics)
+        voice = Voice(speaker(tokenizer), workers=workers, metrics=metrics)
         models.append(ServedModel(name="anna", engine=voice))
     service = Service(
         models=ServedModels(

@@ -32,9 +32,7 @@ TEXT = "the quick brown fox"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("served")
-    tones = tone_bundle(folder)
-    with running_server(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
+    with running_server(tmp_path_factory.mktemp("served"), speaker=ToneSpeaker) as server:
         yield server
 
 

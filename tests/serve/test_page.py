@@ -61,11 +61,7 @@ def second(folder: Path) -> Tones:
 
 @pytest.fixture(scope="module")
 def clip_server(folder: Path, second: Tones) -> Iterator[RunningServer]:
-    tones = tone_bundle(folder)
-    speaker = ToneSpeaker(tones[1])
-    with running_server(
-        folder, tones=tones, keys=["secret"], speaker=speaker, second=second
-    ) as server:
+    with running_server(folder, keys=["secret"], speaker=ToneSpeaker, second=second) as server:
         yield server
 
 

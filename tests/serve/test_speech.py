@@ -19,7 +19,7 @@ from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.recognition import Workers
 from sbkit.serve.tts import FileWriter, Voice
 from sbkit.tasks.synthesis.predict import Speech
-from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
+from tests.runtime.tones import LETTER, RATE, STEP
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for, wav
 
 TEXT = "the quick brown fox"
@@ -28,9 +28,7 @@ SPEECH = "/v1/audio/speech"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("speaking")
-    tones = tone_bundle(folder)
-    with running_server(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
+    with running_server(tmp_path_factory.mktemp("speaking"), speaker=ToneSpeaker) as server:
         yield server
 
 
