@@ -30,6 +30,7 @@ from sbkit.tasks.recognition.session import (
     advance_batch,
     forward_batch,
 )
+from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import CHUNK, RATE, finals, run, silence, speak, streaming_tones
@@ -208,6 +209,11 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     assert session.has_work
     session.finish()
     assert not session.has_work and session.finish() == []
+
+
+def test_listening_imports_no_torch() -> None:
+    code = "import sys, sbkit.tasks.recognition.live; assert 'torch' not in sys.modules"
+    assert run_fresh(code).returncode == 0
 
 
 def test_streaming_recognizer_refuses_what_takes_whole_clips(
