@@ -25,6 +25,12 @@ CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.imported"])
 
 
+def run_fresh(code: str, *words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter that has imported nothing."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
 class Process:
     """Run ``python WORDS``: a script, ``-m MODULE`` or ``-c CODE``, with its arguments.
 

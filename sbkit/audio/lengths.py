@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sbkit.base.arrays import Counts
-
 Lengths = TypeVar("Lengths", Tensor, npt.NDArray[np.int64])
 
 BUCKETS_PER_OCTAVE = 32  # padded lengths from one power of two to the next
@@ -82,13 +80,3 @@ def pad_to_bucket(x: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return x
     return pad(x, (0, 0, 0, bucket_of(x.shape[1]) - x.shape[1]))
-
-
-def frames_needed(tokens: Counts, lengths: Counts) -> Counts:
-    """Count the frames that CTC needs for each of N texts: one per token, and one per repeat.
-
-    tokens: of all texts, one text after the other; lengths: of each text, (N,) -> (N,).
-    """
-    texts = np.repeat(np.arange(len(lengths)), lengths)
-    is_repeat = (tokens[1:] == tokens[:-1]) & (texts[1:] == texts[:-1])  # needs a blank before it
-    return lengths + np.bincount(texts[1:][is_repeat], minlength=len(lengths))

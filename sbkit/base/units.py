@@ -6,6 +6,8 @@ only windows that lie entirely within the audio.
 
 from typing import TypeVar
 
+import numpy as np
+
 from sbkit.base.arrays import Counts
 
 Samples = TypeVar("Samples", int, Counts)  # one count, or an array of them
@@ -44,3 +46,13 @@ def samples_to_seconds(samples: int, sample_rate: int) -> float:
 def at_speed(samples: Samples, percent: Samples | int) -> Samples:
     """Count the samples left after a change of speed: 110 % leaves ten elevenths."""
     return samples * 100 // percent
+
+
+def frames_needed(tokens: Counts, lengths: Counts) -> Counts:
+    """Count the frames that CTC needs for each of N texts: one per token, and one per repeat.
+
+    tokens: of all texts, one text after the other; lengths: of each text, (N,) -> (N,).
+    """
+    texts = np.repeat(np.arange(len(lengths)), lengths)
+    is_repeat = (tokens[1:] == tokens[:-1]) & (texts[1:] == texts[:-1])  # needs a blank before it
+    return lengths + np.bincount(texts[1:][is_repeat], minlength=len(lengths))

@@ -11,12 +11,7 @@ from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
 from sbkit.base.files import from_plain, parsing_errors, read_regular
 from sbkit.decoding.words import Confidence, WordOffsets
-from sbkit.text.normalization import (
-    Orthography,
-    orthography,
-    separates_words,
-    table_from_stored,
-)
+from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 FORMAT = 5

@@ -6,11 +6,10 @@ imports neither library.
 Legend: B sessions, S samples, U frames, V tokens, D model width, N hypotheses, L tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sbkit.audio.decode import Signal
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 
@@ -105,40 +104,3 @@ class StreamingModel(Protocol):
         self, chunks: Sequence[Samples], states: Sequence[ModelState]
     ) -> list[tuple[LogProbs, ModelState]]:
         """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
-
-
-@dataclass(frozen=True)
-class Speech:
-    """The speech of a text; iterating over the audio synthesizes it sentence by sentence."""
-
-    audio: Iterator[Signal]  # (S,) between -1 and 1: sentences, and pauses between them
-    notes: Sequence[str]  # remarks for the caller, such as which characters were omitted
-
-    def __iter__(self) -> Iterator[Signal]:
-        return self.audio
-
-
-class SpeechSynthesizer(Protocol):
-    """A TTS model that is ready to run."""
-
-    @property
-    def effective(self) -> Effective:
-        """Where and how the model runs."""
-
-    @property
-    def sample_rate(self) -> int:
-        """The rate of the speech in Hz."""
-
-    @property
-    def language(self) -> str:
-        """The language tag of the texts; und for any."""
-
-    def stream(self, text: str, speed: float = 1.0, *, max_seconds: float) -> Speech:
-        """Check a text, and return its speech, which is synthesized a sentence at a time.
-
-        Raises:
-            SbkitError: the text cannot be spoken, or would take more than ``max_seconds``.
-        """
-
-    def close(self) -> None:
-        """End the thread of the model."""

@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.logs.metric import LOSS, Metrics
-
-if TYPE_CHECKING:
-    from sbkit.bundle.protocols import SpeechSynthesizer
 
 Labels = Any  # the object that a task makes from its label file
 Result = Any  # of an utterance: what was predicted, beside the right answer
@@ -170,8 +167,8 @@ class Task:
         """
         return {}
 
-    def open_synthesizer(self, folder: Path, **options: Any) -> "SpeechSynthesizer":
-        """Open a bundle that predicts audio, with the options of `open_model`, to be served."""
+    def open_synthesizer(self, folder: Path, **options: Any) -> Any:
+        """Open a bundle that predicts audio, to be served by `sbkit.serve.tts.Voice`."""
         raise NotImplementedError("a task that predicts audio defines `open_synthesizer`")
 
     def require_prediction(self, prediction: Prediction, *, command: str) -> None:

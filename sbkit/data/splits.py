@@ -23,11 +23,11 @@ from datasets.table import InMemoryTable, Table
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import BEYOND_END
-from sbkit.audio.lengths import Subsampling, frames_needed
+from sbkit.audio.lengths import Subsampling
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
-from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
+from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.base.versions import code_identity
 from sbkit.data.cache import (
     PREPARED_FOLDER,

@@ -21,10 +21,9 @@ from typing import Self
 
 import numpy as np
 
-from sbkit.audio.lengths import frames_needed
 from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
 from sbkit.base.errors import DataError
-from sbkit.base.units import samples_to_seconds
+from sbkit.base.units import frames_needed, samples_to_seconds
 from sbkit.decoding.greedy import Hypothesis, mask_silence
 from sbkit.evaluate.wer import word_correctness
 from sbkit.lm.ngram import UNKNOWN, NgramModel

@@ -44,11 +44,7 @@ from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.formats import (
-    HUGGINGFACE,
-    ParityReports,
-    write_formats,
-)
+from sbkit.export.formats import HUGGINGFACE, ParityReports, write_formats
 from sbkit.export.model_card import (
     TRANSFORMERS,
     UNKNOWN_LICENSE,

@@ -36,7 +36,6 @@ from sbkit.runtime.torch_model import TorchBundle
 
 logger = logging.getLogger(__name__)
 
-Writer = Callable[[TorchBundle, Path], Sequence[Candidate]]
 ParityReport = Mapping[str, Any]  # plain data
 ParityReports = Mapping[str, Mapping[str, ParityReport]]  # by format and candidate
 
@@ -44,7 +43,7 @@ PARITY_FILE = "parity.json"
 HUGGINGFACE = "huggingface"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime", "sherpa-onnx", "transformers")
 
-WRITERS: Mapping[str, Writer] = {
+WRITERS: Mapping[str, Callable[[TorchBundle, Path], Sequence[Candidate]]] = {
     ONNX: write_onnx,
     "sherpa-onnx": write_sherpa,
     HUGGINGFACE: write_huggingface,

@@ -44,7 +44,6 @@ TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json
 CHARACTERS_FILE = "vocab.json"
 WORD_DELIMITER = "|"  # in CHARACTERS_FILE
 PARAKEET, WHISPER = "parakeet_encoder", "whisper"
-WHISPER_FILE = "whisper_ctc.py"
 SBKIT_KEYS = ("source", "do_normalize", "sample_rate")  # of `encoder_config`, not `config.json`
 AUDIO_SETTINGS = (
     *("do_normalize", "num_mel_bins", "stride"),
@@ -87,7 +86,7 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     text = to_json(preprocessor, indent=1) + "\n"
     (folder / PREPROCESSOR_FILE).write_text(text, encoding="utf-8")
     tokenizer_files = write_tokenizer(bundle.tokenizer, folder)
-    code_files = [WHISPER_FILE] if config["model_type"] == WHISPER else []
+    code_files = ["whisper_ctc.py"] if config["model_type"] == WHISPER else []
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     return [
         Candidate(

@@ -50,14 +50,9 @@ def card_facts(
     *,
     license: str = UNKNOWN_LICENSE,
 ) -> dict[str, Any]:
-    """Return the facts of the card of a run's bundle, as plain data.
+    """Return the facts of the card of a run's bundle with these formats, as plain data.
 
-    Args:
-        run: the run folder.
-        task: the task of the run.
-        config: the content of the bundle's config.json.
-        formats: the formats in the bundle's folder.
-        license: the license of the model.
+    config: the content of the bundle's config.json.
     """
     knobs = read_run_knobs(run) if (run / RUN_YAML).is_file() else {}
     init_from = knobs.get("init_from")
@@ -113,12 +108,12 @@ def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) 
 def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row per test set, decoder and metric; the header has those with ``is_chosen``."""
     for split, result in summary.get("test", {}).items():
-        greedy = result.get("greedy", {})
+        chosen = result.get("decoder", "")
         normalized = result.get("normalized", {})
         for decoder, figures in (
-            (result.get("decoder", ""), result),
-            (f"{result.get('decoder', '')}, {normalized.get('normalizer')}", normalized),
-            ("greedy", greedy),
+            (chosen, result),
+            (f"{chosen}, {normalized.get('normalizer')}", normalized),
+            ("greedy", result.get("greedy", {})),
         ):
             for name, metric in task.metrics.items():
                 if name in figures:

@@ -4,7 +4,7 @@ Legend: B utterances or sessions, S samples, U frames, V vocabulary.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,16 +21,10 @@ from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.export.parity import (
-    MAX_DIFFERENCE,
-    Candidate,
-    Grid,
-    TestSets,
-    cases,
-    describe_failure,
-)
+from sbkit.export.parity import MAX_DIFFERENCE, Candidate, Grid, TestSets, cases, describe_failure
 from sbkit.export.traced import (
     EXAMPLE_BATCH,
+    NetworkModule,
     WaveformModel,
     min_samples,
     quiet_exporters,
@@ -215,7 +209,7 @@ class ChunkModel(nn.Module):
 
 def _write_chunk(
     bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
-) -> list[Candidate]:
+) -> Iterator[Candidate]:
     """Write the chunk graph of a streaming model, for a recognizer also in int8."""
     network = bundle.model.network
     stream = streaming_network(network)
@@ -239,17 +233,14 @@ def _write_chunk(
     if bundle.labels is not None:
         _quantize(model, folder / files["int8"], metadata)
         precisions.append("int8")
-    candidates = []
     for precision in precisions:
         onnx_stream = OnnxStreamingModel((folder / files[precision]).read_bytes())
-        candidate = Candidate(
+        yield Candidate(
             name=f"streaming, {precision}",
             files=(files[precision],),
             is_exact=precision == "fp32",
             log_probs=partial(_run_in_chunks, onnx_stream),
         )
-        candidates.append(candidate)
-    return candidates
 
 
 def _run_in_chunks(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
@@ -269,12 +260,11 @@ def _run_in_chunks(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts)
 # The graphs of tasks other than recognition, such as a codec
 
 
-class MethodModule(nn.Module):
+class MethodModule(NetworkModule):
     """A method of a task's model as a module."""
 
     def __init__(self, network: Any, name: str) -> None:
-        super().__init__()
-        self.parts = network.model
+        super().__init__(network)
         self.method = getattr(network, name)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -320,7 +310,6 @@ class WrittenGraph:
             self.failure = self.failure or describe_failure(batch, error)
 
     def report(self) -> dict[str, object]:
-        """Return the parity report."""
         reasons = [self.failure] if self.failure else []
         if not self.difference <= MAX_DIFFERENCE:
             reasons.append(f"an output differs by {self.difference:.1e} ({self.where})")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
@@ -30,14 +30,13 @@ from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, RunBatch, join
-from sbkit.export.traced import EXAMPLE_BATCH, trace
+from sbkit.export.traced import EXAMPLE_BATCH, NetworkModule, trace
 from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
 from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
 from sbkit.runtime.torch_model import TorchBundle
 
 MODEL_FILE = "model.onnx"
-TOKENS_FILE = "tokens.txt"
 FIRE_RED = "fire-red-asr-2-ctc"
 OMNILINGUAL = "omnilingual-asr-ctc"
 BLANK = "<blk>"  # sherpa-onnx finds the blank by this name
@@ -52,7 +51,7 @@ def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         BundleError: sherpa-onnx cannot compute the features of the model.
     """
     recognizers = require_package("sherpa_onnx", extra="export").OfflineRecognizer
-    file, tokens_file = folder / MODEL_FILE, folder / TOKENS_FILE
+    file, tokens_file = folder / MODEL_FILE, folder / "tokens.txt"
     features = bundle.model.network.encoder.modules.get("compute_features")
     body = getattr(features, "body", None)
     if type(features) is Fbank:
@@ -97,18 +96,13 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
 # Models of log-mel features: FIRE_RED
 
 
-class FeatureModel(nn.Module):
+class FeatureModel(NetworkModule):
     """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.parts = model.model  # owns every parameter
-        self.model = model
-
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
-        encoder = self.model.encoder
+        encoder = self.network.encoder
         states, frames = encoder.encode_features(*encoder.features.module.remove_level(x, x_lens))
-        return self.model.ctc_log_probs(states), frames
+        return self.network.ctc_log_probs(states), frames
 
 
 def _write_fire_red(bundle: TorchBundle, file: Path) -> RunBatch:
@@ -145,13 +139,8 @@ def _feature_log_probs(
 # the graph first rescales the audio.
 
 
-class SherpaNormalizedModel(nn.Module):
+class SherpaNormalizedModel(NetworkModule):
     """A recognizer of clips that sherpa-onnx has normalized: (B, S) -> (B, U, V)."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.parts = model.model  # owns every parameter
-        self.model = model
 
     def forward(self, audio: Tensor) -> Tensor:
         # If the variance of a clip was v, sherpa-onnx has made it v / (v + SHERPA_EPS).
@@ -159,8 +148,8 @@ class SherpaNormalizedModel(nn.Module):
         ratio = MODEL_EPS / SHERPA_EPS
         audio = audio * (variance + ratio * (1 - variance)).rsqrt().float()
         lengths = torch.full_like(audio[:, 0], audio.shape[1], dtype=torch.int64)
-        states, _ = self.model.encoder.encode_features(audio.unsqueeze(-1), lengths)
-        log_probs: Tensor = self.model.ctc_log_probs(states)
+        states, _ = self.network.encoder.encode_features(audio.unsqueeze(-1), lengths)
+        log_probs: Tensor = self.network.ctc_log_probs(states)
         return log_probs
 
 

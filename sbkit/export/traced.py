@@ -23,19 +23,23 @@ from sbkit.runtime.onnx_model import BatchLogProbs
 EXAMPLE_BATCH = 3  # utterances; exporters may take a 1 or 2 for a constant of the model
 
 
-class WaveformModel(nn.Module):
+class NetworkModule(nn.Module):
+    """A form of a task's network as a module."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.parts = network.model  # owns every parameter
+        self.network = network
+
+
+class WaveformModel(NetworkModule):
     """A recognizer as one module, with its features: (B, S), (B,) -> (B, U, V), (B,).
 
     Audio is between -1 and 1, as in other libraries; scaling it by a power of two is exact.
     """
 
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.parts = model.model  # owns every parameter
-        self.model = model
-
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        log_probs, frames = self.model.predict(audio * FULL_SCALE, audio_lengths)
+        log_probs, frames = self.network.predict(audio * FULL_SCALE, audio_lengths)
         return log_probs, frames
 
 

@@ -123,7 +123,6 @@ class ModelThread:
         return usable_cores() if self.effective.device == "cpu" else 1
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,) in one batch."""
         return self.call(lambda model: model.encode(clips))
 
     def encode_by_length(
@@ -143,10 +142,9 @@ class ModelThread:
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
         clips_of_batches = [[clips[index] for index in batch] for batch in batches]
         outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
-        for batch in batches:
-            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.padded_lengths))
         output_of_clip: dict[int, Encoded] = {}
         for batch, batch_outputs in zip(batches, outputs, strict=True):
+            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.padded_lengths))
             output_of_clip.update(zip(batch, batch_outputs, strict=True))
         return [output_of_clip[index] for index in range(len(clips))]
 
@@ -155,8 +153,6 @@ class ModelThread:
 
     @property
     def chunks(self) -> ChunkSizes | None:
-        """The sizes of the model's chunks; None if it only takes whole clips."""
-
         def read_sizes(model: LoadedModel) -> ChunkSizes | None:
             return None if model.streaming is None else model.streaming.chunks
 

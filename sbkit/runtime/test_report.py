@@ -162,19 +162,18 @@ class TestReport:
             notes=[*self.notes, note, describe_provenance(provenance)],
         )
         accelerator = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
-        machine = {
-            "cpu": cpu_name(),
-            "cores": usable_cores(),
-            "device": device,
-            "accelerator": accelerator,
-        }
         summary = {
             "test": self.entries,
             **facts,
             PROVENANCE: provenance,
             "versions": versions(),
             "git_commit": git_commit(Path(__file__).parent),
-            "machine": machine,
+            "machine": {
+                "cpu": cpu_name(),
+                "cores": usable_cores(),
+                "device": device,
+                "accelerator": accelerator,
+            },
         }
         write_text_atomically(folder / SUMMARY, to_json(summary, indent=2) + "\n")
 

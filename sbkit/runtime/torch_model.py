@@ -36,7 +36,7 @@ from sbkit.distributed.device import DTYPES, Placement
 from sbkit.logs.progress import ping
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
-from sbkit.models.streaming import NetworkState, StreamingNetwork, streaming_network
+from sbkit.models.streaming import NetworkState, streaming_network
 from sbkit.runtime.batch_shapes import BatchShapes, pad_clips, round_up
 from sbkit.runtime.model_thread import (
     StreamingUse,
@@ -82,6 +82,7 @@ class TorchModel(nn.ModuleList):
         """
         super().__init__(network.model)
         self.network = network
+        self._stream = streaming_network(network)
         self._process_id = os.getpid()
         self._placement = placement
         self._rate = sample_rate
@@ -154,36 +155,31 @@ class TorchModel(nn.ModuleList):
             torch.set_num_threads(torch.get_num_threads())
 
     @property
-    def _streaming_network(self) -> StreamingNetwork | None:
-        return streaming_network(self.network)
-
-    @property
     def streaming(self) -> StreamingModel | None:
         """The model itself, if it can run chunk by chunk."""
-        return None if self._streaming_network is None else self
+        return None if self._stream is None else self
 
     @property
     def chunks(self) -> ChunkSizes | None:
-        network = self._streaming_network
-        if network is None:
+        stream = self._stream
+        if stream is None:
             return None
-        return ChunkSizes(network.chunk_shift_samples, network.chunk_samples, network.min_samples)
+        return ChunkSizes(stream.chunk_shift_samples, stream.chunk_samples, stream.min_samples)
 
     def start(self) -> NetworkState:
-        assert self._streaming_network is not None
-        return self._streaming_network.start()
+        assert self._stream is not None
+        return self._stream.start()
 
     @torch.inference_mode()
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[NetworkState]
     ) -> list[tuple[LogProbs, NetworkState]]:
-        network = self._streaming_network
-        assert network is not None
+        assert self._stream is not None
         state = type(states[0]).stack(states)
-        samples = max(network.chunk_samples, *map(len, chunks))
+        samples = max(self._stream.chunk_samples, *map(len, chunks))
         batch = self._to_device(*pad_clips(chunks, samples))
         with self._placement.autocast():
-            log_probs, frames, after = network.forward_chunk(*batch, state)
+            log_probs, frames, after = self._stream.forward_chunk(*batch, state)
         rows = zip(log_probs.cpu(), frames.tolist(), after.rows(), strict=True)
         return [(row[:count].numpy(), row_state) for row, count, row_state in rows]
 

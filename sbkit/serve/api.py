@@ -43,19 +43,8 @@ MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
 # Voices of OpenAI's API; any of them stands for the model's own voice.
 OPENAI_VOICES = (
-    "alloy",
-    "ash",
-    "ballad",
-    "cedar",
-    "coral",
-    "echo",
-    "fable",
-    "marin",
-    "nova",
-    "onyx",
-    "sage",
-    "shimmer",
-    "verse",
+    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
+    *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
 )
 # A phrase ends at these characters, and at a period before a space, except after an abbreviation
 # such as Dr. or U.S.A.
@@ -167,10 +156,7 @@ class ServedModels:
 
 
 def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
-    """Return the error about a model that is not served, or not for this type of request.
-
-    served_names: the models for this type of request.
-    """
+    """Return the error about a model that is not among those for this type of request."""
     actual = name[:100] or "missing"
     if not served_names:
         message = f"This server has no model for this request; `model` is {actual}."

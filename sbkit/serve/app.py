@@ -54,7 +54,6 @@ from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
-FORM_TYPE = "multipart/form-data"
 FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
 LONG_PART = "Part exceeded maximum size"  # Starlette 1.7 to 1.10 does not name the field
 CORS: Any = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
@@ -86,8 +85,9 @@ class Service:
         self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)
         self.metrics.show("sessions_open", "realtime sessions", lambda: state.sessions)
         self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, batchers)))
+        max_bytes = self.limits.max_bytes
         api = [
-            self._post(TRANSCRIPTIONS, self._transcriptions, FORM_TYPE, self.limits.max_bytes),
+            self._post(TRANSCRIPTIONS, self._transcriptions, "multipart/form-data", max_bytes),
             self._post(SPEECH, self._speech, "application/json", MAX_SPEECH_BYTES),
             WebSocketRoute("/realtime", self._realtime),
             Route("/realtime", self._no_upgrade),

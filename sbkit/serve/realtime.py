@@ -246,7 +246,6 @@ class RealtimeSession:
         self._begin_stream()
 
     def _begin_stream(self) -> None:
-        """Start a stream, and its first turn."""
         detector = self._recognizer.detector
         silence = self._options.silence_seconds
         self._resampler = Resampler(self._options.encoding.rate, self._rate)
@@ -328,10 +327,9 @@ class RealtimeSession:
             await self._complete(event.end)
 
     async def _announce_start(self, begin: float) -> None:
-        item = self._item
+        self._item.is_announced = True
         ms = round(1000 * begin)
-        item.is_announced = True
-        await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=ms)
+        await self._send(f"{BUFFER}.speech_started", item_id=self._item.id, audio_start_ms=ms)
 
     async def _commit(self) -> None:
         """End the turn and its stream."""

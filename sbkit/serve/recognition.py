@@ -430,7 +430,6 @@ class RecognitionService:
         return [final] if transcript.text else ()
 
     def close(self) -> None:
-        """End all threads and processes."""
         self._sessions.close()
         self.batcher.close()
         self._transcriber.close()

@@ -8,16 +8,18 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import END, Resampler
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.protocols import SpeechSynthesizer
 from sbkit.serve.middleware import Metrics
 from sbkit.serve.recognition import Workers
+
+if TYPE_CHECKING:
+    from sbkit.tasks.synthesis.predict import Synthesizer
 
 MAX_SPEECH_SECONDS = 360  # of a request: 4,096 characters of plain words take 315
 WARM_UP_TEXT = "1, 2, 3."  # works in any language
@@ -99,9 +101,7 @@ class FileWriter:
 class Voice:
     """Speak texts of many clients at the same time, sentence by sentence."""
 
-    def __init__(
-        self, synthesizer: SpeechSynthesizer, *, workers: Workers, metrics: Metrics
-    ) -> None:
+    def __init__(self, synthesizer: "Synthesizer", *, workers: Workers, metrics: Metrics) -> None:
         self.effective, self.sample_rate = synthesizer.effective, synthesizer.sample_rate
         self.language = synthesizer.language
         self._synthesizer = synthesizer

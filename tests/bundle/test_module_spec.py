@@ -1,4 +1,4 @@
-"""Module specifications: modules become plain data and are rebuilt from it."""
+"""Module specifications: modules become plain data and are rebuilt, if they are on the list."""
 
 import math
 import sys
@@ -12,6 +12,7 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import import_user_modules
+from sbkit.bundle.allowed import ALLOWED_TAGS, canonical, find_allowed
 from sbkit.bundle.module_spec import build_from_spec, node_to_spec
 
 
@@ -99,6 +100,31 @@ def test_build_uses_only_module_classes_of_imported_user_modules(
             with pytest.raises(SbkitError, match="list"):
                 spec = {tag: f"my_own_layers.{name}", "arguments": []}
                 build_from_spec(spec, user_modules=user_modules)
+
+
+def test_every_entry_of_the_list_has_its_canonical_name_and_is_what_its_tag_says() -> None:
+    for name, tags in ALLOWED_TAGS.items():
+        assert canonical(name) == name
+        if "!new" in tags:
+            allowed = find_allowed("!new", name)
+            assert isinstance(allowed, type) and issubclass(allowed, nn.Module), allowed
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("!new", "torch.fx.graph_module._CodeOnlyModule"),
+        ("!name", "torch.nn.ParameterDict.get"),
+        ("!new", "torch.nn.ParameterDict"),
+        ("!new", "torch.nn.DataParallel"),
+        ("!new", "torch.nn.functional.relu"),
+        ("!new", "sbkit.checkpoint.checkpointer.Checkpointer"),
+        ("!apply", "torch.manual_seed"),
+    ],
+)
+def test_find_allowed_refuses_other_names(tag: str, name: str) -> None:
+    with pytest.raises(SbkitError, match="list"):
+        find_allowed(tag, name)
 
 
 def test_import_user_modules_names_a_module_that_cannot_be_imported() -> None:

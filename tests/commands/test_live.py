@@ -25,9 +25,8 @@ from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.recognition.session import Event, Final, Partial, Session, StreamingRecognizer
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT, make_live_run
-from tests.runtime.streaming_tones import finals, streaming_tones
-from tests.runtime.streaming_tones import run as run_session
-from tests.runtime.tones import RATE, silence, speak
+from tests.runtime.tones import RATE, finals, silence, speak, streaming_tones
+from tests.runtime.tones import run as run_session
 from tests.test_readme import blocks
 
 Captured = pytest.CaptureFixture[str]

@@ -6,9 +6,9 @@ from math import inf
 import numpy as np
 import pytest
 
-from sbkit.audio.lengths import frames_needed
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
+from sbkit.base.units import frames_needed
 from sbkit.decoding.words import (
     Confidence,
     TimedToken,

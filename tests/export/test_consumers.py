@@ -5,7 +5,6 @@ tests/export/test_huggingface.py.
 """
 
 import json
-import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +21,8 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
+from tests.processes import run_fresh
 from tests.runtime.bundles import ROOT, parity_report
 from tests.test_readme import blocks
 from tools import bench_transcribe
@@ -96,9 +97,7 @@ def test_transcribe_with_onnx_imports_no_torch(
         "assert not {'torch', 'speechbrain', 'datasets'} & set(sys.modules)"
     )
     words = ["transcribe", exported, tmp_path / "clip.wav", "--runtime", "onnx"]
-    process = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    process = run_fresh(code, *words)
     assert (process.returncode, process.stdout.strip()) == (0, bundle.transcribe(clips[-1:])[0])
     assert process.stderr.startswith("running on onnx, cpu, fp32, ")
 
@@ -155,6 +154,28 @@ def test_every_side_of_bench_transcribe_recognizes_the_same_words(
     assert len(texts) == 8
     if name != "onnx-int8":
         assert [text.split() for text in texts] == [text.split() for text in expected]
+
+
+@pytest.mark.slow(20)
+def test_onnx_chunks_of_80_ms_frames_have_the_events_of_torch(streaming: Path) -> None:
+    report = parity_report(streaming, "onnx")["streaming, fp32"]
+    assert report["written"] and report["grid"]["largest_difference"] < 1e-4
+    random = np.random.default_rng(0)
+    clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 14_000, 60_123)]
+    events_by_runtime = []
+    for runtime in ("torch", "onnx"):
+        with StreamingRecognizer.load(streaming, runtime=runtime) as recognizer:
+            sessions, events = [Session(recognizer) for _ in clips], []
+            for first in range(0, 70_000, 7_000):
+                for session, clip in zip(sessions, clips, strict=True):
+                    session.feed(clip[first : first + 7_000])
+                events += advance_batch(sessions)
+            for session in sessions:
+                session.is_finished = True  # the last chunks have lengths of their own
+            events_by_runtime.append([*events, *advance_batch(sessions)])
+    torch_events, onnx_events = events_by_runtime
+    assert any(torch_events)
+    assert torch_events == onnx_events
 
 
 def test_exported_formats_contain_no_local_path(exported: Path) -> None:

@@ -21,20 +21,14 @@ from sbkit.tasks.recognition.task import Recognition
 from tests.runtime.bundles import ROOT, make_run
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("export") / "run")
-
-
-@pytest.fixture(scope="module")
-def exported(run: Path) -> Path:
-    export_run(run, run.parent / "bundle")
-    return run.parent / "bundle"
+@pytest.fixture
+def run(plain_bundle: Path) -> Path:
+    return plain_bundle.parent / "run"
 
 
 @pytest.fixture
-def bundle(exported: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(exported, tmp_path / "bundle"))
+def bundle(plain_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(plain_bundle, tmp_path / "bundle"))
 
 
 def names(folder: Path) -> set[str]:

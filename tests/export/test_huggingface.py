@@ -4,9 +4,8 @@ Only this file of tests/export imports transformers.
 """
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
-from sbkit.export.sherpa_format import SHERPA_EPS, SherpaNormalizedModel
 from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
+from tests.processes import run_fresh
 from tests.runtime.bundles import ROOT, SMALL, make_run, parity_report
 
 # transformers' WavLM warns about its own masks
@@ -48,18 +47,11 @@ FORMATS = {  # sherpa-onnx would normalize the audio of the last
 }
 
 
-def make_talkative(hparams: Any) -> None:
+def make_talkative(hparams: Any, scale: int = 3, blank_bias: int = 1) -> None:
     with torch.no_grad():
-        hparams["ctc_lin"].weight.mul_(3)
-        hparams["ctc_lin"].bias[0] = 1
+        hparams["ctc_lin"].weight.mul_(scale)
+        hparams["ctc_lin"].bias[0] = blank_bias
         hparams["ctc_lin"].bias[1:4] = -100  # other libraries write the names of special tokens
-
-
-def make_chatty(hparams: Any) -> None:
-    make_talkative(hparams)
-    with torch.no_grad():
-        hparams["ctc_lin"].weight.mul_(3)
-        hparams["ctc_lin"].bias[0] = -1
 
 
 def run_of(
@@ -162,9 +154,7 @@ def test_bundle_runs_without_transformers(tmp_path: Path) -> None:
         "from sbkit.commands.cli import run; run(sys.argv[1:])"
     )
     words = ["transcribe", tmp_path / "bundle", tmp_path / "clip.wav", "--device=cpu"]
-    process = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    process = run_fresh(code, *words)
     (expected,) = load_bundle(tmp_path / "bundle").transcribe([clip])
     assert expected and process.stdout.strip() == expected, process.stderr
 
@@ -210,6 +200,7 @@ def test_transformers_loads_whisper_without_sbkit(
     """It has no class for Whisper with CTC, so the folder has one."""
     config = tiny_config("whisper", max_source_positions=1500, source=SOURCE)
     bundle = tmp_path / "bundle"
+    make_chatty = partial(make_talkative, scale=9, blank_bias=-1)
     run = make_run(tmp_path / "run", YAML, make_chatty, encoder_config=config)
     export_run(run, bundle, formats=["onnx", "sherpa-onnx", "huggingface"], grid=SMALL)
     for name in ("onnx", "huggingface"):
@@ -217,10 +208,8 @@ def test_transformers_loads_whisper_without_sbkit(
     assert "computes the features of a model itself" in str(parity_report(bundle, "sherpa-onnx"))
     assert "model=FOLDER, trust_remote_code=True" in (bundle / "huggingface/README.md").read_text()
     dice = np.random.default_rng(0)
-    phase = np.repeat(dice.uniform(0.05, 1.5, 28), 1600).cumsum()[
-        :42_300
-    ]  # another tone each 0.1 s
-    clip = (3000 * np.sin(phase)).astype(np.int16)
+    phase = np.repeat(dice.uniform(0.05, 1.5, 28), 1600).cumsum()  # another tone each 0.1 s
+    clip = (3000 * np.sin(phase[:42_300])).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", clip, 16_000)
     code = (
         "import sys; sys.modules['sbkit'] = None; import soundfile, transformers; "
@@ -231,22 +220,9 @@ def test_transformers_loads_whisper_without_sbkit(
         "print(recognizer({'raw': audio, 'sampling_rate': 16_000})['text'])"
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    words = [sys.executable, "-c", code, str(bundle / "huggingface"), str(tmp_path / "clip.wav")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = run_fresh(code, bundle / "huggingface", tmp_path / "clip.wav", cwd=tmp_path)
     (expected,) = load_bundle(bundle).transcribe([clip])
     assert expected and done.stdout.strip() == expected, done.stderr
-
-
-def test_normalized_model_undoes_the_normalization_of_sherpa_onnx(tmp_path: Path) -> None:
-    """For a quiet clip, sherpa-onnx divides by little more than the root of the epsilon."""
-    export_run(run_of(tmp_path / "run", "hubert"), tmp_path / "bundle")
-    network = load_bundle(tmp_path / "bundle").model.network
-    trained = WaveformModel(network).eval()
-    quiet = np.random.default_rng(0).standard_normal((1, 16_000)).astype(np.float32) / 2000
-    normalized = (quiet - quiet.mean()) / np.sqrt(quiet.var() + SHERPA_EPS)
-    actual = SherpaNormalizedModel(network).eval()(torch.from_numpy(normalized)).detach()
-    expected = trained_log_probs(trained, quiet, np.array([16_000])).log_probs
-    np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 60), ("unigram", 36)])

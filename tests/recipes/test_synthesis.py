@@ -205,7 +205,7 @@ def test_stream_yields_sentences_with_pauses(voice: Synthesizer) -> None:
 
 def test_openai_client_gets_speech_notes_and_errors(voice: Synthesizer, tmp_path: Path) -> None:
     text = "Please hold. Press one"
-    with running_server(tmp_path, speaker=voice) as server:
+    with running_server(tmp_path, speaker=lambda _: voice) as server:
         speech: Any = partial(server.openai.audio.speech.create, model="anna", voice="alloy")
         for speed in (1.0, 2.0):
             pcm = speech(input=text, response_format="pcm", speed=speed).content

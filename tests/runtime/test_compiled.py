@@ -61,9 +61,7 @@ def test_compiled_model_refuses_a_clip_longer_than_its_table(bundle: Path) -> No
     assert len(model.encode(noise(0.7))) == 1
 
 
-def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(
-    bundle: Path,
-) -> None:
+def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(bundle: Path) -> None:
     """In a step of its own, the graph of a block may overwrite its own input.
 
     Other shapes were once compiled beside the table: eleven computations of lengths, and the

@@ -19,7 +19,7 @@ from sbkit.runtime.torch_model import Compilation, CompiledModel
 from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
 from tests import processes
 from tests.runtime.bundles import make_live_run
-from tests.runtime.streaming_tones import finals, run
+from tests.runtime.tones import finals, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 

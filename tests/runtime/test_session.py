@@ -30,10 +30,10 @@ from sbkit.tasks.recognition.session import (
     advance_batch,
     forward_batch,
 )
+from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
-from tests.runtime.streaming_tones import CHUNK, finals, run, streaming_tones
-from tests.runtime.tones import RATE, silence, speak
+from tests.runtime.tones import CHUNK, RATE, finals, run, silence, speak, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"lm_texts": [*TEXTS, "a fox over the dog"]}
@@ -211,23 +211,18 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     assert not session.has_work and session.finish() == []
 
 
-def test_advance_batch_returns_the_events_beside_a_failed_decoder(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    sessions = [Session(recognizer) for _ in range(3)]
-    for session in sessions:
-        session.feed(speak(tokenizer, "the dog"))
-        session.is_finished = True
-    sessions[1].utterance.decoder_state = None
-    first, error, third = advance_batch(sessions)
-    assert isinstance(error, AttributeError)
-    for events in (first, third):
-        assert not isinstance(events, Exception)
-        assert [final.text for final in finals(events)] == ["the dog"]
+def test_listening_imports_no_torch() -> None:
+    code = "import sys, sbkit.tasks.recognition.live; assert 'torch' not in sys.modules"
+    assert run_fresh(code).returncode == 0
 
 
-def test_streaming_recognizer_refuses_a_decoder_of_whole_clips(tmp_path: Path) -> None:
+def test_streaming_recognizer_refuses_what_takes_whole_clips(
+    plain_bundle: Path, tmp_path: Path
+) -> None:
     with pytest.raises(SbkitError, match="rescores with the attention decoder"):
         streaming_tones(tmp_path, **BEAM, attention_rescoring=True)
+    with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
+        StreamingRecognizer.load(plain_bundle, runtime="onnx")
 
 
 def test_session_refuses_other_arrays_and_samples_after_its_end(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.runtimes import load_bundle, load_in_thread
 from sbkit.tasks.recognition.session import Event, StreamingRecognizer
 from tests.runs import ROOT
-from tests.runtime.streaming_tones import run
-from tests.runtime.tones import RATE, noise
+from tests.runtime.tones import RATE, noise, run
 from tests.test_readme import blocks
 
 # Python 3.12 warns of a fork while threads run, which is what is tested here.

@@ -26,7 +26,6 @@ def log_probs_of(bundle: Bundle) -> LogProbs:
 
     The last of the twelve spaces could also be the start of the t.
     """
-    assert bundle.tokenizer is not None
     pieces = bundle.tokenizer.pieces()
     best = np.zeros(100, np.int64)
     for index, letter in enumerate(SPOKEN):
@@ -39,7 +38,6 @@ def log_probs_of(bundle: Bundle) -> LogProbs:
 
 def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
     """Return a beam decoder whose token model has never seen two spaces in a row."""
-    assert loaded.tokenizer is not None
     file = folder / "lm.safetensors"
     texts = ["hello there there", "a quick brown fox"]
     train_models(file, loaded.tokenizer, texts, words=0)
@@ -50,7 +48,6 @@ def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
 
 def tokens_of(loaded: Bundle) -> str:
     """Decode the clip and return its tokens unchanged."""
-    assert loaded.tokenizer is not None
     log_probs = log_probs_of(loaded)
     if loaded.decoder is None:
         ids = best_tokens(log_probs, loaded.tokenizer.vocabulary.blank)

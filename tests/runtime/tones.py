@@ -1,9 +1,11 @@
-"""Speech made of tones, and a model that recognizes it: a letter is a tone of 120 ms.
+"""Speech made of tones, and models that recognize it, without torch: a letter is a tone of 120 ms.
 
-The model's output for a frame depends on no other frame, so a text is exactly right, or wrong.
+A model's output for a frame depends on no other frame, so a text is exactly right, or wrong. One
+model runs chunk by chunk; `run` returns the events of a session of any model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,18 @@ from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
-from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
+from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.recognition.session import Event, Final, Session, StreamingRecognizer
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.spoken import train_models
 
 RATE, STEP = 16_000, 640  # samples a second, and of a frame
+CHUNK = 16 * STEP
 LETTER = 3  # frames; the last is silent
 LOWEST, APART = 500.0, 150.0  # Hz
 
@@ -50,13 +54,11 @@ class ToneModel:
         return run_batches(self.encode, batches)
 
     def _hear(self, clip: Samples) -> LogProbs:
-        frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
-        spectrum = np.abs(np.fft.rfft(frames * np.hanning(STEP)))
-        hertz = spectrum.argmax(1) * RATE / STEP
-        token = np.clip(np.rint((hertz - LOWEST) / APART), 0, self._vocab_size - 1).astype(int)
-        token[np.abs(frames).mean(1) < 500] = self._blank
-        scores = np.full((len(frames), self._vocab_size), -20.0)
-        scores[np.arange(len(frames)), token] = 0.0
+        position, is_silent = _listen(clip)
+        token = np.clip(np.rint(position), 0, self._vocab_size - 1).astype(int)
+        token[is_silent] = self._blank
+        scores = np.full((len(token), self._vocab_size), -20.0)
+        scores[np.arange(len(token)), token] = 0.0
         return scores
 
 
@@ -64,14 +66,37 @@ class UnsureModel(ToneModel):
     """Give the neighbors of the loudest frequency nearly its probability."""
 
     def _hear(self, clip: Samples) -> LogProbs:
-        frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
-        hertz = np.abs(np.fft.rfft(frames * np.hanning(STEP))).argmax(1) * RATE / STEP
-        token, is_silent = (hertz - LOWEST) / APART, np.abs(frames).mean(1) < 500
-        scores = -2 * np.abs(token[:, None] - np.arange(self._vocab_size))
+        position, is_silent = _listen(clip)
+        scores = -2 * np.abs(position[:, None] - np.arange(self._vocab_size))
         scores[is_silent] = -20.0
         scores[is_silent, self._blank] = 0.0
         result: LogProbs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
         return result
+
+
+class StreamingToneModel(ToneModel):
+    """Hear tones in chunks; the state counts them."""
+
+    chunks = ChunkSizes(CHUNK, CHUNK, STEP)
+
+    @property
+    def streaming(self) -> StreamingModel:
+        return self
+
+    def start(self) -> int:
+        return 0
+
+    def advance(self, chunks: Sequence[Samples], states: Sequence[int]) -> list[Any]:
+        self.batches.append([len(chunk) / STEP for chunk in chunks])
+        outputs: list[LogProbs] = [self._hear(chunk) for chunk in chunks]
+        return [(output, state + 1) for output, state in zip(outputs, states, strict=True)]
+
+
+def _listen(clip: Samples) -> tuple[Any, Any]:
+    """Return the loudest frequency of each frame as the index of a token, and what is silent."""
+    frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
+    hertz = np.abs(np.fft.rfft(frames * np.hanning(STEP))).argmax(1) * RATE / STEP
+    return (hertz - LOWEST) / APART, np.abs(frames).mean(1) < 500
 
 
 def speak(tokenizer: Tokenizer, text: str) -> Samples:
@@ -131,3 +156,24 @@ def tone_bundle(
         beam = BeamDecoder(tokenizer=tokenizer, language_models=lm_file, **options)
     thread = ModelThread(lambda: model)
     return Bundle(config, Recognition(), tokenizer, beam, model=thread), tokenizer, model
+
+
+streaming_bundle = partial(tone_bundle, model_class=StreamingToneModel)
+
+
+def streaming_tones(
+    folder: Path, **options: Any
+) -> tuple[StreamingRecognizer, Tokenizer, ToneModel]:
+    """Make a recognizer of tones, with the options of `tone_bundle`."""
+    bundle, tokenizer, model = streaming_bundle(folder, token_order=3, **options)
+    return StreamingRecognizer(bundle=bundle), tokenizer, model
+
+
+def run(recognizer: StreamingRecognizer, blocks: Iterable[Samples]) -> list[Event]:
+    """Return the events of a session."""
+    session = Session(recognizer)
+    return [*(event for block in blocks for event in session.push(block)), *session.finish()]
+
+
+def finals(events: Iterable[Event]) -> list[Final]:
+    return [event for event in events if isinstance(event, Final)]

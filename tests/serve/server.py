@@ -4,7 +4,7 @@ import io
 import math
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,8 +15,12 @@ from urllib.parse import urlsplit
 
 import httpx2
 import numpy as np
+import pytest
 import soundfile
 from openai import OpenAI
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Response
+from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
@@ -133,6 +137,13 @@ def wav(samples: Samples, rate: int = RATE) -> bytes:
     return file.getvalue()
 
 
+def refusal(url: str, **options: Any) -> Response:
+    """Open a WebSocket that the server refuses, and return its answer."""
+    with pytest.raises(InvalidStatus) as refused, connect(url, **options):
+        pass
+    return refused.value.response
+
+
 def read_until(stream: socket.socket, end: bytes) -> bytes:
     content = b""
     while end not in content:
@@ -163,11 +174,11 @@ def running_server(
     language: str | None = None,
     readme: str = "",
     detector: VoiceDetector | None = None,
-    speaker: Any = None,
+    speaker: Callable[[Tokenizer], Any] | None = None,
     second: Tones | None = None,
     **limits: Any,
 ) -> Iterator[RunningServer]:
-    """Serve a recognizer, perhaps a second one, and a voice if there is a speaker.
+    """Serve a recognizer, perhaps a second one, and the voice that ``speaker`` makes, if any.
 
     Yields once the server has reached the phase.
     """
@@ -189,7 +200,7 @@ def running_server(
         )
         models.append(ServedModel(name=name, engine=recognizer, readme=readme))
     if speaker is not None:
-        voice = Voice(speaker, workers=workers, metrics=metrics)
+        voice = Voice(speaker(tokenizer), workers=workers, metrics=metrics)
         models.append(ServedModel(name="anna", engine=voice))
     service = Service(
         models=ServedModels(

@@ -32,9 +32,7 @@ TEXT = "the quick brown fox"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("served")
-    tones = tone_bundle(folder)
-    with running_server(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
+    with running_server(tmp_path_factory.mktemp("served"), speaker=ToneSpeaker) as server:
         yield server
 
 
@@ -114,9 +112,7 @@ def test_channel_of_a_call_is_transcribed(server: RunningServer) -> None:
 
 
 def test_commands_and_scripts_of_pages_work(
-    server: RunningServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their commands are parsed, and their blocks of Python run against a server as one script."""
     monkeypatch.chdir(tmp_path)

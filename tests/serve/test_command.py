@@ -18,7 +18,6 @@ import pytest
 from openai import OpenAI
 from torch._dynamo.utils import counters
 
-from sbkit.audio.io import Samples
 from sbkit.base.errors import INTERRUPTED, SbkitError
 from sbkit.bundle.bundle import BundleContents, read_bundle
 from sbkit.commands.cli import run
@@ -33,18 +32,10 @@ from tests import processes
 from tests.runtime.bundles import make_live_run
 from tests.runtime.tones import RATE, tone_bundle
 from tests.serve.server import ToneSpeaker, running_server, wait_for, wav
-from tests.serve.test_realtime import send, set_input, until
+from tests.serve.test_realtime import say
 
 NOISE = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")  # at 24 kHz
 NOISE_WAV = wav(NOISE, 24_000)
-
-
-def say(session: Any, clip: Samples) -> str:
-    """Send a turn at 24 kHz, commit it, and return its text."""
-    set_input(session, turn_detection=None)
-    send(session, clip.tobytes(), blocks=50)
-    session.input_audio_buffer.commit()
-    return str(until(session, "completed")[-1].transcript)
 
 
 @contextmanager
@@ -103,7 +94,7 @@ def test_serve_gives_files_and_realtime_sessions_the_same_text(
         answer = client.post("/v1/audio/transcriptions", files={"file": NOISE_WAV})
         openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
         with openai.realtime.connect() as session:
-            assert say(session, NOISE) == answer.json()["text"] != ""
+            assert say(session, NOISE.tobytes(), blocks=50) == answer.json()["text"] != ""
             process.terminate()
             assert process.wait(120) == 0
 
@@ -124,7 +115,7 @@ def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: P
 
         def speak(_: int) -> str:
             with server.openai.realtime.connect() as session:
-                return say(session, NOISE)
+                return say(session, NOISE.tobytes(), blocks=50)
 
         expected = server.post(NOISE_WAV).json()["text"]
         assert list(clients.map(speak, range(3))) == [expected] * 3 != [""] * 3

@@ -156,7 +156,7 @@ def test_late_answers_that_have_begun_end_with_an_error_event_or_are_cut_off(
         yield np.zeros(RATE, np.float32)
         go_on.wait(60)
 
-    with running_server(tmp_path, answer_seconds=0.5, speaker=ToneSpeaker(None)) as server:
+    with running_server(tmp_path, answer_seconds=0.5, speaker=ToneSpeaker) as server:
         monkeypatch.setattr(RecognitionService, "transcribe", transcribe)
         monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(blocks(), ()))
         client: Any = server.openai.audio

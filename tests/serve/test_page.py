@@ -18,8 +18,7 @@ from starlette.routing import Mount
 from sbkit.serve.app import Service
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.logs.test_report_in_browser import find, wait
-from tests.runtime.streaming_tones import streaming_bundle
-from tests.runtime.tones import RATE, silence, speak, tone_bundle
+from tests.runtime.tones import RATE, silence, speak, streaming_bundle, tone_bundle
 from tests.serve.server import RunningServer, Tones, ToneSpeaker, running_server
 
 pytestmark = pytest.mark.browser
@@ -62,11 +61,7 @@ def second(folder: Path) -> Tones:
 
 @pytest.fixture(scope="module")
 def clip_server(folder: Path, second: Tones) -> Iterator[RunningServer]:
-    tones = tone_bundle(folder)
-    speaker = ToneSpeaker(tones[1])
-    with running_server(
-        folder, tones=tones, keys=["secret"], speaker=speaker, second=second
-    ) as server:
+    with running_server(folder, keys=["secret"], speaker=ToneSpeaker, second=second) as server:
         yield server
 
 

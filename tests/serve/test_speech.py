@@ -14,12 +14,12 @@ import openai
 import pytest
 import soundfile
 
-from sbkit.serve.api import ServedModel, ServedModels, SpeechFields, parse_fields, unknown_model
+from sbkit.serve.api import ServedModel, ServedModels, SpeechFields, parse_fields
 from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.recognition import Workers
 from sbkit.serve.tts import FileWriter, Voice
 from sbkit.tasks.synthesis.predict import Speech
-from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
+from tests.runtime.tones import LETTER, RATE, STEP
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for, wav
 
 TEXT = "the quick brown fox"
@@ -28,9 +28,7 @@ SPEECH = "/v1/audio/speech"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("speaking")
-    tones = tone_bundle(folder)
-    with running_server(folder, tones=tones, speaker=ToneSpeaker(tones[1])) as server:
+    with running_server(tmp_path_factory.mktemp("speaking"), speaker=ToneSpeaker) as server:
         yield server
 
 
@@ -142,11 +140,6 @@ def test_voice_is_chosen_by_model_or_voice_name() -> None:
     with pytest.raises(ApiError, match="`voice` must be anna or one of OpenAI's, but is bob"):
         parse(model="anna", voice="bob")
     workers.close()
-
-
-def test_unknown_model_error_lists_ten_names() -> None:
-    message = str(unknown_model("x" * 200, [f"model {n}" for n in range(12)]))
-    assert f"model 8, model 9 and 2 more, but is {'x' * 100}." in message
 
 
 def test_notes_fit_the_header_and_events_have_all(

@@ -10,8 +10,7 @@ import pytest
 import soundfile
 
 from tests.runs import ROOT
-from tests.runtime.streaming_tones import streaming_bundle
-from tests.runtime.tones import RATE, silence, speak
+from tests.runtime.tones import RATE, silence, speak, streaming_bundle
 from tests.serve.server import ToneSpeaker, running_server
 
 
@@ -21,9 +20,7 @@ from tests.serve.server import ToneSpeaker, running_server
 def test_pipecat_and_livekit_transcribe_and_the_voice_assistant_answers(tmp_path: Path) -> None:
     tones, file = streaming_bundle(tmp_path), tmp_path / "talk.wav"
     soundfile.write(file, np.concatenate([speak(tones[1], "the dog"), silence(2.0)]), RATE)
-    with running_server(
-        tmp_path, tones=tones, speaker=ToneSpeaker(tones[1]), language="en"
-    ) as server:
+    with running_server(tmp_path, tones=tones, speaker=ToneSpeaker, language="en") as server:
         command = [sys.executable, "-m", "tests.serve.stock_clients", server.url, str(file)]
         process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     texts = ["the dog"] * 6

@@ -14,21 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from sbkit.audio.io import (
-    FULL_SCALE,
-    AudioSource,
-    Samples,
-    stream_source,
-    to_int16,
-    to_samples,
-)
+from sbkit.audio.io import FULL_SCALE, AudioSource, Samples, stream_source, to_int16, to_samples
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.runtime.runtimes import GraphModel
 from sbkit.tasks.codec.codes import Coded, Codes, CodeSpace
-
-STEP_SECONDS = 5.0
 
 
 class Codec(GraphModel):
@@ -45,9 +36,7 @@ class Codec(GraphModel):
     command = "encode"
     prediction = "codes"
 
-    def __init__(
-        self, folder: Path | str, *, step_seconds: float = STEP_SECONDS, **options: Any
-    ) -> None:
+    def __init__(self, folder: Path | str, *, step_seconds: float = 5.0, **options: Any) -> None:
         """Open a bundle.
 
         step_seconds: the audio of a step, without its context.
@@ -60,9 +49,8 @@ class Codec(GraphModel):
         self._contexts = (settings["encoder_context"], settings["decoder_context"])
         self._step = max(1, round(step_seconds * rate / self.frame))
         weights = read_checksums(Path(folder))[WEIGHTS_FILE]
-        self.fingerprint = self.space.fingerprint(
-            sample_rate=rate, frame=self.frame, weights=weights
-        )
+        codec = {"sample_rate": rate, "frame": self.frame, "weights": weights}
+        self.fingerprint = self.space.fingerprint(**codec)
 
     def encode(self, audio: AudioSource, sample_rate: float | None = None) -> Coded:
         """Encode audio, which `stream_source` reads or converts.

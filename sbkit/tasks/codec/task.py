@@ -66,10 +66,7 @@ class Coding(Task):
 
     model_name = "codec"
     predicts = "codes"
-    uses = (
-        "encode FOLDER talk.wav --out talk.codes",
-        "decode FOLDER talk.codes --out talk.wav",
-    )
+    uses = ("encode FOLDER talk.wav --out talk.codes", "decode FOLDER talk.codes --out talk.wav")
     metrics: ClassVar[Metrics] = {
         "mel_distance": Metric(is_fraction=False),
         "usage": Metric(lower_is_better=False),
@@ -90,7 +87,7 @@ class Coding(Task):
     format_uses: ClassVar[Mapping[str, str]] = {
         "onnx": "onnxruntime: `encode.onnx` takes `audio` (B, S), float32 between -1 and 1, "
         "and `audio_lengths` (B,), int64, and returns `codes` and `frame_lengths`; "
-        "`decode.onnx` turns codes into audio. `sbkit decode` checks every code first.",
+        "`decode.onnx` turns codes into audio. `sbkit decode` checks every code first."
     }
 
     def model_class(self) -> Any:

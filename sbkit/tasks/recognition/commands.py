@@ -39,7 +39,7 @@ def add_commands(parser: Parser) -> None:
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")
 
 
-def transcribe(options: Namespace) -> int | None:
+def transcribe(options: Namespace) -> int:
     """Transcribe files or one source while it plays, and return the exit code.
 
     Raises SbkitError if the bundle cannot be used, or the options do not fit.
@@ -50,10 +50,6 @@ def transcribe(options: Namespace) -> int | None:
         from sbkit.tasks.recognition.live import transcribe_live
 
         return transcribe_live(options)
-    return _transcribe_files(options)
-
-
-def _transcribe_files(options: Namespace) -> int:
     from sbkit.tasks.recognition.recordings import (
         find_audio,
         open_errors,
@@ -70,10 +66,10 @@ def _transcribe_files(options: Namespace) -> int:
             show_seconds("transcribing", share) as on_seconds,
         ):
             results = transcriber.stream(share, on_seconds=on_seconds, channel=options.channel)
-            return write_results(options, share, results, errors)
+            return _write_results(options, share, results, errors)
 
 
-def write_results(
+def _write_results(
     options: Namespace,
     files: Sequence[Path],
     results: "Iterable[Transcript | SbkitError]",

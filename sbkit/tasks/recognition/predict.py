@@ -67,7 +67,6 @@ class Transcript:
         return self.text
 
     def plain(self) -> dict[str, object]:
-        """Return plain data, for JSON."""
         return {
             "file": self.file,
             "text": self.text,
@@ -145,10 +144,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         detector: VoiceDetector | None = None,
         **options: Any,
     ) -> Self:
-        """Load a bundle with the options of `load_bundle`, in a thread of its own.
-
-        times: whether words are timed.
-        detector: finds the pauses where long audio is cut.
+        """Load a bundle with the options of `load_bundle`, and use it as the constructor does.
 
         Raises:
             SbkitError: the bundle is damaged, or the device, runtime or precision is unavailable.
@@ -238,11 +234,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
                     last_character = ""
 
     def encode(
-        self,
-        audio: AudioSource,
-        sample_rate: float | None = None,
-        *,
-        channel: int | None = None,
+        self, audio: AudioSource, sample_rate: float | None = None, *, channel: int | None = None
     ) -> Iterator[tuple[Segment, DecoderInput]]:
         """Yield the segments of a source with their log-probabilities, and decode nothing.
 
@@ -275,9 +267,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
                 "`transcribe`."
             )
         for audio in audios:
-            file = None
-            if isinstance(audio, Path | str):
-                file = str(audio)
+            file = str(audio) if isinstance(audio, Path | str) else None
             mixer = ChannelMixer(channel)
             blocks = stream_source(audio, sample_rate, self.sample_rate, mixer)
             previous: Segment | None = None

@@ -96,10 +96,7 @@ def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:
     # hardly any shape occurs twice in an hour of audio, so the cache would take 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
     transcriber = Transcriber.load(
-        options.bundle,
-        **recognizer_options(options),
-        times=times,
-        detector=open_detector(options),
+        options.bundle, **recognizer_options(options), times=times, detector=open_detector(options)
     )
     if not options.quiet:
         print(f"running on {transcriber.effective}", file=sys.stderr)

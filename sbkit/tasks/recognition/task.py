@@ -1,10 +1,14 @@
 """The task of speech recognition: text by CTC over the tokens of a sentencepiece model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from sbkit.audio.io import Samples
+from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.task import Task
+from sbkit.decoding.clips import Recognition as Recognized
 from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.evaluate.wer_report import (
     describe_results,
@@ -13,7 +17,7 @@ from sbkit.evaluate.wer_report import (
     write_results,
 )
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.tasks.recognition.score import transcribe_rows
+from sbkit.text.normalizers import Normalizer, table_normalizer
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
@@ -53,4 +57,57 @@ class Recognition(Task):
     slice_figures = staticmethod(slice_figures)
     describe = staticmethod(describe_results)
     report = staticmethod(write_results)
-    score = staticmethod(transcribe_rows)
+
+    def score(
+        self,
+        bundle: Any,
+        rows: Sequence[Mapping[str, Any]],
+        clips: Sequence[Samples],
+        *,
+        times: bool,
+        normalizer: Normalizer | None = None,
+    ) -> list[ScoredUtterance]:
+        """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and compare the texts.
+
+        With another decoder than the greedy one, the greedy texts are compared, too.
+
+        normalizer: normalizes both sides for a second comparison; None for the plain table of the
+            language, if the model keeps case or punctuation.
+        """
+        config = bundle.config
+        language = config.language or "und"
+        if normalizer is None and not config.text_table.is_plain:
+            normalizer = table_normalizer(language, config.text_table.plain)
+        written_by = str(table_normalizer(language, config.text_table))
+
+        def compare(recognized: Sequence[Recognized]) -> list[ScoredUtterance]:
+            scored: list[ScoredUtterance] = []
+            for row, result in zip(rows, recognized, strict=True):
+                utterance = ScoredUtterance(
+                    row["id"],
+                    row["text"],
+                    result.text,
+                    speaker=str(row.get("speaker", "")),
+                    seconds=samples_to_seconds(row["samples"], config.sample_rate),
+                    words=result.words,
+                    by_words=config.has_words,
+                    normalizer=written_by,
+                )
+                if normalizer is not None:
+                    normalized = replace(
+                        utterance,
+                        reference=normalizer.normalize(row["sentence"]),
+                        hypothesis=normalizer.normalize(utterance.hypothesis),
+                        words=(),  # their times are those of the other text
+                        normalizer=str(normalizer),
+                    )
+                    utterance = replace(utterance, normalized=normalized)
+                scored.append(utterance)
+            return scored
+
+        inputs = bundle.decoder_inputs(clips)
+        scored = compare(bundle.decoder_pool.decode(inputs, with_times=times))
+        if bundle.decoder is None:
+            return scored
+        greedy = compare(bundle.greedy_pool.decode(inputs, with_times=times))
+        return [replace(pair[0], greedy=pair[1]) for pair in zip(scored, greedy, strict=True)]

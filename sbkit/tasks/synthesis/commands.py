@@ -20,7 +20,7 @@ from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import ClipTable, Row, Share, open_clip_table
 
 if TYPE_CHECKING:
-    from sbkit.tasks.synthesis.predict import Reading, Synthesizer
+    from sbkit.tasks.synthesis.predict import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,11 @@ def _write_clips(
             readings: dict[str, Reading] = {}
             for text in step:
                 try:
-                    readings[text] = _read_completely(voice, text)
+                    reading = voice.read(text)
+                    if reading.omitted:
+                        missing = listed(reading.omitted)
+                        raise DataError(f"No training clip of this voice has {missing}.")
+                    readings[text] = reading
                 except DataError as error:
                     logger.warning(f"{options.lines}, line {numbers[text]}: left out. {error}")
             num_left_out += len(step) - len(readings)
@@ -179,14 +183,6 @@ def _write_clips(
                 table.add(clip["text"], [{**clip, "duration": round(seconds, 3)}])
             advance(len(step))
     return num_left_out
-
-
-def _read_completely(voice: "Synthesizer", text: str) -> "Reading":
-    """Read a text; raises DataError if any symbol of it is unreadable."""
-    reading = voice.read(text)
-    if reading.omitted:
-        raise DataError(f"No training clip of this voice has {listed(reading.omitted)}.")
-    return reading
 
 
 def _plan_clip(text: str, settings: Mapping[str, Any]) -> Row:

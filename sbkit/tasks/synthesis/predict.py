@@ -5,6 +5,7 @@ Legend: S samples.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ from sbkit.audio.decode import Signal
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed, printable
-from sbkit.bundle.protocols import Speech
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.runtimes import GraphModel
 from sbkit.tasks.synthesis.symbols import PADDING, to_symbols, transcribe_phonemes
@@ -39,6 +39,17 @@ class Reading(NamedTuple):
     sentences: list[list[int]]  # the symbol ids of each
     notes: tuple[str, ...]  # on rewritten and omitted parts
     omitted: tuple[str, ...]  # the symbols that the voice does not have
+
+
+@dataclass(frozen=True)
+class Speech:
+    """The speech of a text; iterating over the audio synthesizes it sentence by sentence."""
+
+    audio: Iterator[Signal]  # (S,) between -1 and 1: sentences, and pauses between them
+    notes: Sequence[str]  # remarks for the caller, such as which characters were omitted
+
+    def __iter__(self) -> Iterator[Signal]:
+        return self.audio
 
 
 class Synthesizer(GraphModel):

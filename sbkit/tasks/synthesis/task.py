@@ -17,7 +17,6 @@ from sbkit.audio.io import MP3_RATES, Samples, encode_mp3
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.bundle.protocols import SpeechSynthesizer
 from sbkit.bundle.task import Arrays, Figures, Graph, Labels, Task
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics
@@ -120,7 +119,7 @@ class Synthesis(Task):
     format_uses: ClassVar[Mapping[str, str]] = {
         "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` "
         "turns symbols into states and durations, `decode.onnx` turns the states of frames "
-        "into audio.",
+        "into audio."
     }
     hub_task = "text-to-speech"
 
@@ -129,7 +128,7 @@ class Synthesis(Task):
 
         return SynthesisModel
 
-    def open_synthesizer(self, folder: Path, **options: Any) -> SpeechSynthesizer:
+    def open_synthesizer(self, folder: Path, **options: Any) -> Any:
         from sbkit.tasks.synthesis.predict import Synthesizer
 
         return Synthesizer(folder, **options)

@@ -1,0 +1,67 @@
+"""Scores of tasks: their definitions, texts that are normalized once more, and no results."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from recipes.asr.recipe import AsrBrain
+from sbkit.decoding.clips import Recognition as Recognized
+from sbkit.tasks.detection.task import Detection, FrameCounts
+from sbkit.tasks.recognition.task import Recognition
+from sbkit.text.normalization import orthography
+from sbkit.text.normalizers import Normalizer
+from sbkit.train.evaluation import EvaluationHooks, Evaluator
+
+
+def test_metric_of_no_utterance_is_not_computed() -> None:
+    """An interrupted or empty validation has no figures."""
+
+    class Mean(EvaluationHooks):
+        metrics = AsrBrain.metrics
+
+        def measure(self, results: Any) -> dict[str, float]:
+            return {"CER": sum(results) / len(results)}
+
+    evaluator = Evaluator(Mean())
+    evaluator.start(["full", "empty"])
+    evaluator.enter("full")
+    evaluator.add([0.25, 0.75])
+    values = evaluator.measure_splits()
+    assert values["CER"] == values["full/CER"] == 0.5
+    assert math.isnan(values["empty/CER"])
+
+
+def test_normalizer_is_given_the_sentence_of_the_corpus() -> None:
+    """The text table has dropped the sign that a leaderboard's normalizer reads."""
+    bundle = SimpleNamespace(
+        config=SimpleNamespace(
+            sample_rate=16_000, has_words=True, language="en", text_table=orthography("en")
+        ),
+        decoder=None,
+        decoder_inputs=lambda clips: clips,
+        decoder_pool=SimpleNamespace(decode=lambda *_, **__: [Recognized("five dollars")]),
+    )
+    normalizer = Normalizer("dollars", "0", lambda text: text.replace("$5", "five dollars"))
+    row = {"id": "a", "text": "5", "sentence": "$5", "samples": 16_000}
+    (scored,) = Recognition().score(bundle, [row], [], times=False, normalizer=normalizer)
+    assert scored.normalized is not None
+    assert (scored.errors.wer, scored.normalized.errors.wer) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("utterances", "miss", "false_alarm"),
+    [
+        ([FrameCounts(8, 2, 100, 5), FrameCounts(12, 3, 0, 0)], 5 / 20, 5 / 100),
+        ([FrameCounts(speech=0, missed=0, silence=50, false_alarms=50)], 0.0, 1.0),
+        ([FrameCounts(speech=50, missed=50, silence=0, false_alarms=0)], 1.0, 0.0),
+    ],
+)
+def test_frame_errors_weigh_misses_and_false_alarms_as_nist_does(
+    utterances: list[FrameCounts], miss: float, false_alarm: float
+) -> None:
+    """The plan of OpenSAT has DCF = 0.75 P(miss) + 0.25 P(false alarm), over all utterances."""
+    assert Detection().measure(utterances) == pytest.approx(
+        {"DCF": 0.75 * miss + 0.25 * false_alarm, "miss": miss, "false_alarm": false_alarm}
+    )
