@@ -211,7 +211,7 @@ def check_learning(run: CheckedRun) -> Iterator[Finding]:
     if values.get(TOKENS_WRITTEN, 1.0) < MAX_SILENT_SHARE:
         sign += ", nearly only blanks are written"
     yield Finding(
-        where=causes[0].where if causes else run.place("model"),
+        where=causes[0].where if causes else run.declared.place("model"),
         problem=f"The clips are not learned ({description}): {sign}",
         fix=fix,
         stops=outcome == "failed",
