@@ -106,7 +106,6 @@ class Declared:
         return self.document.place(keys)
 
     def finding(self, *keys: str | int, **options: Any) -> Finding:
-        """Make a finding at the place of a key."""
         return Finding(where=self.place(*keys), **options)
 
 

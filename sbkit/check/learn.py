@@ -102,7 +102,6 @@ def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _check_rate(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
-    """Judge the peak rate of a kind of Adam."""
     rate = knobs.get("lr")
     names = [type(optimizer).__name__.lower() for optimizer in run.optimizers]
     if not isinstance(rate, int | float) or not names or "adam" not in names[0]:
