@@ -21,9 +21,16 @@ from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
 from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.run_config import read_run_config
 from sbkit.commands.cli import run as sbkit
-from sbkit.logs.run_log import read_log
 from sbkit.runtime.runtimes import load_bundle
-from tests.runs import ROOT, Workplace, last_parameters, read_json, rows_of, stopped_after
+from tests.runs import (
+    ROOT,
+    Workplace,
+    last_parameters,
+    read_json,
+    records_of,
+    rows_of,
+    stopped_after,
+)
 
 MODULE = "language_id"
 IMPORT = ("--import", MODULE)
@@ -110,10 +117,6 @@ def bundle(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def epochs_of(run: Path) -> list[dict[str, Any]]:
-    return [entry for entry in read_log(run / "train_log.jsonl") if entry["kind"] == "epoch"]
-
-
 def score(workplace: Workplace, bundle: Path, table: Path, out: Path, *imported: str) -> Any:
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
         assert sbkit(["score", str(bundle), str(table), "--out", str(out), *imported]) == 0
@@ -122,7 +125,7 @@ def score(workplace: Workplace, bundle: Path, table: Path, out: Path, *imported:
 
 @pytest.mark.slow
 def test_user_task_is_ranked_by_its_metric_and_tested(trained: Path) -> None:
-    accuracies = [epoch["accuracy"] for epoch in epochs_of(trained)]
+    accuracies = [epoch["accuracy"] for epoch in records_of(trained, "epoch")]
     assert len(accuracies) == 3 and all(0 <= accuracy <= 1 for accuracy in accuracies)
     best, *_ = Checkpointer(trained / "checkpoints").find_checkpoints(max_key="accuracy")
     assert best.meta["accuracy"] == max(accuracies)
@@ -211,7 +214,7 @@ def test_user_task_without_metrics_is_ranked_by_its_loss(
     run, out = tmp_path / "run", tmp_path / "bundle"
     options = ("--recipe=by_loss_recipe.ByLossRecipe", "--average_checkpoints=2")
     assert train(workplace, project, run, *options) == 0
-    losses = [epoch["valid_loss"] for epoch in epochs_of(run)]
+    losses = [epoch["valid_loss"] for epoch in records_of(run, "epoch")]
     best, *_ = Checkpointer(run / "checkpoints").find_checkpoints(min_key="loss")
     assert best.meta["loss"] == min(losses)
     imported = (*IMPORT, "--import", "by_loss")

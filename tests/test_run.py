@@ -32,11 +32,14 @@ from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
     ROOT,
     Workplace,
+    contents_of,
     last_parameters,
     one_thread,
     read_json,
     records_of,
+    row_of,
     rows_of,
+    times_of,
     train_overfitted,
     write_tsv,
 )
@@ -183,7 +186,7 @@ def test_score_repeats_the_figures_of_the_run(
     model: str, overfitted: Path, bundle: Path, tmp_path: Path
 ) -> None:
     run = overfitted / "run"
-    files = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
+    times = times_of(run)
     command = ["score", str(overfitted / model), str(overfitted / "release/test.tsv")]
     with pytest.raises(SbkitError, match="`--report-by` writes tables, so it needs --out"):
         sbkit([*command, "--report-by", "speaker"])
@@ -213,7 +216,7 @@ def test_score_repeats_the_figures_of_the_run(
     else:
         assert sbkit(without_data) == 0
         assert read_json(tmp_path / "without_data/summary.json")["test"]["test"] == scored
-    assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == files
+    assert times_of(run) == times
 
 
 @pytest.mark.slow
@@ -233,8 +236,7 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
     setup = prepare_run(values)
     brain = make_brain(setup, noprogressbar=True)
     brain.on_evaluate_start(min_key="CER")
-    row = {"id": "talk", "text": text, "audio": audio, "samples": len(audio)}
-    batch = TextCollate(setup.labels)([{**row, "percent": 100, "weight": 1}])
+    batch = TextCollate(setup.labels)([row_of("talk", audio, text=text)])
     brain.modules.eval()
     brain.on_stage_start(stage)
     loss = brain.evaluate_batch(batch, stage)
@@ -321,11 +323,11 @@ def test_tuned_run_gets_another_decoder(
     assert re.search(rf"^before \(beam\): {rates}\n(.*\n)*after \(beam\): {rates}$", output, re.M)
     assert "keeps its decoder, because the new one is no better" in output
     assert "Resuming" not in output
-    assert files_of(run) == files_of(before)
+    assert contents_of(run) == contents_of(before)
     with one_thread():
         assert sbkit([*command, "--force"]) == 0
-    assert files_of(run / "earlier_bundle") == files_of(before / "bundle")  # the way back
-    assert files_of(run / "bundle/onnx") == files_of(before / "bundle/onnx")
+    assert contents_of(run / "earlier_bundle") == contents_of(before / "bundle")  # the way back
+    assert contents_of(run / "bundle/onnx") == contents_of(before / "bundle/onnx")
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (False, ["dev"])
     assert decoder["beam_size"] == 4
@@ -371,7 +373,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     texts = ["--lm-text", f"[{talks}, {dev}]"]
     options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
     for model, options in options_by_model.items():
-        before, out = files_of(tmp_path / model), tmp_path / f"{model}-tuned"
+        before, out = contents_of(tmp_path / model), tmp_path / f"{model}-tuned"
         command = ["tune", str(tmp_path / model), *options, "--word-lm-order=2"]
         if model == "bundle":
             with pytest.raises(SbkitError, match="name the data and a folder .*--out NEW"):
@@ -379,7 +381,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
         with one_thread():
             sbkit([*command, "--out", str(out)])
         assert "lm_text: 4 sentences left out, because dev " in capsys.readouterr().out
-        assert files_of(tmp_path / model) == before
+        assert contents_of(tmp_path / model) == before
         bundle = load_bundle(out).with_decoder("beam")
         assert bundle.decoder is not None
         assert bundle.decoder.language_models.words is not None
@@ -393,11 +395,6 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
         sbkit(["tune", str(run)])
     with pytest.raises(SbkitError, match="`attention_rescoring` needs a trained attention dec"):
         sbkit(["tune", str(run), "--attention-rescoring", "--word-lm-order=2"])
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*.*") if path.is_file())
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 # -- other models --------------------------------------------------------------------------------

@@ -21,8 +21,6 @@ State = dict[str, torch.Tensor]
 
 
 class Line(Brain):
-    """Fit a line, and note the state after each step."""
-
     def compute_forward(self, batch: Any, stage: Any) -> Any:
         model = self.modules["model"]
         return model[1](model[0](batch))
