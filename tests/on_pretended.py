@@ -121,9 +121,7 @@ def test_step_that_waits_is_noticed(workplace: Workplace, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("yaml", "precision"),
-    [("hparams/ctc.yaml", FP16), (STREAMING, ())],
-    ids=["fp16", "streaming"],
+    ("yaml", "precision"), [("hparams/ctc.yaml", FP16), (STREAMING, ())], ids=["fp16", "streaming"]
 )
 def test_run_stopped_within_an_epoch_resumes_to_the_same_digits(
     yaml: str, precision: tuple[str, ...], workplace: Workplace, tmp_path: Path

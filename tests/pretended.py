@@ -94,10 +94,7 @@ class Pretended(Tensor):
 
     @staticmethod
     def __new__(cls, cpu_tensor: Tensor) -> "Pretended":
-        layout = {
-            "strides": cpu_tensor.stride(),
-            "storage_offset": cpu_tensor.storage_offset(),
-        }
+        layout = {"strides": cpu_tensor.stride(), "storage_offset": cpu_tensor.storage_offset()}
         make = Tensor._make_wrapper_subclass
         tensor: Pretended = make(
             cls, cpu_tensor.shape, dtype=cpu_tensor.dtype, device=DEVICE, **layout

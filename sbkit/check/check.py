@@ -22,14 +22,7 @@ from torch import nn
 from sbkit.base.errors import ConfigError, DataError, SbkitError, translate
 from sbkit.base.messages import plural
 from sbkit.check import cost, data, dry_run, learn, ownership, settings
-from sbkit.check.checked_run import (
-    CPU_OPTIONS,
-    ON_CPU,
-    CheckedRun,
-    Declared,
-    Finding,
-    Measurements,
-)
+from sbkit.check.checked_run import CPU_OPTIONS, ON_CPU, CheckedRun, Declared, Finding, Measurements
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingKnobError
 from sbkit.distributed.ranks import single_rank

@@ -36,13 +36,7 @@ from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import (
-    State,
-    isolated_rng,
-    random_state,
-    restore_random_state,
-    seed_step,
-)
+from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import KnobAttributes, Knobs
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
@@ -311,10 +305,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `number_of_epochs`."
             )
         try:
-            with (
-                isolated_rng(self.device) if has_own_numbers else nullcontext(),
-                self._watch(),
-            ):
+            with isolated_rng(self.device) if has_own_numbers else nullcontext(), self._watch():
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
                 self.on_fit_start()  # nothing is trained yet, so a signal ends it at once

@@ -239,12 +239,7 @@ class TrainingMetrics:
             self.progress.report_step(figures)
 
     def log_epoch(
-        self,
-        epoch: int,
-        step: int,
-        *,
-        valid_loss: float,
-        values: Mapping[str, float],
+        self, epoch: int, step: int, *, valid_loss: float, values: Mapping[str, float]
     ) -> EpochFigures:
         """Write an epoch's figures to the log, and return them; every rank calls this.
 

@@ -54,11 +54,7 @@ def fit(
         modules={"model": hparams["model"]},
         opt_class=opt_class,
         hparams=hparams,
-        run_opts={
-            "device": "cpu",
-            "noprogressbar": True,
-            "grad_accumulation_factor": accumulation,
-        },
+        run_opts={"device": "cpu", "noprogressbar": True, "grad_accumulation_factor": accumulation},
     )
     brain.states = [state_of(hparams["model"])]
     brain.fit(range(1, 2), DataLoader(list(torch.randn(batches, 4, 2)), batch_size=None))  # type: ignore[arg-type]
