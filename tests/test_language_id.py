@@ -32,6 +32,8 @@ from tests.runs import (
     stopped_after,
 )
 
+Captured = pytest.CaptureFixture[str]
+
 MODULE = "language_id"
 IMPORT = ("--import", MODULE)
 TINY = (
@@ -148,9 +150,7 @@ def test_stopped_run_resumes_to_the_same_weights(
 
 
 @pytest.mark.slow
-def test_user_task_is_loaded_from_its_bundle(
-    trained: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path, capsys: Captured) -> None:
     assert "# Language identifier" in (bundle / "README.md").read_text()
     with pytest.raises(SbkitError, match=f"pass --import {MODULE}"):
         load_bundle(bundle)
@@ -179,7 +179,7 @@ def test_score_repeats_the_test_of_a_run(
     workplace: Workplace,
     project: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
 ) -> None:
     expected = read_json(trained / "summary.json")["test"]["test"]
     capsys.readouterr()
@@ -209,7 +209,7 @@ def test_bundle_identifies_files_without_the_recipes(
 
 @pytest.mark.slow
 def test_user_task_without_metrics_is_ranked_by_its_loss(
-    workplace: Workplace, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Workplace, project: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "bundle"
     options = ("--recipe=by_loss_recipe.ByLossRecipe", "--average_checkpoints=2")
@@ -228,11 +228,7 @@ def test_user_task_without_metrics_is_ranked_by_its_loss(
 
 @pytest.mark.slow
 def test_other_languages_change_the_run_and_unknown_ones_are_refused(
-    trained: Path,
-    workplace: Workplace,
-    project: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    trained: Path, workplace: Workplace, project: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     changed = Path(shutil.copytree(project, tmp_path / "changed"))
     write_table(changed / "dev.csv", workplace, ("fr", "en"))

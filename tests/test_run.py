@@ -45,6 +45,8 @@ from tests.runs import (
 )
 from tests.runtime.bundles import SMALL
 
+Captured = pytest.CaptureFixture[str]
+
 TESTED_ELSEWHERE = {ROOT / f"hparams/{name}.yaml" for name in ("codec", "tts")}  # in tests/recipes
 YAMLS = sorted({*(ROOT / "hparams").glob("*.yaml")} - TESTED_ELSEWHERE)
 ONE_EPOCH = "--number_of_epochs=1"
@@ -140,7 +142,7 @@ def test_summary_scores_every_test_utterance(finished: Path, workplace: Workplac
 
 @pytest.mark.slow
 def test_leftover_tokenizer_of_failed_attempt_is_named(
-    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     sentence = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint and is used"
     for is_logged in (False, True, False):
@@ -169,7 +171,7 @@ def bundle(overfitted: Path) -> Path:
 
 @pytest.mark.slow
 def test_bundle_transcribes_what_its_run_recognized(
-    overfitted: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+    overfitted: Path, bundle: Path, capsys: Captured
 ) -> None:
     run = overfitted / "run"
     assert read_json(run / "summary.json")["test"]["test"]["CER"] < 0.05
@@ -265,10 +267,7 @@ def test_score_reads_the_text_column_of_the_run(overfitted: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_score_of_the_training_split_names_a_wrong_transcript(
-    overfitted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    overfitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     # Eight clips have too few words for calibrated confidences.
     monkeypatch.setattr(wer_report, "mean_confidence", lambda utterance: 0.9)
@@ -294,10 +293,7 @@ def test_score_of_the_training_split_names_a_wrong_transcript(
 
 @pytest.mark.slow
 def test_tuned_run_gets_another_decoder(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """Language models are trained, their weights chosen on dev, and the export has both.
 
@@ -357,10 +353,7 @@ def test_tuned_run_gets_another_decoder(
 
 @pytest.mark.slow
 def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     run, talks, dev = tmp_path / "moved", tmp_path / "talks.txt", workplace.release / "dev.tsv"
     assert workplace.train_here(tmp_path / "run", ONE_EPOCH, "--ctc_weight=1.0") == 0

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
@@ -92,8 +91,8 @@ def check_run(
             run = stack.enter_context(open_checked_run(declared, setup))
         except Exception as error:  # whatever a part or a recipe raises
             if isinstance(error, MissingKnobError):
-                find_misspelled = partial(settings.find_misspelled, missing_key=error.key)
-                findings += _run(find_misspelled, declared, name="unread")
+                misspelled = settings.find_misspelled(declared, error.key)
+                findings += [replace(finding, check="unread") for finding in misspelled]
             reported = {finding.where for finding in findings if finding.stops}
             if reported.isdisjoint(_places_of_keys(error, declared)):
                 findings.append(_to_finding(error, declared))
@@ -183,10 +182,10 @@ def _unique(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _run(
-    check: Callable[[Checked], Iterable[Finding] | None], checked: Checked, name: str = ""
+    check: Callable[[Checked], Iterable[Finding] | None], checked: Checked
 ) -> Iterator[Finding]:
     """Yield the findings of a check, which draws random numbers of its own."""
-    name = name or check.__name__.removeprefix("check_")
+    name = check.__name__.removeprefix("check_")
     declared = checked.declared if isinstance(checked, CheckedRun) else checked
     try:
         with preserve_rng(ON_CPU.device):

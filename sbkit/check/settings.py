@@ -7,7 +7,7 @@ stage, so a key also counts as read if the source of the recipe mentions it.
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -147,19 +147,11 @@ def source_file(module_name: str) -> Path | None:
 
 
 def check_freezing(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen at random weights for the whole run.
-
-    Training itself refuses values that are neither steps nor `always`.
-    """
-    knobs = run.values.knobs
-    frozen_steps = knobs.get(FREEZE)
-    if isinstance(frozen_steps, list | tuple):
-        frozen_steps = dict.fromkeys(map(str, frozen_steps), ALWAYS)
-    if not isinstance(frozen_steps, Mapping):
-        return
-    is_first = not run.values.has_checkpoint()
-    parts = [part for part, end in frozen_steps.items() if end == ALWAYS]
-    if parts and is_first and not any(map(knobs.get, ("pretrained", "init_from"))):
+    """Find parts that stay frozen at random weights for the whole run."""
+    steps = run.brain.training_step.freezing.steps
+    parts = [part for part, end in steps.items() if end == ALWAYS]
+    has_weights = any(map(run.values.knobs.get, ("pretrained", "init_from")))
+    if parts and not has_weights and not run.values.has_checkpoint():
         yield run.finding(
             FREEZE,
             problem=f"`freeze` keeps {', '.join(parts)} at random weights: neither `pretrained` "

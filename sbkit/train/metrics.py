@@ -243,11 +243,7 @@ class TrainingMetrics:
     ) -> EpochFigures:
         """Write an epoch's figures to the log, and return them; every rank calls this.
 
-        Args:
-            epoch: the epoch.
-            step: steps of the run so far.
-            valid_loss: mean loss of the validation.
-            values: metrics of the validation.
+        valid_loss, values: mean loss and metrics of the validation.
         """
         figures = EpochFigures(
             epoch=epoch,

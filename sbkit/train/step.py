@@ -50,17 +50,11 @@ class TrainingStep:
         ema_decay: float,
         run_folder: Path | None,
     ) -> None:
-        """Make a step of the modules.
+        """Make a step of all modules that may learn, from the recipe's hooks.
 
-        Args:
-            modules: all modules that may learn.
-            forward: the recipe's `compute_forward`.
-            compute_loss: the recipe's `compute_objectives`.
-            device: the device of the modules.
-            freezing: which parameters do not learn.
-            find_unused: whether a rank may leave a parameter out of a step.
-            ema_decay: decay of the moving average of the weights; 0 for none.
-            run_folder: where the utterances of bad steps are listed; None for nowhere.
+        find_unused: whether a rank may leave a parameter out of a step.
+        ema_decay: decay of the moving average of the weights; 0 for none.
+        run_folder: where the utterances of bad steps are listed; None for nowhere.
         """
         self._modules = modules
         self.freezing = freezing
