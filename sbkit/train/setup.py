@@ -143,16 +143,12 @@ def read_values(
     recipe: type[Recipe] | None = None,
     count: DeviceCounter = count_local_devices,
 ) -> RunValues:
-    """Read a YAML with its overrides.
+    """Read a YAML with its overrides; that of a run folder is for the folder where it lies.
 
-    Args:
-        yaml_file: the YAML of the run. That of a run folder is for the folder where it lies.
-        overrides: values that replace the YAML's, by key, such as `lr` or `Transformer.dropout`.
-        recipe: replaces the recipe that the YAML names.
-        count: counts the devices of a type.
+    overrides: by key, such as `lr` or `Transformer.dropout`.
+    recipe: replaces the recipe that the YAML names.
 
-    Raises:
-        SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
+    Raises SbkitError if the YAML, or the pretrained encoder that it names, cannot be read.
     """
     yaml_file = Path(yaml_file)
     given = nest_overrides(overrides)
@@ -200,9 +196,7 @@ def prepare_run(values: RunValues, placement: Placement | None = None) -> RunSet
 
     placement: by default the one that the YAML declares.
 
-    Raises:
-        SbkitError: something of the run is wrong, as a sentence says. The step in which an error is
-            raised is noted in it.
+    Raises SbkitError if something of the run is wrong; the step that raised it is noted in it.
     """
     with step("recipe"):
         recipe = values.load_recipe()
