@@ -152,16 +152,6 @@ def truncate(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_folder_of_other_model_is_left_unchanged(
-    run: Path, workplace: Workplace, capsys: Captured
-) -> None:
-    before = contents_of(run)
-    sentence = refusal(workplace, run, "--number_of_epochs=2", "--d_model=64", capsys=capsys)
-    assert str(run) in sentence
-    assert contents_of(run) == before
-
-
-@pytest.mark.slow
 def test_truncated_checkpoint_is_skipped(run: Path, workplace: Workplace, capsys: Captured) -> None:
     first, last = checkpoints(run)
     truncate(last / "model.ckpt")

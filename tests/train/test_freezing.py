@@ -45,7 +45,7 @@ def test_part_frozen_for_some_steps_learns_afterwards(accumulation: int) -> None
     brain, states = fit(
         freeze={"CNN": 2},
         batches=4 * accumulation,
-        accumulation=accumulation,
+        grad_accumulation_factor=accumulation,
         max_grad_norm=-1,
         remove_vector_weight_decay=True,
     )
@@ -58,7 +58,7 @@ def test_part_frozen_for_some_steps_learns_afterwards(accumulation: int) -> None
     state = brain.optimizer.state
     assert [state[part.weight]["step"] for part in (cnn[0], head)] == [2, 4]
     decays = [group["weight_decay"] for group in brain.optimizer.param_groups]
-    assert decays == [0.0, 0.1]
+    assert decays == [0.0, 0.01]
 
 
 def test_freezing_keeps_parameters_frozen_by_an_adapter() -> None:
