@@ -74,13 +74,10 @@ class ClipTable:
                     "other audio. Rename it, or choose another --out."
                 )
 
-    def add(self, item: str, rows: list[Row]) -> None:
+    def add(self, item: str, rows: list[Row], **size: int) -> None:
+        """Finish an item; `size`: in bytes, of one that is a file."""
         self.rows[item] = rows
-        self.write_progress({"item": item, "rows": rows})
-
-    def add_file(self, file: str, rows: list[Row]) -> None:
-        self.rows[file] = rows
-        self.write_progress({"item": file, "rows": rows, "size": Path(file).stat().st_size})
+        self.write_progress({"item": item, "rows": rows, **size})
 
     def write_progress(self, entry: Mapping[str, Any]) -> None:
         line = f"{json.dumps(entry)}\n".encode()

@@ -46,7 +46,6 @@ from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
-from sbkit.train.ddp import Objective
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
 from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
 from sbkit.train.model_state import (
@@ -64,7 +63,7 @@ from sbkit.train.optimizers import (
     with_lr_scale,
 )
 from sbkit.train.schedule import Position, highest_factor, read_schedule, set_rate
-from sbkit.train.step import TrainingStep, as_loss, detached
+from sbkit.train.step import Objective, TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
 from sbkit.train.watchdog import Watchdog
 

@@ -13,8 +13,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.transformer import Transformer
-from sbkit.train.ddp import share_batch_norms
 from sbkit.train.optimizers import Freezing
+from sbkit.train.step import share_batch_norms
 from tests import processes
 from tests.models.pretrained.folders import make_parts, tiny_config
 from tests.train import fine_tuning
