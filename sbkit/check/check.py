@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from sbkit.base.errors import ConfigError, DataError, SbkitError, translate
+from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import plural
 from sbkit.check import cost, data, dry_run, learn, ownership, settings
 from sbkit.check.checked_run import CPU_OPTIONS, ON_CPU, CheckedRun, Declared, Finding, Measurements
@@ -107,13 +107,6 @@ def check_run(
     return CheckResult(findings=_unique(findings), measured=run.measured)
 
 
-def _describe_optimizer_error(error: Exception) -> str:
-    return (
-        f"The optimizers cannot be made: {type(error).__name__}: {error}. Correct `opt_class`, or "
-        "the recipe's `init_optimizers`."
-    )
-
-
 @contextmanager
 def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Iterator[CheckedRun]:
     """Prepare a run, unless that is done, and yield it with what the checks try."""
@@ -132,8 +125,14 @@ def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Itera
             with step("brain"):
                 brain = make_brain(own, **CPU_OPTIONS)
             reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
-            with step("optimizers"), translate(Exception, ConfigError, _describe_optimizer_error):
-                brain.init_optimizers()
+            with step("optimizers"):
+                try:
+                    brain.init_optimizers()
+                except Exception as error:  # whatever an optimizer or a recipe raises
+                    raise ConfigError(
+                        f"The optimizers cannot be made: {type(error).__name__}: {error}. Correct "
+                        "`opt_class`, or the recipe's `init_optimizers`."
+                    ) from error
             trial = dry_run.take_small_steps(own, brain, reached)
         yield CheckedRun(
             declared=declared,
