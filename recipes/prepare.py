@@ -33,14 +33,7 @@ from sbkit.data.mix import read_shares
 from sbkit.data.prepared import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
-from sbkit.data.splits import (
-    EMPTY,
-    Keep,
-    PreparedSplit,
-    Splits,
-    prepare_split,
-    within_limits,
-)
+from sbkit.data.splits import EMPTY, Keep, PreparedSplit, Splits, prepare_split, within_limits
 from sbkit.distributed.device import Placement
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import text_table

@@ -140,7 +140,6 @@ def exported_once(folder: Path, export: Callable[[Path], object]) -> Path:
 
 @pytest.fixture(scope="session")
 def exported(shared_folder: Path, asterisk_english: Path) -> Path:
-    """Return a bundle in all formats."""
     return exported_once(shared_folder / "exported", export_all)
 
 

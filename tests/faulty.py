@@ -31,7 +31,6 @@ class FragileFrontEnd(ConvFrontEnd):
         self.overflow = Overflow()
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Overflow, or compute as usual."""
         return super().forward(self.overflow(features), lengths)
 
 
@@ -44,12 +43,10 @@ def noisy_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNT
 
 
 def noisy_clip(workplace: Workplace) -> Path:
-    """Return the path of the clip of noise."""
     return workplace.release / "clips" / rows_of(workplace.release / "train.tsv")[0]["path"]
 
 
 def write_fragile(folder: Path) -> str:
-    """Write a YAML whose front-end overflows with such noise."""
     text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
     front_end = "!new:sbkit.models.frontend.ConvFrontEnd"
     assert text.count(front_end) == 1

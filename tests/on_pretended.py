@@ -18,10 +18,16 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.rng import random_state, restore_random_state
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import Placement
-from sbkit.logs.run_log import read_log
 from tests import pretended
 from tests.pretended import DEVICE, NAME, waits
-from tests.runs import Workplace, last_parameters, make_workplace, one_thread, stopped_after
+from tests.runs import (
+    Workplace,
+    last_parameters,
+    losses_of,
+    make_workplace,
+    one_thread,
+    stopped_after,
+)
 from tests.test_run import SPEECHBRAINS_MASKS
 
 CLIP_COUNTS = {"train": 9, "dev": 2, "test": 1}
@@ -83,12 +89,6 @@ def train_on_device(workplace: Workplace, run: Path, *options: str, **yaml: str)
     return steps
 
 
-def losses(run: Path) -> list[float]:
-    """List the training and validation losses of a run."""
-    records = read_log(run / "train_log.jsonl")
-    return [record[name] for record in records for name in ("loss", "valid_loss") if name in record]
-
-
 @pytest.mark.parametrize(
     ("model", "precision", "tolerance"),  # relative, after 6 steps
     [*((model, (), 1e-5) for model in MODELS), ("joint", FP16, 5e-3)],
@@ -104,7 +104,7 @@ def test_run_has_the_losses_of_the_cpu_and_no_step_waits(
     steps = train_on_device(workplace, on_device, *options, *precision, yaml=yaml)
     assert len(steps) >= 6
     assert steps == [[]] * len(steps)
-    assert losses(on_device) == pytest.approx(losses(on_cpu), rel=tolerance)
+    assert losses_of(on_device) == pytest.approx(losses_of(on_cpu), rel=tolerance)
 
 
 def test_step_that_waits_is_noticed(workplace: Workplace, tmp_path: Path) -> None:
@@ -121,9 +121,7 @@ def test_step_that_waits_is_noticed(workplace: Workplace, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("yaml", "precision"),
-    [("hparams/ctc.yaml", FP16), (STREAMING, ())],
-    ids=["fp16", "streaming"],
+    ("yaml", "precision"), [("hparams/ctc.yaml", FP16), (STREAMING, ())], ids=["fp16", "streaming"]
 )
 def test_run_stopped_within_an_epoch_resumes_to_the_same_digits(
     yaml: str, precision: tuple[str, ...], workplace: Workplace, tmp_path: Path
@@ -134,7 +132,7 @@ def test_run_stopped_within_an_epoch_resumes_to_the_same_digits(
     with stopped_after(4):
         assert workplace.train_here(stopped, *options, yaml=yaml) == ASKED_TO_STOP
     assert workplace.train_here(stopped, *options, yaml=yaml) == 0
-    assert losses(stopped) == losses(uninterrupted)
+    assert losses_of(stopped) == losses_of(uninterrupted)
     resumed, expected = last_parameters(stopped), last_parameters(uninterrupted)
     assert all(torch.equal(expected[name], value) for name, value in resumed.items())
 

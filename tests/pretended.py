@@ -58,15 +58,12 @@ class Accelerator(backend_registration._DummyBackendModule):
         self._random = torch.Generator().manual_seed(seed).get_state()
 
     def get_rng_state(self, device: object = None) -> Tensor:
-        """Return the generator's state."""
         return self._random.clone()
 
     def set_rng_state(self, state: Tensor, device: object = None) -> None:
-        """Set the generator's state."""
         self._random = state.clone()
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Return the types of autocast."""
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: object = None) -> None:
@@ -97,11 +94,7 @@ class Pretended(Tensor):
 
     @staticmethod
     def __new__(cls, cpu_tensor: Tensor) -> "Pretended":
-        """Put a tensor on the device."""
-        layout = {
-            "strides": cpu_tensor.stride(),
-            "storage_offset": cpu_tensor.storage_offset(),
-        }
+        layout = {"strides": cpu_tensor.stride(), "storage_offset": cpu_tensor.storage_offset()}
         make = Tensor._make_wrapper_subclass
         tensor: Pretended = make(
             cls, cpu_tensor.shape, dtype=cpu_tensor.dtype, device=DEVICE, **layout
@@ -111,15 +104,12 @@ class Pretended(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation that has a pretended tensor among its arguments."""
         return execute(operation, *args, **(kwargs or {}))
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
-        """Show the values."""
         return f"{NAME}({self.cpu_tensor})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Save as a CPU tensor."""
         return self.detach().cpu().__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
@@ -167,7 +157,6 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_in(*tree: Any) -> list[Any]:
-    """List the tensors among arguments."""
     tensors: list[Any] = []
     for item in tree:
         if isinstance(item, Tensor):
@@ -258,7 +247,6 @@ parse_device = sbkit_device.parse_device
 
 
 def parse_pretended(device: Any, **key: str) -> torch.device:
-    """Parse a device; accept the pretended one too."""
     return torch.device(device) if str(device).startswith(NAME) else parse_device(device, **key)
 
 

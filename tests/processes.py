@@ -73,7 +73,6 @@ class Process:
         return self.output()
 
     def output(self) -> tuple[str, str]:
-        """Return the stdout and stderr so far."""
         out, error = (os.pread(file, os.fstat(file).st_size, 0).decode() for file in self._streams)
         return out, error
 
@@ -81,7 +80,6 @@ class Process:
 def _run_command(
     words: list[str], cwd: Path, environment: Mapping[str, str], files: Sequence[str]
 ) -> None:
-    """Run a command in this forked process."""
     for stream, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), stream)
     os.environ.clear()

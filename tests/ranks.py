@@ -73,7 +73,6 @@ def recorded_losses() -> Iterator[list[float]]:
 
 
 def signal_rank_1(brain: AsrBrain) -> None:
-    """Ask only rank 1 to stop."""
     if rank() == 1 and brain.optimizer_step >= 9 and not brain.signals.received:
         os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -115,7 +114,6 @@ AFTER_BATCH = {"signal_rank_1": signal_rank_1, "hang_rank_1": hang_rank_1, "fill
 
 
 def main() -> None:
-    """Run the scenario of the command line."""
     scenario, folder, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
     watchdog.REPORT_SECONDS = 2.0
@@ -133,7 +131,6 @@ def main() -> None:
 
 
 def code_of_run(*arguments: str) -> str:
-    """Run train.py, and return its exit code."""
     try:
         run(*arguments)
     except (OtherRankError, StopRequestedError) as error:

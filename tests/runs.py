@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -92,7 +93,6 @@ class Workplace:
     def train_forked(
         self, output: Path, *options: str, ranks: int = 1, **more: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Train in forked processes."""
         command = ["train.py", *self.arguments(output, *options, **more)]
         return processes.run(command, ranks=ranks, SBKIT_CACHE=self.cache)
 
@@ -208,6 +208,26 @@ def write_tsv(release: Path, split: str, rows: list[tuple[str, str]]) -> None:
     (release / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def contents_of(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+    files = (file for file in folder.rglob(pattern) if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def times_of(folder: Path, pattern: str = "*") -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in folder.rglob(pattern)}
+
+
+def row_of(id: str, audio: np.ndarray, **columns: Any) -> dict[str, Any]:
+    """Return a row as it is collated, with the speed and the weight of an evaluation."""
+    return {"id": id, "audio": audio, "samples": len(audio), "percent": 100, "weight": 1, **columns}
+
+
+def losses_of(run: Path) -> list[float]:
+    """List the training and validation losses."""
+    records = read_log(run / "train_log.jsonl")
+    return [record[name] for record in records for name in ("loss", "valid_loss") if name in record]
+
+
 def records_of(run: Path, kind: str) -> list[Record]:
     return [record for record in read_log(run / "train_log.jsonl") if record["kind"] == kind]
 
@@ -233,7 +253,6 @@ def load_brain(recipe: type[Recipe], yaml: str, *options: str) -> Any:
 
 
 def last_parameters(run: Path) -> dict[str, torch.Tensor]:
-    """Read the model of the last checkpoint."""
     last = Checkpointer(run / "checkpoints").find_checkpoint()
     assert last is not None
     weights: dict[str, torch.Tensor] = torch.load(last.paramfiles["model"], weights_only=True)

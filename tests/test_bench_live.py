@@ -33,7 +33,6 @@ def test_bench_live_counts_delays_and_revised_words() -> None:
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a table of two clips, with a cache of its own."""
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     random = np.random.default_rng(0)
     with (tmp_path / "test.csv").open("w", newline="") as file:

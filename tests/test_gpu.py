@@ -22,12 +22,11 @@ from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.bundle.bundle import read_bundle
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
-from sbkit.logs.run_log import read_log
 from sbkit.models import loss
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.torch_model import Compilation, CompiledModel, TorchModel
-from tests.runs import ROOT, Workplace, read_json, stopped_after
+from tests.runs import ROOT, Workplace, losses_of, read_json, stopped_after
 from tests.runtime.bundles import make_bundle
 from tools.bench_gpu import make_release
 
@@ -48,7 +47,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """Return a release of 32 clips of noise."""
     folder = tmp_path_factory.mktemp("gpu")
     release = make_release(folder / "release", {"train": 4, "dev": 2, "test": 2})
     return Workplace(release, folder / "cache")
@@ -56,22 +54,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 @pytest.fixture(scope="module")
 def reference(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train without additional options; return the run folder."""
     run = tmp_path_factory.mktemp("reference")
     assert workplace.train_here(run, *OPTIONS) == 0
     return run
 
 
-def losses(run: Path) -> list[float]:
-    """List the training and validation losses of a run."""
-    records = read_log(run / "train_log.jsonl")
-    return [record[name] for record in records for name in ("loss", "valid_loss") if name in record]
-
-
 def test_run_is_on_the_gpu_and_its_summary_names_it(reference: Path) -> None:
     summary = read_json(reference / "summary.json")
     assert summary["machine"]["accelerator"] == torch.cuda.get_device_name()
-    assert len(losses(reference)) >= 4 and all(np.isfinite(losses(reference)))
+    assert len(losses_of(reference)) >= 4 and all(np.isfinite(losses_of(reference)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -119,7 +110,7 @@ def test_run_stopped_within_an_epoch_resumes(
     with stopped_after(4):
         assert workplace.train_here(tmp_path, *OPTIONS) == ASKED_TO_STOP
     assert workplace.train_here(tmp_path, *OPTIONS) == 0
-    assert losses(tmp_path) == pytest.approx(losses(reference), rel=RELATIVE_TOLERANCE)
+    assert losses_of(tmp_path) == pytest.approx(losses_of(reference), rel=RELATIVE_TOLERANCE)
 
 
 def test_batch_that_does_not_fit_into_memory_ends_the_run_with_advice(
@@ -192,4 +183,4 @@ def test_compiled_run_has_the_same_losses(
     reference: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     assert workplace.train_here(tmp_path, *OPTIONS, "--compile=True") == 0
-    assert losses(tmp_path) == pytest.approx(losses(reference), rel=RELATIVE_TOLERANCE)
+    assert losses_of(tmp_path) == pytest.approx(losses_of(reference), rel=RELATIVE_TOLERANCE)

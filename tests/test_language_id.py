@@ -21,9 +21,18 @@ from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
 from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.run_config import read_run_config
 from sbkit.commands.cli import run as sbkit
-from sbkit.logs.run_log import read_log
 from sbkit.runtime.runtimes import load_bundle
-from tests.runs import ROOT, Workplace, last_parameters, read_json, rows_of, stopped_after
+from tests.runs import (
+    ROOT,
+    Workplace,
+    last_parameters,
+    read_json,
+    records_of,
+    rows_of,
+    stopped_after,
+)
+
+Captured = pytest.CaptureFixture[str]
 
 MODULE = "language_id"
 IMPORT = ("--import", MODULE)
@@ -110,10 +119,6 @@ def bundle(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def epochs_of(run: Path) -> list[dict[str, Any]]:
-    return [entry for entry in read_log(run / "train_log.jsonl") if entry["kind"] == "epoch"]
-
-
 def score(workplace: Workplace, bundle: Path, table: Path, out: Path, *imported: str) -> Any:
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
         assert sbkit(["score", str(bundle), str(table), "--out", str(out), *imported]) == 0
@@ -122,7 +127,7 @@ def score(workplace: Workplace, bundle: Path, table: Path, out: Path, *imported:
 
 @pytest.mark.slow
 def test_user_task_is_ranked_by_its_metric_and_tested(trained: Path) -> None:
-    accuracies = [epoch["accuracy"] for epoch in epochs_of(trained)]
+    accuracies = [epoch["accuracy"] for epoch in records_of(trained, "epoch")]
     assert len(accuracies) == 3 and all(0 <= accuracy <= 1 for accuracy in accuracies)
     best, *_ = Checkpointer(trained / "checkpoints").find_checkpoints(max_key="accuracy")
     assert best.meta["accuracy"] == max(accuracies)
@@ -145,9 +150,7 @@ def test_stopped_run_resumes_to_the_same_weights(
 
 
 @pytest.mark.slow
-def test_user_task_is_loaded_from_its_bundle(
-    trained: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path, capsys: Captured) -> None:
     assert "# Language identifier" in (bundle / "README.md").read_text()
     with pytest.raises(SbkitError, match=f"pass --import {MODULE}"):
         load_bundle(bundle)
@@ -176,7 +179,7 @@ def test_score_repeats_the_test_of_a_run(
     workplace: Workplace,
     project: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
 ) -> None:
     expected = read_json(trained / "summary.json")["test"]["test"]
     capsys.readouterr()
@@ -206,12 +209,12 @@ def test_bundle_identifies_files_without_the_recipes(
 
 @pytest.mark.slow
 def test_user_task_without_metrics_is_ranked_by_its_loss(
-    workplace: Workplace, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Workplace, project: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "bundle"
     options = ("--recipe=by_loss_recipe.ByLossRecipe", "--average_checkpoints=2")
     assert train(workplace, project, run, *options) == 0
-    losses = [epoch["valid_loss"] for epoch in epochs_of(run)]
+    losses = [epoch["valid_loss"] for epoch in records_of(run, "epoch")]
     best, *_ = Checkpointer(run / "checkpoints").find_checkpoints(min_key="loss")
     assert best.meta["loss"] == min(losses)
     imported = (*IMPORT, "--import", "by_loss")
@@ -225,11 +228,7 @@ def test_user_task_without_metrics_is_ranked_by_its_loss(
 
 @pytest.mark.slow
 def test_other_languages_change_the_run_and_unknown_ones_are_refused(
-    trained: Path,
-    workplace: Workplace,
-    project: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    trained: Path, workplace: Workplace, project: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     changed = Path(shutil.copytree(project, tmp_path / "changed"))
     write_table(changed / "dev.csv", workplace, ("fr", "en"))

@@ -44,7 +44,6 @@ class Job:
     output: Callable[[], str]
 
     def ranks(self) -> dict[int, int]:
-        """Return the process ids of the living ranks, by rank."""
         return {
             int(match[1]): pid
             for pid in processes_about(self.run)

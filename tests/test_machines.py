@@ -64,13 +64,16 @@ run_main(main)
 """
 
 
+def newest_epoch(folder: Path) -> int | None:
+    newest = Checkpointer(folder).find_checkpoint()
+    return newest and newest.meta["epoch"]
+
+
 @pytest.mark.parametrize("output", [LOST_TERMINAL, CLOSED_PIPE, CLOSED])
 def test_run_goes_on_without_its_output(output: str, tmp_path: Path) -> None:
     code = f"import os, pty, sys\nleader = None\n{output}\n{TRAINING}"
     assert processes.run(["-c", code, tmp_path]).returncode == 0
-    newest = Checkpointer(tmp_path).find_checkpoint()
-    assert newest is not None
-    assert newest.meta["epoch"] == 2
+    assert newest_epoch(tmp_path) == 2
 
 
 @pytest.mark.slow
@@ -94,8 +97,7 @@ def test_epoch_is_saved_before_anything_is_said_about_it(tmp_path: Path) -> None
     class Screen(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.getMessage().startswith("epoch "):
-                newest = Checkpointer(tmp_path).find_checkpoint()
-                saved_epochs[record.getMessage()[:9]] = newest and newest.meta["epoch"]
+                saved_epochs[record.getMessage()[:9]] = newest_epoch(tmp_path)
 
     screen = Screen()
     logger = logging.getLogger("sbkit.logs.progress")
@@ -198,9 +200,7 @@ def test_run_does_without_what_its_disk_refuses(disk: str, message: str, tmp_pat
     process = processes.run(["-c", f"{SHIMMED}{disk}{TRAINING}", tmp_path])
     assert process.returncode == 0, process.stderr
     assert message in process.stdout + process.stderr
-    newest = Checkpointer(tmp_path).find_checkpoint()
-    assert newest is not None
-    assert newest.meta["epoch"] == 2
+    assert newest_epoch(tmp_path) == 2
 
 
 def test_disk_without_renamed_folders_is_refused_before_the_first_step(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ def options(workplace: Workplace, tmp_path: Path) -> list[str]:
 
 
 def source_losses(run: Path, kind: str) -> list[dict[str, float]]:
-    """Return what the log has for the sources."""
     keys = {name: f"source_loss/{name}" for name in SOURCES}
     return [
         {name: record[key] for name, key in keys.items() if key in record}

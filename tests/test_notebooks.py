@@ -69,9 +69,7 @@ def test_notebook_of_data_runs(
 
 @pytest.mark.slow
 def test_notebook_of_a_run_compares_four_decoders(
-    workplace: Workplace,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = ("--word_lm_order=2", "--token_lm_order=3", "--number_of_epochs=1")
     assert workplace.train_here(tmp_path / "run", *models) == 0

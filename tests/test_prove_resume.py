@@ -20,7 +20,6 @@ STEP_2 = {"kind": "step", "epoch": 1, "step": 2, "loss": 0.5, "rtfx": 100.0}
 
 
 def save(run: Path, model: torch.nn.Module, **figures: float) -> Path:
-    """Write the folder of a finished run."""
     Checkpointer(run / "checkpoints", recoverables={"model": model}).save_checkpoint()
     (run / "train_log.jsonl").write_text(json.dumps({**STEP_2, **figures}) + "\n")
     return run

@@ -13,7 +13,7 @@ from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.ranks import ACCUMULATIONS
-from tests.runs import ROOT, Workplace, last_parameters, read_json, records_of, rows_of
+from tests.runs import ROOT, Workplace, last_parameters, read_json, records_of, rows_of, times_of
 from tests.runtime.bundles import parity_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.ddp]
@@ -135,9 +135,9 @@ def test_rank_that_is_asked_to_stop_takes_the_others_along(
     assert parity_report(run / "bundle", "onnx")["fp32"]["test_sets"]["utterances"] == 4
     assert not [*run.glob("*_test.*"), *run.glob("summary*"), *run.glob("report.html")]
 
-    times = {file: file.stat().st_mtime_ns for file in (run / "bundle").rglob("*")}
+    times = times_of(run / "bundle")
     assert noisy.train_here(run, *options, yaml=fragile) == 0  # tests in one process
-    assert {file: file.stat().st_mtime_ns for file in (run / "bundle").rglob("*")} == times
+    assert times_of(run / "bundle") == times
     assert records_of(run, "step")[-1]["step"] == steps[-1]
     assert read_json(run / "summary.json")["test"]["test"]["utterances"] == 4
 

@@ -116,18 +116,15 @@ def name_of(page: Path) -> str:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Return the code blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def commands(readme: Path) -> list[str]:
-    """Return the lines of the shell blocks of a README."""
     return [line for block in blocks(readme.read_text("utf-8"), "sh") for line in block.split("\n")]
 
 
 @pytest.fixture(scope="module")
 def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a small release of Common Voice."""
     folder = tmp_path_factory.mktemp("data")
     release = make_workplace(asterisk_english, folder).release
     durations = [(clip.name, soundfile.info(clip).duration) for clip in release.glob("clips/*")]

@@ -32,15 +32,20 @@ from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
     ROOT,
     Workplace,
+    contents_of,
     last_parameters,
     one_thread,
     read_json,
     records_of,
+    row_of,
     rows_of,
+    times_of,
     train_overfitted,
     write_tsv,
 )
 from tests.runtime.bundles import SMALL
+
+Captured = pytest.CaptureFixture[str]
 
 TESTED_ELSEWHERE = {ROOT / f"hparams/{name}.yaml" for name in ("codec", "tts")}  # in tests/recipes
 YAMLS = sorted({*(ROOT / "hparams").glob("*.yaml")} - TESTED_ELSEWHERE)
@@ -137,7 +142,7 @@ def test_summary_scores_every_test_utterance(finished: Path, workplace: Workplac
 
 @pytest.mark.slow
 def test_leftover_tokenizer_of_failed_attempt_is_named(
-    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     sentence = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint and is used"
     for is_logged in (False, True, False):
@@ -166,7 +171,7 @@ def bundle(overfitted: Path) -> Path:
 
 @pytest.mark.slow
 def test_bundle_transcribes_what_its_run_recognized(
-    overfitted: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+    overfitted: Path, bundle: Path, capsys: Captured
 ) -> None:
     run = overfitted / "run"
     assert read_json(run / "summary.json")["test"]["test"]["CER"] < 0.05
@@ -183,7 +188,7 @@ def test_score_repeats_the_figures_of_the_run(
     model: str, overfitted: Path, bundle: Path, tmp_path: Path
 ) -> None:
     run = overfitted / "run"
-    files = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
+    times = times_of(run)
     command = ["score", str(overfitted / model), str(overfitted / "release/test.tsv")]
     with pytest.raises(SbkitError, match="`--report-by` writes tables, so it needs --out"):
         sbkit([*command, "--report-by", "speaker"])
@@ -213,7 +218,7 @@ def test_score_repeats_the_figures_of_the_run(
     else:
         assert sbkit(without_data) == 0
         assert read_json(tmp_path / "without_data/summary.json")["test"]["test"] == scored
-    assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == files
+    assert times_of(run) == times
 
 
 @pytest.mark.slow
@@ -233,8 +238,7 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
     setup = prepare_run(values)
     brain = make_brain(setup, noprogressbar=True)
     brain.on_evaluate_start(min_key="CER")
-    row = {"id": "talk", "text": text, "audio": audio, "samples": len(audio)}
-    batch = TextCollate(setup.labels)([{**row, "percent": 100, "weight": 1}])
+    batch = TextCollate(setup.labels)([row_of("talk", audio, text=text)])
     brain.modules.eval()
     brain.on_stage_start(stage)
     loss = brain.evaluate_batch(batch, stage)
@@ -263,10 +267,7 @@ def test_score_reads_the_text_column_of_the_run(overfitted: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_score_of_the_training_split_names_a_wrong_transcript(
-    overfitted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    overfitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     # Eight clips have too few words for calibrated confidences.
     monkeypatch.setattr(wer_report, "mean_confidence", lambda utterance: 0.9)
@@ -292,10 +293,7 @@ def test_score_of_the_training_split_names_a_wrong_transcript(
 
 @pytest.mark.slow
 def test_tuned_run_gets_another_decoder(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """Language models are trained, their weights chosen on dev, and the export has both.
 
@@ -321,11 +319,11 @@ def test_tuned_run_gets_another_decoder(
     assert re.search(rf"^before \(beam\): {rates}\n(.*\n)*after \(beam\): {rates}$", output, re.M)
     assert "keeps its decoder, because the new one is no better" in output
     assert "Resuming" not in output
-    assert files_of(run) == files_of(before)
+    assert contents_of(run) == contents_of(before)
     with one_thread():
         assert sbkit([*command, "--force"]) == 0
-    assert files_of(run / "earlier_bundle") == files_of(before / "bundle")  # the way back
-    assert files_of(run / "bundle/onnx") == files_of(before / "bundle/onnx")
+    assert contents_of(run / "earlier_bundle") == contents_of(before / "bundle")  # the way back
+    assert contents_of(run / "bundle/onnx") == contents_of(before / "bundle/onnx")
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (False, ["dev"])
     assert decoder["beam_size"] == 4
@@ -355,10 +353,7 @@ def test_tuned_run_gets_another_decoder(
 
 @pytest.mark.slow
 def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     run, talks, dev = tmp_path / "moved", tmp_path / "talks.txt", workplace.release / "dev.tsv"
     assert workplace.train_here(tmp_path / "run", ONE_EPOCH, "--ctc_weight=1.0") == 0
@@ -371,7 +366,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     texts = ["--lm-text", f"[{talks}, {dev}]"]
     options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
     for model, options in options_by_model.items():
-        before, out = files_of(tmp_path / model), tmp_path / f"{model}-tuned"
+        before, out = contents_of(tmp_path / model), tmp_path / f"{model}-tuned"
         command = ["tune", str(tmp_path / model), *options, "--word-lm-order=2"]
         if model == "bundle":
             with pytest.raises(SbkitError, match="name the data and a folder .*--out NEW"):
@@ -379,7 +374,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
         with one_thread():
             sbkit([*command, "--out", str(out)])
         assert "lm_text: 4 sentences left out, because dev " in capsys.readouterr().out
-        assert files_of(tmp_path / model) == before
+        assert contents_of(tmp_path / model) == before
         bundle = load_bundle(out).with_decoder("beam")
         assert bundle.decoder is not None
         assert bundle.decoder.language_models.words is not None
@@ -393,11 +388,6 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
         sbkit(["tune", str(run)])
     with pytest.raises(SbkitError, match="`attention_rescoring` needs a trained attention dec"):
         sbkit(["tune", str(run), "--attention-rescoring", "--word-lm-order=2"])
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*.*") if path.is_file())
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 # -- other models --------------------------------------------------------------------------------

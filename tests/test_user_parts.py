@@ -133,11 +133,7 @@ def test_distributions_of_user_modules_are_found() -> None:
     ],
 )
 def test_unsuitable_recipe_is_an_error_of_one_line(
-    name: str,
-    message: str,
-    user_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, message: str, user_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     yaml = tmp_path / "parts.yaml"
     (tmp_path / "raising_recipe_of_a_test.py").write_text("1 / 0\n")

@@ -33,7 +33,6 @@ def spell(options):
 
 class Spelling(Recognition):
     predicts = "other"
-    uses = ("run FOLDER spell",)
 
     def commands(self):
         return {"spell": spell}
@@ -73,8 +72,6 @@ def test_run_passes_options_to_a_command_of_a_user_task(
     assert capsys.readouterr().out == "bundle yes 2 pen cpu torch\nbundle yes 2 ink cpu torch\n"
     with pytest.raises(SbkitError, match="has no shout. It has: spell"):
         run(["run", str(bundle), *imported, "shout"])
-    with pytest.raises(SbkitError, match="Use: sbkit run FOLDER spell"):
-        run(["transcribe", str(bundle), "a.wav", *imported])
 
 
 class Naming(Recognition):

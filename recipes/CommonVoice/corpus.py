@@ -19,13 +19,7 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.data.cache import unpack_corpus
-from sbkit.data.corpus import (
-    JOINED_FOLDERS,
-    USUAL_SPLITS,
-    KnobValues,
-    resolve_splits,
-    to_names,
-)
+from sbkit.data.corpus import JOINED_FOLDERS, USUAL_SPLITS, KnobValues, resolve_splits, to_names
 from sbkit.data.manifest import Manifest
 from sbkit.data.spontaneous import TABLE_NAME, UNASSIGNED, find_table, read_spontaneous
 from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_releases

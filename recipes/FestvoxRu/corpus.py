@@ -12,13 +12,7 @@ from pathlib import Path
 
 import soundfile
 
-from recipes.debian.release import (
-    ReleaseRow,
-    ensure_release,
-    find_one,
-    print_release,
-    write_tsvs,
-)
+from recipes.debian.release import ReleaseRow, ensure_release, find_one, print_release, write_tsvs
 from recipes.debian.release import splits as splits
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main

@@ -46,7 +46,6 @@ class CodecBrain(Brain):
 
     @property
     def unused_modules(self) -> tuple[nn.Module, ...]:
-        """Return the discriminator if its weight is 0."""
         return () if self.hparams.adversarial_weight else (self.hparams.discriminator,)
 
     def on_fit_start(self) -> None:

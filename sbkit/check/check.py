@@ -13,28 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from tempfile import TemporaryDirectory
 from typing import TypeVar
+
+from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import plural
 from sbkit.check import cost, data, dry_run, learn, ownership, settings
-from sbkit.check.checked_run import (
-    ON_CPU,
-    CheckedRun,
-    Declared,
-    Finding,
-    Measurements,
-    init_optimizers,
-    make_brain_to_check,
-    own_objects,
-)
+from sbkit.check.checked_run import CPU_OPTIONS, ON_CPU, CheckedRun, Declared, Finding, Measurements
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.config.hparams import MissingKnobError
+from sbkit.config.hparams import OUTPUT_FOLDER, MissingKnobError
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar
-from sbkit.train.setup import STEP_NOTE, RunSetup, prepare_run, step
+from sbkit.train.setup import STEP_NOTE, RunSetup, build_again, make_brain, prepare_run, step
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +91,8 @@ def check_run(
             run = stack.enter_context(open_checked_run(declared, setup))
         except Exception as error:  # whatever a part or a recipe raises
             if isinstance(error, MissingKnobError):
-                find_misspelled = partial(settings.find_misspelled, missing_key=error.key)
-                findings += _run(find_misspelled, declared, name="unread")
+                misspelled = settings.find_misspelled(declared, error.key)
+                findings += [replace(finding, check="unread") for finding in misspelled]
             reported = {finding.where for finding in findings if finding.stops}
             if reported.isdisjoint(_places_of_keys(error, declared)):
                 findings.append(_to_finding(error, declared))
@@ -117,23 +110,36 @@ def check_run(
 @contextmanager
 def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Iterator[CheckedRun]:
     """Prepare a run, unless that is done, and yield it with what the checks try."""
-    if setup is None:
+    with TemporaryDirectory(prefix="sbkit-check") as scratch:
         with quiet():
-            setup = prepare_run(declared.values, None if declared.has_device else ON_CPU)
-    with own_objects(setup) as own:
-        with step("brain"):
-            brain = make_brain_to_check(own)
-        reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
-        with step("optimizers"):
-            optimizers = init_optimizers(brain)
-        with quiet():
+            if setup is None:
+                setup = prepare_run(declared.values, None if declared.has_device else ON_CPU)
+            with step("hparams"):
+                own = build_again(setup, **{OUTPUT_FOLDER: scratch})
+                if not isinstance(model := own.hparams["model"], nn.ModuleList):
+                    raise ConfigError(
+                        "`model` must be the one torch.nn.ModuleList of all parts, not a "
+                        f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a "
+                        "list of `!ref`s."
+                    )
+            with step("brain"):
+                brain = make_brain(own, **CPU_OPTIONS)
+            reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
+            with step("optimizers"):
+                try:
+                    brain.init_optimizers()
+                except Exception as error:  # whatever an optimizer or a recipe raises
+                    raise ConfigError(
+                        f"The optimizers cannot be made: {type(error).__name__}: {error}. Correct "
+                        "`opt_class`, or the recipe's `init_optimizers`."
+                    ) from error
             trial = dry_run.take_small_steps(own, brain, reached)
         yield CheckedRun(
             declared=declared,
             setup=setup,
             own=own,
             brain=brain,
-            optimizers=optimizers,
+            optimizers=list((brain.optimizers_dict or {}).values()),
             reached=reached,
             trial=trial,
         )
@@ -175,10 +181,10 @@ def _unique(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _run(
-    check: Callable[[Checked], Iterable[Finding] | None], checked: Checked, name: str = ""
+    check: Callable[[Checked], Iterable[Finding] | None], checked: Checked
 ) -> Iterator[Finding]:
     """Yield the findings of a check, which draws random numbers of its own."""
-    name = name or check.__name__.removeprefix("check_")
+    name = check.__name__.removeprefix("check_")
     declared = checked.declared if isinstance(checked, CheckedRun) else checked
     try:
         with preserve_rng(ON_CPU.device):

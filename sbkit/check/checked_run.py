@@ -1,32 +1,24 @@
-"""What the checks read: the YAML that is checked, what a run makes of it, and a Brain to try.
-
-The Brain is built by the function that builds the run's, on the CPU, and writes into a scratch
-folder. So nothing of the run changes.
-"""
+"""What the checks read: the YAML that is checked, what a run makes of it, and a Brain to try."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
 from sbkit.config.document import Document, Keys, dotted, read_document
-from sbkit.config.hparams import OUTPUT_FOLDER, insert_defaults
+from sbkit.config.hparams import insert_defaults
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import parse_device, resolve
-from sbkit.logs.handlers import quiet
 from sbkit.train.brain import Brain
-from sbkit.train.setup import RunSetup, RunValues, build_again, choose_placement, make_brain, step
+from sbkit.train.setup import RunSetup, RunValues, build_again, choose_placement, make_brain
 
 ON_CPU = resolve("cpu", "fp32")
-Ids = tuple[str, ...]
 CPU_OPTIONS: dict[str, Any] = {
     "device": ON_CPU.device,
     "precision": "fp32",
@@ -54,7 +46,7 @@ class Finding:
     problem: str
     fix: str = ""
     stops: bool = True
-    ids: Ids = field(default=(), repr=False)
+    ids: tuple[str, ...] = field(default=(), repr=False)
     check: str = ""
 
     @property
@@ -70,9 +62,6 @@ class Finding:
         text = f"{self.problem}. {self.fix}".rstrip()
         is_located = self.where in text or self.where.endswith(":1")
         return printable(text if is_located else f"{text} ({self.where})")
-
-    def as_record(self) -> dict[str, object]:
-        return {"severity": self.severity, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -116,10 +105,8 @@ class Declared:
                 return f"override of {dotted(keys[:depth])}"
         return self.document.place(keys)
 
-    def finding(
-        self, *keys: str | int, problem: str, fix: str = "", stops: bool = True, ids: Ids = ()
-    ) -> Finding:
-        return Finding(where=self.place(*keys), problem=problem, fix=fix, stops=stops, ids=ids)
+    def finding(self, *keys: str | int, **options: Any) -> Finding:
+        return Finding(where=self.place(*keys), **options)
 
 
 @dataclass
@@ -182,10 +169,7 @@ class Cost:
         rows = [
             ("parameters", f"{self.parameters:,}, {self.trainable_parameters:,} of them trainable"),
             ("steps per epoch", f"{self.steps_per_epoch:,}"),
-            (
-                "peak memory",
-                f"{megabytes(self.peak_bytes)} of {megabytes(self.device_bytes)}",
-            ),
+            ("peak memory", f"{megabytes(self.peak_bytes)} of {megabytes(self.device_bytes)}"),
             ("seconds of the largest step", f"{self.step_seconds:,.2f}"),
             ("seconds per epoch", f"about {self.epoch_seconds:,.1f}, from the measured step"),
             ("hours for all epochs", f"about {self.run_seconds / 3600:,.2f}"),
@@ -233,8 +217,9 @@ class CheckedRun:
 
     Attributes:
         setup: what the run is made of.
-        own: the same with the objects of the check, whose folder is a scratch folder.
-        brain: a Brain of these objects on the CPU.
+        own: the same with the objects of the check, whose folder is a scratch folder: nothing of
+            the run changes.
+        brain: a Brain of these objects on the CPU, made as that of the run is.
         optimizers: those of the Brain.
         reached: every object within the objects and the Brain, before any step, with its path.
         trial: what small steps of the Brain show.
@@ -281,43 +266,5 @@ class CheckedRun:
         """Build another Brain, with objects and initial weights of its own."""
         return make_brain(build_again(self.own), **run_opts)
 
-    def place(self, *keys: str | int) -> str:
-        return self.declared.place(*keys)
-
     def finding(self, *keys: str | int, **options: Any) -> Finding:
         return self.declared.finding(*keys, **options)
-
-
-@contextmanager
-def own_objects(setup: RunSetup) -> Iterator[RunSetup]:
-    """Yield a setup with objects that write into a scratch folder."""
-    with TemporaryDirectory(prefix="sbkit-check") as scratch:
-        with step("hparams"), quiet():
-            own = build_again(setup, **{OUTPUT_FOLDER: scratch})
-            model = own.hparams["model"]
-            if not isinstance(model, nn.ModuleList):
-                raise ConfigError(
-                    "`model` must be the one torch.nn.ModuleList of all parts, not a "
-                    f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list "
-                    "of `!ref`s."
-                )
-        yield own
-
-
-def make_brain_to_check(own: RunSetup) -> Brain:
-    """Make a Brain on the CPU."""
-    with quiet():
-        return make_brain(own, **CPU_OPTIONS)
-
-
-def init_optimizers(brain: Brain) -> list[Optimizer]:
-    """Make the optimizers of a Brain; raises ConfigError if they cannot be made."""
-    try:
-        with quiet():
-            brain.init_optimizers()
-    except Exception as error:  # whatever an optimizer or a recipe raises
-        raise ConfigError(
-            f"The optimizers cannot be made: {type(error).__name__}: {error}. Correct "
-            "`opt_class`, or the recipe's `init_optimizers`."
-        ) from error
-    return list((brain.optimizers_dict or {}).values())

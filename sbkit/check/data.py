@@ -16,15 +16,7 @@ from sbkit.audio.segments import longest_whole
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.checked_run import CheckedRun, Finding
-from sbkit.data.changes import (
-    DELETED,
-    DIGITS,
-    NULL_WORDS,
-    OTHER_SCRIPTS,
-    REPLACED,
-    SYMBOLS,
-    TAGS,
-)
+from sbkit.data.changes import DELETED, DIGITS, NULL_WORDS, OTHER_SCRIPTS, REPLACED, SYMBOLS, TAGS
 from sbkit.data.columns import find_split_column, role_of
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.report import Facts, measure_data

@@ -102,7 +102,6 @@ def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _check_rate(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
-    """Judge the peak rate of a kind of Adam."""
     rate = knobs.get("lr")
     names = [type(optimizer).__name__.lower() for optimizer in run.optimizers]
     if not isinstance(rate, int | float) or not names or "adam" not in names[0]:
@@ -211,7 +210,7 @@ def check_learning(run: CheckedRun) -> Iterator[Finding]:
     if values.get(TOKENS_WRITTEN, 1.0) < MAX_SILENT_SHARE:
         sign += ", nearly only blanks are written"
     yield Finding(
-        where=causes[0].where if causes else run.place("model"),
+        where=causes[0].where if causes else run.declared.place("model"),
         problem=f"The clips are not learned ({description}): {sign}",
         fix=fix,
         stops=outcome == "failed",

@@ -22,10 +22,11 @@ from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.config.document import Keys, dotted
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-PLAIN_TYPES = (str, bytes, int, float, complex, types.NoneType, types.ModuleType, type)
-ARRAY_TYPES = (torch.dtype, torch.device, np.ndarray, np.generic, Logger)
-DATA_TYPES = (Dataset, DataLoader, Sampler)  # they may hold a million rows, but no parameters
-LEAF_TYPES = PLAIN_TYPES + ARRAY_TYPES + DATA_TYPES  # the walk does not look inside them
+LEAF_TYPES = (  # the walk does not look inside them
+    *(str, bytes, int, float, complex, types.NoneType, types.ModuleType, type),
+    *(torch.dtype, torch.device, np.ndarray, np.generic, Logger),
+    *(Dataset, DataLoader, Sampler),  # they may hold a million rows, but no parameters
+)
 
 
 def reachable(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:

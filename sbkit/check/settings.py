@@ -7,7 +7,7 @@ stage, so a key also counts as read if the source of the recipe mentions it.
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from sbkit.check.checked_run import CheckedRun, Declared, Finding
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
 from sbkit.checkpoint.weights import check_weights
-from sbkit.config.document import Document, referenced, tag_of, walk
+from sbkit.config.document import referenced, tag_of, walk
 from sbkit.config.hparams import MissingKnobError, resolve
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
@@ -73,31 +73,40 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     )
     candidates = names_read - set(run.declared.document.root)
     for key in unread_keys(run.declared, names_read):
-        yield run.finding(
-            key,
-            problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
-            fix=f"Correct its name, or take it out.{did_you_mean(key, candidates)}",
-        )
+        yield _unread(run.declared, key, candidates)
 
 
 def find_misspelled(declared: Declared, missing_key: str) -> Iterator[Finding]:
     """Find the keys that look like a misspelling of one that code reads, but the YAML lacks."""
     for key in unread_keys(declared, declared.values.knobs.names_read):
         if nearest(key, {missing_key}):
-            yield declared.finding(
-                key,
-                problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
-                fix=f"Correct its name, or take it out.{did_you_mean(key, {missing_key})}",
-            )
+            yield _unread(declared, key, {missing_key})
 
 
-def unread_keys(declared: Declared, names_read: Set[str]) -> list[str]:
-    """List the keys of the user that no reference names and no code has read."""
+def _unread(declared: Declared, key: str, candidates: Set[str]) -> Finding:
+    return declared.finding(
+        key,
+        problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
+        fix=f"Correct its name, or take it out.{did_you_mean(key, candidates)}",
+    )
+
+
+def unread_keys(declared: Declared, names_read: Set[str]) -> Iterator[str]:
+    """Yield the keys of the user that no reference names and no code has read.
+
+    Only keys of the root are tested: a class refuses arguments that it does not take.
+    """
     values, document = declared.values, declared.document
     set_by_user = {*values.given_overrides}
     if not folder_override(values.yaml_file):  # that of a run has the keys of its base as well
         set_by_user |= {*document.own_keys}
-    return [key for key in find_unread_keys(document, names_read) if key in set_by_user]
+    referenced_keys = {str(path[0]) for _, node in walk(document.root) for path in referenced(node)}
+    used = names_read | referenced_keys | COMMAND_KEYS
+    for key, node in document.root.items():
+        # An `!apply:` of somebody's own may have only a side effect.
+        is_call = tag_of(node).startswith("!apply:") and not tag_of(node).startswith("!apply:sbkit")
+        if key in set_by_user and not (key in used or key.startswith("_") or is_call):
+            yield key
 
 
 def names_in_code(brain: type) -> set[str] | None:
@@ -137,34 +146,12 @@ def source_file(module_name: str) -> Path | None:
     return Path(name).absolute()
 
 
-def find_unread_keys(document: Document, names_read: Set[str]) -> Iterator[str]:
-    """Yield the keys that no reference names and no code has read.
-
-    Only keys of the root are tested: a class refuses arguments that it does not take.
-    """
-    referenced_keys = {str(path[0]) for _, node in walk(document.root) for path in referenced(node)}
-    used = names_read | referenced_keys | COMMAND_KEYS
-    for key, node in document.root.items():
-        # An `!apply:` of somebody's own may have only a side effect.
-        is_call = tag_of(node).startswith("!apply:") and not tag_of(node).startswith("!apply:sbkit")
-        if not (key in used or key.startswith("_") or is_call):
-            yield key
-
-
 def check_freezing(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen at random weights for the whole run.
-
-    Training itself refuses values that are neither steps nor `always`.
-    """
-    knobs = run.values.knobs
-    frozen_steps = knobs.get(FREEZE)
-    if isinstance(frozen_steps, list | tuple):
-        frozen_steps = dict.fromkeys(map(str, frozen_steps), ALWAYS)
-    if not isinstance(frozen_steps, Mapping):
-        return
-    is_first = not run.values.has_checkpoint()
-    parts = [part for part, end in frozen_steps.items() if end == ALWAYS]
-    if parts and is_first and not any(map(knobs.get, ("pretrained", "init_from"))):
+    """Find parts that stay frozen at random weights for the whole run."""
+    steps = run.brain.training_step.freezing.steps
+    parts = [part for part, end in steps.items() if end == ALWAYS]
+    has_weights = any(map(run.values.knobs.get, ("pretrained", "init_from")))
+    if parts and not has_weights and not run.values.has_checkpoint():
         yield run.finding(
             FREEZE,
             problem=f"`freeze` keeps {', '.join(parts)} at random weights: neither `pretrained` "

@@ -63,7 +63,6 @@ class ClipTable:
     sizes: dict[str, int] = field(default_factory=dict)
 
     def unfinished(self, items: Sequence[str]) -> list[str]:
-        """Return the items that have to be done."""
         return [item for item in items if item not in self.rows]
 
     def require_unchanged(self, files: Iterable[str]) -> None:
@@ -75,15 +74,10 @@ class ClipTable:
                     "other audio. Rename it, or choose another --out."
                 )
 
-    def add(self, item: str, rows: list[Row]) -> None:
-        """Finish an item."""
+    def add(self, item: str, rows: list[Row], **size: int) -> None:
+        """Finish an item; `size`: in bytes, of one that is a file."""
         self.rows[item] = rows
-        self.write_progress({"item": item, "rows": rows})
-
-    def add_file(self, file: str, rows: list[Row]) -> None:
-        """Finish an item that is a file."""
-        self.rows[file] = rows
-        self.write_progress({"item": file, "rows": rows, "size": Path(file).stat().st_size})
+        self.write_progress({"item": item, "rows": rows, **size})
 
     def write_progress(self, entry: Mapping[str, Any]) -> None:
         line = f"{json.dumps(entry)}\n".encode()
@@ -110,7 +104,6 @@ class ClipTable:
         self.sizes |= {entry["item"]: entry["size"] for entry in entries if "size" in entry}
 
     def sorted_rows(self) -> list[Row]:
-        """Return the rows of all finished items."""
         return [row for item in sorted(self.rows) for row in self.rows[item]]
 
     def write(self, columns: Sequence[str], rows: Iterable[Row], summary: str) -> None:

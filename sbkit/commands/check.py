@@ -1,18 +1,11 @@
 """`sbkit check` and `sbkit config`: what a YAML would do, and all that it says, on the screen."""
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import ConfigError
 from sbkit.cli.arguments import Parser
-
-if TYPE_CHECKING:
-    from sbkit.check.checked_run import Finding
-
-FINDINGS_EXIT = 1  # exit code
 
 
 def add_commands(parser: Parser) -> None:
@@ -32,7 +25,10 @@ def add_commands(parser: Parser) -> None:
 
 
 def check(options: Namespace) -> int:
-    """Print every finding, and return the exit code; raises SbkitError for an unreadable YAML."""
+    """Print every finding; return 1 if one stops the run or, with `--strict`, if there is any.
+
+    Raises SbkitError for an unreadable YAML.
+    """
     keep_freed_memory()  # as training does: the check measures its memory
     from sbkit.base.files import to_json
     from sbkit.base.messages import printable_json
@@ -58,32 +54,25 @@ def check(options: Namespace) -> int:
     cost = result.measured.cost  # None if it could not be measured
     test = result.measured.learning  # None if it was not made, or if no step can run
     if options.json:
-        record: dict[str, object] = {"findings": [finding.as_record() for finding in findings]}
+        records = [{"severity": finding.severity, **asdict(finding)} for finding in findings]
+        record: dict[str, object] = {"findings": records}
         if cost is not None:
             record["cost"] = asdict(cost)
         if test is not None:
             record["learn"] = asdict(test)
         print(printable_json(to_json(record)))
     else:
-        lines = result.measured.initial_weights
+        lines = [*result.measured.initial_weights]
         if options.defaults:
             defaults = resolve(options.yaml, overrides).defaults
-            lines = [
-                *lines,
-                *(f"`{key}` is {values.knobs[key]!r} by default." for key in defaults),
-            ]
+            lines += [f"`{key}` is {values.knobs[key]!r} by default." for key in defaults]
         print(*findings, *lines, summary(findings), sep="\n")
         if cost is not None:
             print(cost)
         if options.learn:
             not_tried = "--learn: not tried, because no step can run: see the errors above."
             print(not_tried if test is None else f"--learn {test.outcome}: {test.description}")
-    return exit_code(findings, strict=options.strict)
-
-
-def exit_code(findings: Sequence["Finding"], *, strict: bool) -> int:
-    """Return 1 if a finding stops the run; with ``strict``, if there is any finding."""
-    return FINDINGS_EXIT if any(strict or finding.stops for finding in findings) else 0
+    return int(any(options.strict or finding.stops for finding in findings))
 
 
 def print_config(options: Namespace) -> None:

@@ -45,12 +45,7 @@ from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.scoring import (
-    BundleScorer,
-    decoding_facts,
-    provenance_of,
-    sample_validation,
-)
+from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, sample_validation
 from sbkit.runtime.test_report import ScoredSet, TestReport
 from sbkit.runtime.test_sets import BATCH_SECONDS
 from sbkit.runtime.torch_model import TorchBundle, TorchModel

@@ -8,6 +8,7 @@
 import gc
 import logging
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,15 +20,17 @@ from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
+from sbkit.base.files import write_bytes_atomically
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.check.check import check_before_training, check_run
 from sbkit.check.checked_run import Declared, Finding
-from sbkit.checkpoint.folder import lock_folder, unlock_folder
+from sbkit.checkpoint.folder import lock_folder, newest_checkpoint, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
     BUNDLE,
+    CHECKPOINTS,
     DATA_KNOBS,
     RUN_YAML,
     TEST_KEYS,
@@ -65,9 +68,8 @@ from sbkit.train.setup import (
     prepare_run,
     prepare_splits,
     read_values,
-    set_results_aside,
-    write_label_files,
 )
+from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -398,6 +400,22 @@ def check_and_write_labels(setup: RunSetup) -> None:
     write_label_files(setup)
 
 
+def write_label_files(setup: RunSetup) -> None:
+    """Write the tokenizer, the list of classes and the language models into the run folder."""
+    folder = setup.values.folder
+    for name, content in setup.label_files.items():
+        file = folder / name
+        is_there = file.is_file() and file.read_bytes() == content
+        if not is_there:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes_atomically(file, content)
+        elif name == setup.recipe.label_file and not setup.values.has_checkpoint():
+            logger.info(
+                f"note: {file} was there before the first checkpoint and is used as it is. Remove "
+                "it to have it made again from this data."
+            )
+
+
 def open_run_folder(setup: RunSetup) -> None:
     """Load initial weights, write what describes the run, and set earlier results aside.
 
@@ -410,7 +428,11 @@ def open_run_folder(setup: RunSetup) -> None:
         for line in load_initial_weights(setup):
             logger.info(line)
     setup.hparams["checkpointer"].check_same_model()
-    was_finished = setup.is_finished()
+    was_finished = is_finished(
+        values.folder,
+        number_of_epochs=setup.hparams["epoch_counter"].limit,
+        patience=values.knobs.get("early_stopping", 0),
+    )
     if was_finished:
         config.check_effective(values.folder)
     with main_rank_first():
@@ -427,6 +449,21 @@ def open_run_folder(setup: RunSetup) -> None:
             )
             return_freed_memory()  # of the report, which training does not need
     write_config(setup)
+
+
+def set_results_aside(folder: Path) -> None:
+    """Rename the bundle and summary of a run that is trained further.
+
+    The next test replaces its other results.
+    """
+    newest = newest_checkpoint(folder / CHECKPOINTS)
+    epoch = newest.meta.get("epoch", 0) if newest else 0
+    for file in (folder / BUNDLE, folder / SUMMARY):
+        if file.exists():
+            renamed = file.with_stem(f"{file.stem}-{epoch}")
+            shutil.rmtree(renamed, ignore_errors=True)  # of an earlier try
+            file.rename(renamed)
+            logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
 def write_config(setup: RunSetup) -> None:

@@ -33,32 +33,20 @@ from torch.utils.data import DataLoader
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
 from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
-from sbkit.bundle.task import Task
+from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import (
-    State,
-    isolated_rng,
-    random_state,
-    restore_random_state,
-    seed_step,
-)
+from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import KnobAttributes, Knobs
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import gather_over_ranks, world_size
-from sbkit.logs.metric import LOSS, best_key, describe_values
+from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
-from sbkit.train.ddp import Objective
-from sbkit.train.evaluation import (
-    EvaluationHooks,
-    Evaluator,
-    length_of,
-    mean_over_ranks,
-)
+from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
 from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
@@ -75,7 +63,7 @@ from sbkit.train.optimizers import (
     with_lr_scale,
 )
 from sbkit.train.schedule import Position, highest_factor, read_schedule, set_rate
-from sbkit.train.step import TrainingStep, as_loss, detached
+from sbkit.train.step import Objective, TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
 from sbkit.train.watchdog import Watchdog
 
@@ -120,7 +108,7 @@ PHASES = {  # titles of the progress bar
 
 
 @register_checkpoint_hooks
-class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
+class Brain(sb.Brain):  # type: ignore[misc]
     """Train and validate a recipe's model; takes the arguments of SpeechBrain's Brain.
 
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
@@ -128,6 +116,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     Attributes:
         parts, optional_parts: YAML keys of the parts of the `network`; a YAML may leave out the
             optional ones. A Brain without parts sets its `network` itself.
+        network: the model that bundles of a run contain, of the task's `model_class`. A test
+            replaces it by the exported one, so `compute_forward` calls no other.
+        task: what the model predicts, and how it is scored.
+        metrics: the metrics that `measure` computes; the first one ranks checkpoints. Without any
+            it is the loss. They belong to the class: an instance may have a SpeechBrain recipe's
+            own attribute of that name.
+        evaluates_segments: whether a recording longer than `eval_batch_seconds` is evaluated in
+            segments.
         loaders: loaders of the run, if `Run.make_brain` made the Brain.
         training_step: adds up gradients and updates the weights.
         training_metrics: loss and speed of the run so far.
@@ -152,10 +148,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     4
     """
 
-    loaders: Loaders | None = None
-    num_averaged: int = 1
     parts: ClassVar[tuple[str, ...]] = ()
     optional_parts: ClassVar[tuple[str, ...]] = ()
+    network: Any = None
+    task: Task | None = None
+    metrics: ClassVar[Metrics] = {}
+    evaluates_segments: ClassVar[bool] = False
+    loaders: Loaders | None = None
+    num_averaged: int = 1
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             run_folder=self.run_folder,
         )
         self.training_metrics = TrainingMetrics(self.device)
-        self.evaluator = Evaluator(self)
+        self.evaluator = Evaluator(type(self).metrics or LOSS, self.measure)
         self.save_or_leave = SaveOrLeave(
             None if checkpointer is None else self._save_intra_epoch_ckpt,
             minutes=self.ckpt_interval_minutes,
@@ -245,7 +245,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return task.model_class()(model=self.modules["model"], **parts, **labels)
 
     def _reset_position(self) -> None:
-        """Set the counters to the start of a run."""
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
         self._is_last = False  # whether the micro-batch is the last of its epoch
@@ -305,10 +304,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `number_of_epochs`."
             )
         try:
-            with (
-                isolated_rng(self.device) if has_own_numbers else nullcontext(),
-                self._watch(),
-            ):
+            with isolated_rng(self.device) if has_own_numbers else nullcontext(), self._watch():
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
                 self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
@@ -587,7 +583,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
 
     def to_device(self, batch: Any) -> Any:
-        """Return a batch on the device of the model."""
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
     # -- optimizers and their rate --------------------------------------------------------------
@@ -674,6 +669,18 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return context
 
     # -- evaluation ---------------------------------------------------------------------------
+
+    def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
+        """Return a result for every utterance of an evaluated batch, as plain data."""
+        raise NotImplementedError("a Brain with `metrics` defines `score`")
+
+    def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
+        """Return the value of each of `metrics` over the results of a split."""
+        if not type(self).metrics:
+            return mean_loss(results)
+        if self.task is None:
+            raise NotImplementedError("a Brain with `metrics` defines `measure`")
+        return self.task.measure(results)
 
     def _fit_valid(self, valid_set: SplitLoaders | None, epoch: int, show_progress: bool) -> None:
         """Save, and validate; a recipe of SpeechBrain's may override this to do so less often.
@@ -912,7 +919,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     @mark_as_loader  # type: ignore[untyped-decorator]
     def _recover(self, path: str | Path, end_of_epoch: bool) -> None:
-        """Read the position in the run."""
         if self._keeps_counters:
             return
         text = Path(path).read_text()  # SpeechBrain writes YAML, with fewer counters

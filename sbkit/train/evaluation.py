@@ -1,59 +1,26 @@
-"""Validation: a recipe's hooks, and the results of every utterance.
-
-`Brain` runs the batches; an `Evaluator` keeps their results and measures them by the hooks.
-"""
+"""The results of validation sets: `Brain` runs the batches, and an `Evaluator` measures them."""
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
-from sbkit.bundle.task import Task, mean_loss
 from sbkit.distributed.ranks import gather_over_ranks
-from sbkit.logs.metric import LOSS, Metrics
+from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 
 
-class EvaluationHooks:
-    """Hooks that measure a recipe; without `metrics` it is measured by its loss.
-
-    Attributes:
-        task: what the model predicts, and how it is scored.
-        metrics: the metrics that `measure` computes; the first one ranks checkpoints. They belong
-            to the class: an instance may have a SpeechBrain recipe's own attribute of that name.
-        network: the model that bundles of a run contain, of the task's `model_class`. A test
-            replaces it by the exported one, so `compute_forward` calls no other.
-        evaluates_segments: whether a recording longer than `eval_batch_seconds` is evaluated in
-            segments.
-    """
-
-    task: Task | None = None
-    metrics: ClassVar[Metrics] = {}
-    network: Any = None
-    evaluates_segments: ClassVar[bool] = False
-
-    def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
-        """Return a result for every utterance of an evaluated batch, as plain data."""
-        raise NotImplementedError("a Brain with `metrics` defines `score`")
-
-    def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
-        """Return the value of each of `metrics` over the results of a split."""
-        if not type(self).metrics:
-            return mean_loss(results)
-        if self.task is None:
-            raise NotImplementedError("a Brain with `metrics` defines `measure`")
-        return self.task.measure(results)
-
-
 class Evaluator:
-    """Keep the results of evaluated splits, and measure them by a recipe's hooks.
+    """Keep the results of evaluated splits, and measure them.
 
     Attributes:
-        metrics: the metrics of the hooks; the loss if they have none.
+        metrics: what `measure` computes; the first one ranks checkpoints.
         results: by split, the results of `score`; without metrics the sum and count of each loss.
 
-    >>> evaluator = Evaluator(EvaluationHooks())
+    >>> from sbkit.bundle.task import mean_loss
+    >>> from sbkit.logs.metric import LOSS
+    >>> evaluator = Evaluator(LOSS, mean_loss)
     >>> evaluator.start(["dev"])
     >>> evaluator.enter("dev")
     >>> evaluator.add([(6.0, 3.0), (2.0, 1.0)])
@@ -61,9 +28,11 @@ class Evaluator:
     {'loss': 2.0}
     """
 
-    def __init__(self, hooks: EvaluationHooks) -> None:
-        self._hooks = hooks
-        self.metrics: Metrics = type(hooks).metrics or LOSS
+    def __init__(
+        self, metrics: Metrics, measure: Callable[[Sequence[Any]], Mapping[str, float]]
+    ) -> None:
+        self.metrics = metrics
+        self._measure = measure
         self.start(())
 
     def start(self, splits: Iterable[str]) -> None:
@@ -80,13 +49,13 @@ class Evaluator:
         self.results[self._split].extend(results)
 
     def measure(self, results: Sequence[Any]) -> dict[str, float]:
-        """Return the values of the hook `measure`, the metric that ranks checkpoints first.
+        """Return the values of results, the metric that ranks checkpoints first.
 
         They are NaN without results: nothing is good or bad.
         """
         if not results:
             return dict.fromkeys(self.metrics, math.nan)
-        values = {name: float(value) for name, value in self._hooks.measure(results).items()}
+        values = {name: float(value) for name, value in self._measure(results).items()}
         best = next(iter(self.metrics))
         return {best: values[best], **values}
 

@@ -239,20 +239,11 @@ class TrainingMetrics:
             self.progress.report_step(figures)
 
     def log_epoch(
-        self,
-        epoch: int,
-        step: int,
-        *,
-        valid_loss: float,
-        values: Mapping[str, float],
+        self, epoch: int, step: int, *, valid_loss: float, values: Mapping[str, float]
     ) -> EpochFigures:
         """Write an epoch's figures to the log, and return them; every rank calls this.
 
-        Args:
-            epoch: the epoch.
-            step: steps of the run so far.
-            valid_loss: mean loss of the validation.
-            values: metrics of the validation.
+        valid_loss, values: mean loss and metrics of the validation.
         """
         figures = EpochFigures(
             epoch=epoch,

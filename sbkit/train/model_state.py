@@ -174,11 +174,8 @@ def measure_normalization(
     Each rank reads its own batches. The sums are in float64, so that the order of a million
     utterances does not matter.
 
-    Args:
-        norms: at least one.
-        compute: from audio (B, S) and lengths (B,) to features (B, T, M), zero past their lengths.
-        batches: the batches of the training set.
-        device: the device of the model.
+    norms: at least one.
+    compute: from audio (B, S) and lengths (B,) to features (B, T, M), zero past their lengths.
     """
     frames = torch.zeros((), dtype=torch.int64, device=device)
     sums = torch.zeros(2, len(norms[0].mean), dtype=widest_float(device), device=device)

@@ -342,6 +342,9 @@ class Freezing:
     At first, only the parts frozen for the whole run are frozen, because the optimizers are made
     with all the other parameters. Raises ConfigError for a path that does not exist, or a
     `freeze` that is neither a list nor a mapping of paths.
+
+    Attributes:
+        steps: for which each path of `freeze` is frozen, or ALWAYS.
     """
 
     def __init__(self, hparams: Mapping[str, Any]) -> None:
@@ -349,7 +352,7 @@ class Freezing:
         if isinstance(declared, list | tuple) and all(isinstance(p, str) for p in declared):
             declared = dict.fromkeys(declared, ALWAYS)
         kind = f"a list of paths in `model`, or a mapping of them to {ALWAYS} or a number of steps"
-        steps = check_paths(FREEZE, declared, hparams, kind=kind, values=FREEZE_STEPS)
+        self.steps = steps = check_paths(FREEZE, declared, hparams, kind=kind, values=FREEZE_STEPS)
         modules = dict(named_modules(hparams)) if steps else {}
         self._parts = [
             FreezablePart(

@@ -49,13 +49,12 @@ from typing import Any
 import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.files import write_bytes_atomically
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, RunConfig, folder_override
+from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override
 from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, load_hparams, read_knobs
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
@@ -63,7 +62,6 @@ from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import DeviceCounter, Placement, count_local_devices, resolve
-from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.folder import load_weights
@@ -73,7 +71,6 @@ from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import initialize_from, with_encoder_config
 from sbkit.train.recipe import Recipe, load_recipe
-from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -146,16 +143,12 @@ def read_values(
     recipe: type[Recipe] | None = None,
     count: DeviceCounter = count_local_devices,
 ) -> RunValues:
-    """Read a YAML with its overrides.
+    """Read a YAML with its overrides; that of a run folder is for the folder where it lies.
 
-    Args:
-        yaml_file: the YAML of the run. That of a run folder is for the folder where it lies.
-        overrides: values that replace the YAML's, by key, such as `lr` or `Transformer.dropout`.
-        recipe: replaces the recipe that the YAML names.
-        count: counts the devices of a type.
+    overrides: by key, such as `lr` or `Transformer.dropout`.
+    recipe: replaces the recipe that the YAML names.
 
-    Raises:
-        SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
+    Raises SbkitError if the YAML, or the pretrained encoder that it names, cannot be read.
     """
     yaml_file = Path(yaml_file)
     given = nest_overrides(overrides)
@@ -197,23 +190,13 @@ class RunSetup:
         label_file = self.label_files.get(self.recipe.label_file or "")
         return self.values.make_run_config(self.splits, label_file)
 
-    def is_finished(self) -> bool:
-        """Return, before training, whether the run has trained its last epoch or stopped early."""
-        return is_finished(
-            self.values.folder,
-            number_of_epochs=self.hparams["epoch_counter"].limit,
-            patience=self.values.knobs.get("early_stopping", 0),
-        )
-
 
 def prepare_run(values: RunValues, placement: Placement | None = None) -> RunSetup:
     """Make all that a run needs, and write nothing into its folder.
 
     placement: by default the one that the YAML declares.
 
-    Raises:
-        SbkitError: something of the run is wrong, as a sentence says. The step in which an error is
-            raised is noted in it.
+    Raises SbkitError if something of the run is wrong; the step that raised it is noted in it.
     """
     with step("recipe"):
         recipe = values.load_recipe()
@@ -349,37 +332,3 @@ def make_brain(setup: RunSetup, *, can_fit: bool = False, **run_opts: Any) -> Br
         )
     brain.loaders = setup.loaders if can_fit else None
     return brain
-
-
-# -- the run folder --------------------------------------------------------------------------------
-
-
-def write_label_files(setup: RunSetup) -> None:
-    """Write the tokenizer, the list of classes and the language models into the run folder."""
-    folder = setup.values.folder
-    for name, content in setup.label_files.items():
-        file = folder / name
-        is_there = file.is_file() and file.read_bytes() == content
-        if not is_there:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_bytes_atomically(file, content)
-        elif name == setup.recipe.label_file and not setup.values.has_checkpoint():
-            logger.info(
-                f"note: {file} was there before the first checkpoint and is used as it is. Remove "
-                "it to have it made again from this data."
-            )
-
-
-def set_results_aside(folder: Path) -> None:
-    """Rename the bundle and summary of a run that is trained further.
-
-    The next test replaces its other results.
-    """
-    newest = newest_checkpoint(folder / CHECKPOINTS)
-    epoch = newest.meta.get("epoch", 0) if newest else 0
-    for file in (folder / BUNDLE, folder / SUMMARY):
-        if file.exists():
-            renamed = file.with_stem(f"{file.stem}-{epoch}")
-            shutil.rmtree(renamed, ignore_errors=True)  # of an earlier try
-            file.rename(renamed)
-            logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")

@@ -115,13 +115,10 @@ class SaveOrLeave:
 
         At the end of an epoch it only leaves: the epoch is saved before its validation, and after.
 
-        Args:
-            step: the number of optimizer steps so far, for the log.
-            ends_step: whether the micro-batch was the last of its step.
-            is_last: whether it was the last of its epoch.
+        step: optimizer steps so far, for the log.
+        ends_step, is_last: whether the micro-batch was the last of its step, and of its epoch.
 
-        Raises:
-            StopRequestedError: a rank has received a signal.
+        Raises StopRequestedError if a rank has received a signal.
         """
         self._micro_batches += 1
         if not ends_step:

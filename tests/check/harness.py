@@ -50,7 +50,6 @@ def note(check: str, at: str, *words: str) -> Expected:
 
 
 def changed(**attributes: Any) -> type[Asr]:
-    """Return the recipe with other attributes."""
     return type("Changed", (Asr,), attributes)
 
 
@@ -87,7 +86,6 @@ def mutation(name: str, *expected: Expected, **options: Any) -> Mutation:
 
 
 def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[Finding]:
-    """Apply the fault in a new folder, and check the run."""
     yaml, run = folder / "mutated.yaml", folder / "run"
     yaml.write_text(_broken_text(mutation), encoding="utf-8")
     if mutation.release is not None:
@@ -127,7 +125,6 @@ def declared_run(
 
 
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:
-    """Compare the findings with the expected ones, one to one."""
     printed = "\n".join(map(str, findings)) or "nothing"
     unexpected, document = list(findings), read_document(yaml)
     for expected in mutation.expected:

@@ -1,5 +1,6 @@
 """What a finding looks like in print, how findings are gathered, and what a dry run leaves."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,10 @@ from torch.nn.modules import module
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check
-from sbkit.check.check import CheckResult, check_run, summary
+from sbkit.check.check import CheckResult, check_run
 from sbkit.check.checked_run import Declared, Finding
 from sbkit.check.ownership import reachable
-from sbkit.commands.check import exit_code
+from sbkit.commands.cli import run
 from sbkit.train import setup
 from sbkit.train.setup import read_values
 from tests.check.harness import checked_run
@@ -25,10 +26,9 @@ ERROR = Finding(check="labels", problem="`a` has 3", where="x.yaml:3", fix="Do."
 NOTE = Finding(check="data", problem="a clip is silent", where="x.yaml:1", stops=False)
 
 
-def test_finding_has_its_severity_in_text_and_record() -> None:
+def test_finding_has_its_severity_in_text() -> None:
     assert str(ERROR) == "x.yaml:3: error: `a` has 3 [labels]\n  fix: Do."
     assert str(NOTE) == "x.yaml:1: note: a clip is silent [data]"
-    assert [finding.as_record()["severity"] for finding in (ERROR, NOTE)] == ["error", "note"]
 
 
 def test_finding_as_sentence_names_its_place_unless_that_is_the_file() -> None:
@@ -50,11 +50,21 @@ def test_finding_escapes_control_characters() -> None:
     ],
 )
 def test_only_errors_set_the_exit_code_unless_strict(
-    findings: list[Finding], text: str, code: int, strict_code: int
+    findings: list[Finding],
+    text: str,
+    code: int,
+    strict_code: int,
+    declared: Declared,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert summary(findings) == text
-    assert exit_code(findings, strict=False) == code
-    assert exit_code(findings, strict=True) == strict_code
+    monkeypatch.setattr(check, "check_run", lambda *_, **__: CheckResult(findings=findings))
+    command = ["check", str(declared.values.yaml_file)]
+    assert run(command) == code
+    assert capsys.readouterr().out.splitlines()[-1] == text
+    assert run([*command, "--strict", "--json"]) == strict_code
+    records = json.loads(capsys.readouterr().out)["findings"]
+    assert [record["severity"] for record in records] == [f.severity for f in findings]
 
 
 @pytest.fixture
@@ -156,11 +166,12 @@ def test_training_shows_notes_beside_errors(
 def test_dry_run_of_a_healthy_step_trains_everything_once(
     workplace: Workplace, tmp_path: Path
 ) -> None:
-    with checked_run(workplace, tmp_path / "run") as run:
-        assert run.trial.trained == {id(p) for p in run.model.parameters()}
-        assert (run.trial.error, run.trial.created, run.trial.unsaved) == (None, [], [])
+    with checked_run(workplace, tmp_path / "run") as healthy:
+        trial = healthy.trial
+        assert trial.trained == {id(p) for p in healthy.model.parameters()}
+        assert (trial.error, trial.created, trial.unsaved) == (None, [], [])
         random_state = torch.get_rng_state()
-        assert check_run(run.declared, setup=run.setup, checks=[]).findings == []
+        assert check_run(healthy.declared, setup=healthy.setup, checks=[]).findings == []
         assert torch.equal(torch.get_rng_state(), random_state)
     assert not (tmp_path / "run").exists()
     assert not module._global_forward_hooks

@@ -162,7 +162,7 @@ def test_full_disk_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) ->
     assert list(check_cost(run)) == []
     monkeypatch.setattr(cost.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     (finding,) = check_cost(run)
-    assert (finding.where, finding.stops) == (run.place("output_folder"), True)
+    assert (finding.where, finding.stops) == (run.declared.place("output_folder"), True)
     assert "the run would end with a full disk" in finding.problem
 
 

@@ -149,7 +149,7 @@ def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
         "train is without 2 rows (unreadable audio): bad0 (it is empty), bad1"
     )
     assert long.problem.startswith("train is without 8 rows (longer than 9 s): long0 (12.00 s), ")
-    assert long.where == run.place("max_seconds")
+    assert long.where == run.declared.place("max_seconds")
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,7 @@ from sbkit.check.learn import check_causes, check_learning, masked_share
 from sbkit.commands.cli import run as sbkit
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.check.harness import checked_run, declared_run
-from tests.runs import (
-    ROOT,
-    TINY_VOICE,
-    Workplace,
-    make_workplace,
-    one_thread,
-    rows_of,
-    write_tsv,
-)
+from tests.runs import ROOT, TINY_VOICE, Workplace, make_workplace, one_thread, rows_of, write_tsv
 
 LARGER = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--num_decoder_layers=0")
 LARGER += ("--ctc_weight=1.0", "--dropout=0.0")

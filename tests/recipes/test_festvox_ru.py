@@ -57,7 +57,6 @@ def test_release_has_plain_sentences(tmp_path: Path) -> None:
 
 
 def fill_cache(cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the release of a package into the cache."""
     release = cache / f"festvox-ru/9-r{RELEASE_VERSION}/ru"
     release.mkdir(parents=True)
     write_release(package, release)

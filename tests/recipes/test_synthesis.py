@@ -30,7 +30,6 @@ from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.manifest import Manifest
-from sbkit.logs.run_log import read_log
 from sbkit.tasks.synthesis.model import (
     diagonal_prior,
     find_durations,
@@ -42,7 +41,16 @@ from sbkit.tasks.synthesis.model import (
 from sbkit.tasks.synthesis.predict import MAX_TEXT_CHARACTERS, Synthesizer
 from sbkit.tasks.synthesis.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
-from tests.runs import TINY_VOICE, Workplace, load_brain, read_json, with_sgd
+from tests.runs import (
+    TINY_VOICE,
+    Workplace,
+    load_brain,
+    read_json,
+    records_of,
+    row_of,
+    times_of,
+    with_sgd,
+)
 from tests.runtime.bundles import parity_report
 from tests.serve.server import running_server
 
@@ -68,7 +76,7 @@ def voice(bundle: Path) -> Iterator[Synthesizer]:
 
 
 def test_tts_yaml_is_trained_and_reports_examples_and_misaligned_clips(trained: Path) -> None:
-    epochs = [entry for entry in read_log(trained / "train_log.jsonl") if "valid_loss" in entry]
+    epochs = records_of(trained, "epoch")
     assert epochs[1]["valid_loss"] < epochs[0]["valid_loss"]
     figures = read_json(trained / "summary.json")["test"]["test"]
     parts = figures["mel_distance"] + figures["vocoder_distance"]
@@ -97,11 +105,12 @@ def brain(tmp_path_factory: pytest.TempPathFactory) -> SynthesisBrain:
 def batch(brain: SynthesisBrain) -> SpokenBatch:
     random = np.random.default_rng(0)
     rows = [
-        {
-            **{"id": text, "symbols": text, "percent": 100, "weight": 1, "samples": frames * FRAME},
-            "audio": random.normal(0, 1000, frames * FRAME).astype(np.int16),
-            "pitch": " ".join(["120"] * frames),
-        }
+        row_of(
+            text,
+            random.normal(0, 1000, frames * FRAME).astype(np.int16),
+            symbols=text,
+            pitch=" ".join(["120"] * frames),
+        )
         for text, frames in (("abc de.", 60), ("fag.", 31))
     ]
     return SpokenCollate(brain.hparams.labels, RATE, FRAME)(rows)
@@ -169,11 +178,8 @@ def test_collate_trims_the_silence_around_a_clip(brain: SynthesisBrain) -> None:
     random = np.random.default_rng(0)
     runs = ((0.5, 5), (1.0, 3000), (0.4, 5), (1.0, 3000), (0.5, 5))
     audio = np.concatenate([random.normal(0, level, round(s * RATE)) for s, level in runs])
-    row = {
-        **{"id": "a", "symbols": "abc.", "percent": 100, "weight": 1, "samples": len(audio)},
-        "audio": audio.astype(np.int16),
-        "pitch": " ".join(str(100 + frame) for frame in range(-(-len(audio) // FRAME))),
-    }
+    pitch = " ".join(str(100 + frame) for frame in range(-(-len(audio) // FRAME)))
+    row = row_of("a", audio.astype(np.int16), symbols="abc.", pitch=pitch)
     trimmed = SpokenCollate(brain.hparams.labels, RATE, FRAME)([row])
     first, end = round(0.46 * RATE) // FRAME * FRAME, round(2.94 * RATE)
     assert np.array_equal(trimmed.audio[0].numpy(), row["audio"][first:end])
@@ -328,16 +334,12 @@ def test_lines_become_clips_with_a_table_to_train_on(
         audio, rate = soundfile.read(row["audio"], dtype="float32")
         assert audio == pytest.approx(voice.speak(text, float(row["speed"])), abs=1e-4)
         assert (rate, float(row["duration"])) == (RATE, round(len(audio) / RATE, 3))
-    present = files_with_times(tmp_path / "clips")
+    present = times_of(tmp_path / "clips", "*.flac")
     assert speak_lines("--speeds", "0.9", "1.1") == FILES_FAILED
-    assert files_with_times(tmp_path / "clips") == present
+    assert times_of(tmp_path / "clips", "*.flac") == present
     assert read_table(tmp_path / "clips/some.csv") == rows
     with pytest.raises(SbkitError, match=r"some.csv was begun with .* \(different: speeds\)"):
         speak_lines("--speeds", "0.9", "1.2")
-
-
-def files_with_times(folder: Path) -> dict[Path, int]:
-    return {file: file.stat().st_mtime_ns for file in folder.rglob("*.flac")}
 
 
 def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
@@ -355,10 +357,10 @@ def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("sbkit.audio.io.encode_audio", encode_once)
         speak_lines("--part", "1/2")
-    before = files_with_times(tmp_path / "clips")
+    before = times_of(tmp_path / "clips", "*.flac")
     assert len(before) == 1
     speak_lines("--part", "1/2")
-    assert before.items() <= files_with_times(tmp_path / "clips").items()
+    assert before.items() <= times_of(tmp_path / "clips", "*.flac").items()
     assert speak_lines("--part", "2/2") == FILES_FAILED
     parts = [read_table(tmp_path / f"clips/some.{number}-of-2.csv").keys() for number in (1, 2)]
     assert parts[0] | parts[1] == SPOKEN and not parts[0] & parts[1]

@@ -36,7 +36,16 @@ from sbkit.data.shard import read_rows
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
-from tests.runs import ROOT, TINY_VAD, Workplace, last_parameters, load_brain, prompts, read_json
+from tests.runs import (
+    ROOT,
+    TINY_VAD,
+    Workplace,
+    last_parameters,
+    load_brain,
+    prompts,
+    read_json,
+    row_of,
+)
 from tests.runtime.bundles import make_bundle
 
 VAD_RUN: Any = {"yaml": "hparams/vad.yaml", "tiny": TINY_VAD}
@@ -121,10 +130,7 @@ def brain(tmp_path_factory: pytest.TempPathFactory) -> VoiceActivityBrain:
 
 
 def batch_of(*clips: Samples, weights: list[int]) -> SpeechBatch:
-    rows = [
-        {"id": str(n), "audio": clip, "samples": len(clip), "percent": 100, "weight": weights[n]}
-        for n, clip in enumerate(clips)
-    ]
+    rows = [row_of(str(n), clip, weight=weights[n]) for n, clip in enumerate(clips)]
     return collate(rows, sample_rate=RATE)
 
 

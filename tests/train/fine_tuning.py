@@ -41,7 +41,6 @@ class EncoderBrain(Brain):
         return scores
 
     def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Loss:
-        """Sum over a clip."""
         return Loss(predictions.square().sum((1, 2)), torch.ones(len(predictions)))
 
 

@@ -205,9 +205,7 @@ with process_group(torch.device("cpu")):
 
 
 @pytest.mark.ddp
-def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(
-    tmp_path: Path,
-) -> None:
+def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(tmp_path: Path) -> None:
     """The rate follows the position in the run, and a validation ranks its epoch."""
     for name, epochs in {"whole": [""], "killed": ["1", "4", ""]}.items():
         for dies_in in epochs:

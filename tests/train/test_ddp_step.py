@@ -40,7 +40,6 @@ class TurnsBrain(Brain):
         return torch.cat(scores) + (self.modules["late"](states).sum(1) if joined else 0)
 
     def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Loss:
-        """Return the squares."""
         return Loss(predictions.square(), torch.ones_like(predictions))
 
 

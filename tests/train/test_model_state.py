@@ -18,7 +18,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.models.layers import GlobalNorm
-from sbkit.train.brain import Brain
 from sbkit.train.model_state import (
     BufferSnapshot,
     MovingAverage,
@@ -26,6 +25,7 @@ from sbkit.train.model_state import (
     unmeasured_norms,
 )
 from tests import processes
+from tests.runs import row_of
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
 DECAY = 0.6  # above (1 + n) / (10 + n) until step 12
@@ -121,7 +121,6 @@ class Replacing(nn.Module):
         self.mean = torch.zeros(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Move the mean."""
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
         return x - self.mean
 
@@ -159,31 +158,13 @@ def test_weights_are_back_after_a_failed_save() -> None:
     assert float(module.weight.detach()) == 3.0
 
 
-class NormBrain(Brain):
-    """Normalize by the batch; the loss is the mean square."""
-
-    def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
-        """Normalize."""
-        outputs: Tensor = self.modules["norm"](batch)
-        return outputs
-
-    def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Tensor:
-        """Lose."""
-        return predictions.square().mean()
-
-
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_nonfinite_batch_leaves_running_statistics_unchanged(accumulation: int) -> None:
-    torch.manual_seed(0)
-    batches = list(torch.randn(8, 5, 3))
-    batches[5][0, 0] = torch.nan
+    batches = loader(40, 5)
+    batches.dataset.tensors[0][27, 0] = torch.nan
     norm = nn.BatchNorm1d(3)
-    brain = NormBrain(
-        modules={"norm": norm},
-        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        run_opts={"device": "cpu", "grad_accumulation_factor": accumulation},
-    )
-    brain.fit(range(1), torch.utils.data.DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    brain = brain_of(model=nn.Sequential(norm, line()), grad_accumulation_factor=accumulation)
+    brain.fit(range(1), batches)
     assert int(norm.num_batches_tracked) == 8 - accumulation
     assert all(buffer.isfinite().all() for buffer in norm.buffers())
 
@@ -234,12 +215,7 @@ def clips() -> list[Tensor]:
 
 
 def batch(audio: list[Tensor]) -> Batch:
-    """Pad clips to a batch without labels."""
-    rows = [
-        {"id": "", "audio": clip.numpy(), "samples": len(clip), "percent": 100, "weight": 1}
-        for clip in audio
-    ]
-    return Batch(**collate_audio(rows, 16_000))
+    return Batch(**collate_audio([row_of("", clip.numpy()) for clip in audio], 16_000))
 
 
 def batches() -> Iterator[Batch]:

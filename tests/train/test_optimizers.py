@@ -1,7 +1,6 @@
 """`lr_scale` and `layer_decay` lower the rate of parts."""
 
 import re
-from typing import Any
 
 import pytest
 from speechbrain.nnet.schedulers import NewBobScheduler
@@ -10,10 +9,6 @@ from torch.optim import SGD
 from sbkit.base.errors import SbkitError
 from sbkit.train.optimizers import with_lr_scale
 from tests.train.two_parts import fit, parts
-
-
-def sgd(groups: Any) -> SGD:
-    return SGD(groups, lr=1.0)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +37,7 @@ def test_lr_scale_refuses_scheduler_with_one_rate_for_all() -> None:
 
 def test_lr_scale_uses_longest_path_and_keeps_groups() -> None:
     scales = {"CNN.0": 0.5, "CNN": 0.1}
-    brain, _ = fit(lr_scale=scales, remove_vector_weight_decay=True, opt_class=sgd)
+    brain, _ = fit(lr_scale=scales, remove_vector_weight_decay=True, optimizer=SGD, lr=1.0)
     groups = brain.optimizer.param_groups
     rates = [(group["lr_scale"], group["lr"], group["weight_decay"]) for group in groups]
     assert rates == [
@@ -57,7 +52,8 @@ def test_lr_scale_uses_longest_path_and_keeps_groups() -> None:
 
 
 def test_layer_decay_slows_layers_farther_from_the_head() -> None:
-    brain, _ = fit(lr_scale={"CNN": 0.5}, layer_decay={"CNN": 0.1}, opt_class=sgd)
+    decay = {"CNN": 0.1}
+    brain, _ = fit(lr_scale={"CNN": 0.5}, layer_decay=decay, optimizer=SGD, lr=1.0)
     rates = [group["lr"] for group in brain.optimizer.param_groups]
     assert rates == pytest.approx([1.0, 0.5e-3, 0.5e-2])  # of the head, CNN.0 of 3, CNN.1
 

@@ -12,7 +12,6 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_yaml
-from sbkit.logs.run_log import read_log
 from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
 from sbkit.train.setup import read_values
 from tests.models.pretrained.folders import FRAMES, make_folder
@@ -21,6 +20,7 @@ from tests.runs import (
     Workplace,
     last_parameters,
     read_json,
+    records_of,
     stopped_after,
     train_here,
 )
@@ -59,7 +59,6 @@ def command(workplace: Workplace, pretrained: Path, run: Path, *options: str) ->
 def finished(
     workplace: Workplace, pretrained: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The folder of a run that nothing disturbed."""
     run = tmp_path_factory.mktemp("runs") / "finished"
     assert train_here(command(workplace, pretrained, run), workplace.cache) == 0
     return run
@@ -72,9 +71,7 @@ def test_run_records_its_base_model(finished: Path, pretrained: Path) -> None:
     assert read_json(finished / "run_config.json")["values"]["encoder_config"] == config
     assert read_knobs(finished / "hyperparams.yaml", {})["encoder_config"] == config
     assert ": loaded " in (finished / "train.log").read_text()
-    epochs = [
-        record for record in read_log(finished / "train_log.jsonl") if record["kind"] == "epoch"
-    ]
+    epochs = records_of(finished, "epoch")
     assert epochs[-1]["loss"] < epochs[0]["loss"]
 
 

@@ -53,13 +53,20 @@ OPTIMIZERS = {  # in another order than the losses
 
 
 def pair(
-    kind: type[Pair] = Pair, optimizers: dict[str, dict[str, Any]] = OPTIMIZERS, **options: Any
+    kind: type[Pair] = Pair,
+    optimizers: dict[str, dict[str, Any]] = OPTIMIZERS,
+    folder: Path | None = None,
+    **options: Any,
 ) -> Pair:
+    """folder: of its checkpoints."""
     torch.manual_seed(0)
+    epochs = EpochCounter(2)
+    modules = {"generator": nn.Linear(3, 3), "discriminator": nn.Linear(3, 1)}
     return kind(
-        modules={"generator": nn.Linear(3, 3), "discriminator": nn.Linear(3, 1)},
-        hparams={"optimizers": optimizers},
+        modules,
+        hparams={"optimizers": optimizers, "epoch_counter": epochs},
         run_opts={"device": "cpu", "noprogressbar": True, "max_grad_norm": -1, **options},
+        checkpointer=folder and Checkpointer(folder, recoverables={**modules, "epochs": epochs}),
     )
 
 
@@ -162,22 +169,6 @@ def test_loss_with_unknown_name_is_refused() -> None:
         match_losses(losses, ["generator", "discriminator"])
 
 
-def adversaries(folder: Path) -> Pair:
-    torch.manual_seed(0)
-    epochs = EpochCounter(2)
-    modules = {"generator": nn.Linear(3, 3), "discriminator": nn.Linear(3, 1)}
-    declared = {
-        "generator": {"parts": ["generator"], "opt_class": partial(AdamW, lr=0.1)},
-        "discriminator": {"opt_class": partial(SGD, lr=0.1, momentum=0.9)},
-    }
-    return Pair(
-        modules,
-        hparams={"optimizers": declared, "epoch_counter": epochs},
-        run_opts={"device": "cpu", "noprogressbar": True},
-        checkpointer=Checkpointer(folder, recoverables={**modules, "epochs": epochs}),
-    )
-
-
 def fit(brain: Pair) -> None:
     options = {"batch_size": 2}  # such a loader saves its position
     brain.fit(brain.hparams.epoch_counter, list(rows()), train_loader_kwargs=options)
@@ -187,7 +178,12 @@ def test_stopped_run_resumes_with_the_state_of_each_optimizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit."""
-    whole, stopped, resumed = map(adversaries, (tmp_path / "whole", tmp_path, tmp_path))
+    declared = {
+        "generator": {"parts": ["generator"], "opt_class": partial(AdamW, lr=0.1)},
+        "discriminator": {"opt_class": partial(SGD, lr=0.1, momentum=0.9)},
+    }
+    folders = (tmp_path / "whole", tmp_path, tmp_path)
+    whole, stopped, resumed = (pair(optimizers=declared, folder=folder) for folder in folders)
     fit(whole)
 
     def stop_after_step_5(*_: object) -> None:

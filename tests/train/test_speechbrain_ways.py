@@ -98,12 +98,7 @@ def test_option_with_other_meaning_than_speechbrain_is_refused(name: str) -> Non
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "update_average",
-        "check_loss_isfinite",
-        "check_gradients",
-        "_should_save_intra_epoch_ckpt",
-    ],
+    ["update_average", "check_loss_isfinite", "check_gradients", "_should_save_intra_epoch_ckpt"],
 )
 def test_overriding_a_hook_that_is_never_called_is_refused(name: str) -> None:
     overriding = type("Overriding", (MeanBrain,), {name: lambda self, *_: None})

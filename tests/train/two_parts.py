@@ -1,6 +1,5 @@
 """A Brain of two small parts, and the state of its model around each micro-batch."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader
 
 from sbkit.train.brain import Brain
+from tests.train.lines import brain_of
 
 
 def parts() -> dict[str, Any]:
@@ -21,8 +21,6 @@ State = dict[str, torch.Tensor]
 
 
 class Line(Brain):
-    """Fit a line, and note the state after each step."""
-
     def compute_forward(self, batch: Any, stage: Any) -> Any:
         model = self.modules["model"]
         return model[1](model[0](batch))
@@ -38,30 +36,15 @@ def state_of(model: nn.Module) -> State:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def adamw(groups: Any) -> AdamW:
-    return AdamW(groups, lr=0.1, weight_decay=0.1)
-
-
 def fit(
-    *,
-    batches: int = 1,
-    accumulation: int = 1,
-    opt_class: Callable[[Any], Any] = adamw,
-    **knobs: Any,
+    *, batches: int = 1, optimizer: Any = AdamW, lr: float = 0.1, **knobs: Any
 ) -> tuple[Line, list[State]]:
     """Train; return the state before and after each micro-batch."""
     torch.manual_seed(0)
     hparams = {**parts(), **knobs}
-    brain = Line(
-        modules={"model": hparams["model"]},
-        opt_class=opt_class,
-        hparams=hparams,
-        run_opts={
-            "device": "cpu",
-            "noprogressbar": True,
-            "grad_accumulation_factor": accumulation,
-        },
-    )
-    brain.states = [state_of(hparams["model"])]
+    model = hparams["model"]
+    options = {"optimizer": optimizer, "lr": lr, "noprogressbar": True}
+    brain = brain_of(Line, model=model, hparams=hparams, **options)
+    brain.states = [state_of(model)]
     brain.fit(range(1, 2), DataLoader(list(torch.randn(batches, 4, 2)), batch_size=None))  # type: ignore[arg-type]
     return brain, brain.states

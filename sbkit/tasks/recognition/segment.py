@@ -86,7 +86,8 @@ def segment(options: Namespace) -> None:
                     f"in {recording}. Check that they belong together, and the model's language."
                 )
             rows = [_to_row(recording, sentence) for sentence in aligned]
-            table.add_file(recording, [{**row, "transcript": digest} for row in rows])
+            rows = [{**row, "transcript": digest} for row in rows]
+            table.add(recording, rows, size=Path(recording).stat().st_size)
         rows = table.sorted_rows()
         spoken = [row for row in rows if row["score"] is not None]
         written = [row for row in spoken if row["score"] >= options.min_score]

@@ -26,8 +26,6 @@ def rewrite(release: Path, split: str, rows: list[Row]) -> None:
 
 
 def sentences(split: str, change: Callable[[str], str], num_rows: int | None = 1) -> Edit:
-    """Change the first sentences of a split."""
-
     def edit(release: Path) -> None:
         rows = rows_of(release / f"{split}.tsv")
         for row in rows[:num_rows]:
@@ -65,7 +63,6 @@ def with_silence(release: Path) -> None:
 
 
 def with_recordings_in_dev(release: Path) -> None:
-    """Repeat each clip for 35 seconds."""
     for row in rows_of(release / "dev.tsv"):
         samples, rate = soundfile.read(clip := release / "clips" / row["path"])
         soundfile.write(clip, np.resize(samples, 35 * rate), rate)

@@ -71,11 +71,16 @@ def optimizing(**groups: Callable[[AsrBrain], Iterable[nn.Parameter]]) -> type[A
     return brain(Optimizing)
 
 
+def front_end(part: str) -> tuple[tuple[str, str], ...]:
+    return (("!new:sbkit.models.frontend.ConvFrontEnd", f"!new:tests.check.parts.{part}"),)
+
+
 HERE = f"!new:{__name__}"
 SPARE_HEAD = """spare_head: !name:torch.nn.functional.linear
     weight: !new:torch.nn.Parameter [!apply:torch.ones [2, 2]]"""
 
-OWNERSHIP = [
+MUTATIONS = [
+    # -- who owns the parameters, and who updates them
     mutation(
         "ctc_lin left out of the list",
         error("brain", "model", "`ctc_lin` is not in its list", "Add `!ref"),
@@ -146,17 +151,12 @@ OWNERSHIP = [
         error("optimizers", "opt_class", "Outside `model`, an optimizer updates a parameter"),
         recipe=optimizing(all=lambda b: [*b.modules.parameters(), nn.Parameter(torch.zeros(3))]),
     ),
-]
-
-SHAPES = [
+    # -- shapes and use
     mutation(
         "features of another size than the CNN's",
         error("shapes", "CNN.normalize", "fails in `CNN.normalize`", "(80)"),
         options=("--compute_features.n_mels=40",),
     ),
-]
-
-UNUSED = [
     mutation(
         "a misspelled key at depth three",
         error("hparams", "CNN.normalize", "keyword argument 'n_mel'"),
@@ -190,14 +190,7 @@ UNUSED = [
         recipe=brain(SpareLayer),
         options=("--freeze={CNN: 1}",),
     ),
-]
-
-
-def front_end(part: str) -> tuple[tuple[str, str], ...]:
-    return (("!new:sbkit.models.frontend.ConvFrontEnd", f"!new:tests.check.parts.{part}"),)
-
-
-INTERFACES = [
+    # -- interfaces
     mutation(
         "a streaming model that needs the level of whole utterances",
         error("brain", "level", "must be `running`", "chunk by chunk"),
@@ -249,9 +242,7 @@ INTERFACES = [
         note("steps", "CNN", "all gradients of `CNN` are zero", "round()"),
         text=front_end("RoundingFrontEnd"),
     ),
-]
-
-STATE = [
+    # -- state
     mutation(
         "a statistic that is no buffer",
         error("state", "CNN", "`CNN.mean` is changed by training", "register_buffer"),
@@ -280,5 +271,3 @@ STATE = [
         text=front_end("LateFrontEnd"),
     ),
 ]
-
-MUTATIONS = [*INTERFACES, *OWNERSHIP, *SHAPES, *STATE, *UNUSED]

@@ -39,7 +39,8 @@ def checkpoint(run: Path) -> Iterator[Path]:
     write_checksums(folder)
 
 
-RANGES = [
+MUTATIONS = [
+    # -- ranges
     mutation(
         "numbers out of their range",
         error("ranges", "log_every", "`log_every` must be a whole number", "is 0"),
@@ -70,9 +71,7 @@ RANGES = [
         options=("--word_lm_order=1",),
         text=(("decoder: !new:sbkit", "another_decoder: !new:sbkit"),),
     ),
-]
-
-UNREAD = [
+    # -- keys without an effect
     mutation(
         "a knob that nothing reads, and one that is read at the end of a stage",
         error("unread", "learning_pace", "has no effect"),
@@ -110,9 +109,7 @@ UNREAD = [
         error("brain", "freeze", "`freeze` must be a list", "'10000'"),
         options=("--freeze={CNN: '10000'}",),
     ),
-]
-
-MACHINE = [
+    # -- the machine
     mutation(
         "a device that this machine lacks",
         error("placement", "device", "torch finds", "cuda:99"),
@@ -134,9 +131,7 @@ MACHINE = [
         **EIGHT_GPUS,
     ),
     mutation("healthy on eight GPUs", FEW_STEPS, options=LARGE_BATCHES, **EIGHT_GPUS),
-]
-
-RUN_FOLDER = [
+    # -- the run folder and the export
     mutation(
         "a checkpoint cut short, and no other",
         error("run_folder", "mutated.yaml:1", "No checkpoint in", "all 1 are damaged"),
@@ -165,5 +160,3 @@ RUN_FOLDER = [
         checks=(check_export, check_formats),
     ),
 ]
-
-MUTATIONS = [*RANGES, *UNREAD, *MACHINE, *RUN_FOLDER]
