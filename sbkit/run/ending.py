@@ -20,11 +20,8 @@ from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
-from sbkit.bundle.task import Task
 from sbkit.checkpoint.provenance import read_json, text_settings
 from sbkit.checkpoint.run_config import BUNDLE
-from sbkit.data.batch import Loaders
-from sbkit.data.corpus import KnobValues
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
@@ -55,32 +52,7 @@ from sbkit.train.setup import RunSetup
 logger = logging.getLogger(__name__)
 
 
-def finish_run(setup: RunSetup, brain: Brain) -> None:
-    """Fit, export and test the best weights of a run; every rank does, and rank 0 writes.
-
-    brain: of the run, after `fit`.
-
-    Raises:
-        DeviceError: the bundle does not run on the device of the run.
-    """
-    loaders, values = setup.loaders, setup.values
-    batch_seconds = values.knobs.get("eval_batch_seconds", BATCH_SECONDS)
-    with brain.guarded():
-        brain.load_tested_weights()
-        bundle = make_bundle(setup, brain, batch_seconds)
-    # Not watched: an exporter may work for longer than `stall_seconds` without a sign of life.
-    # A signal ends it at once, and no format is half-written.
-    if bundle is not None:
-        with main_rank_first():
-            if rank() == 0:
-                write_formats(values.folder, values.knobs, bundle.task)
-    with brain.guarded():
-        sets = [score(bundle, loaders, name, brain, batch_seconds) for name in loaders.test]
-        if rank() == 0:
-            report(setup, brain, bundle, sets)
-
-
-def make_bundle(setup: RunSetup, brain: Brain, batch_seconds: float) -> TorchBundle | None:
+def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
     """Make a bundle of the weights in memory, unless an earlier start has written it; load it.
 
     Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
@@ -96,7 +68,7 @@ def make_bundle(setup: RunSetup, brain: Brain, batch_seconds: float) -> TorchBun
         if rank() == 0 and not has_finished_bundle(run, decoder):
             files = collect_files(run)
     if has_text and gather_over_ranks(files is not None)[0]:
-        fitted = fit(setup, brain, decoder, placement, batch_seconds)
+        fitted = fit(setup, brain, decoder, placement)
     brain.ping("export")
     with main_rank_first(), noting_unexportable(run):
         if files is not None:
@@ -141,7 +113,6 @@ def fit(
     brain: Brain,
     decoder: BeamDecoder | None,
     placement: Placement,
-    batch_seconds: float,
 ) -> FittedDecoder:
     """Fit a decoder, and the confidences of words, with the weights in memory."""
     knobs, valid = setup.values.knobs, setup.splits.valid
@@ -157,7 +128,7 @@ def fit(
             bundle,
             valid,
             with_attention=decoder is not None and decoder.attention_rescoring,
-            batch_seconds=batch_seconds,
+            batch_seconds=batch_seconds_of(setup),
         )
         brain.leave_if_asked()
         aligner = bundle.decoder_pool.decoder.aligner
@@ -190,10 +161,11 @@ def load(folder: Path, placement: Placement) -> TorchBundle:
     return load_bundle(folder, device=device, precision=precision, user_modules=modules)
 
 
-def write_formats(run: Path, knobs: KnobValues, task: Task) -> None:
+def write_formats(setup: RunSetup) -> None:
     """Write the missing ones of the formats that the YAML declares; log which of them fail."""
+    run = setup.values.folder
     try:
-        declared = declared_formats(knobs, task)
+        declared = declared_formats(setup.values.knobs, setup.recipe)
         names = [name for name in declared if not (run / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
         with single_rank():
@@ -205,13 +177,12 @@ def write_formats(run: Path, knobs: KnobValues, task: Task) -> None:
         logger.warning(failure)
 
 
-def score(
-    bundle: TorchBundle | None, loaders: Loaders, name: str, brain: Brain, batch_seconds: float
-) -> ScoredSet:
+def score(setup: RunSetup, brain: Brain, bundle: TorchBundle | None, name: str) -> ScoredSet:
     """Score the bundle on a test set; without a bundle, the checkpoint."""
+    loaders = setup.loaders
     rows = loaders.splits.test[name]
     if bundle is not None and bundle.task.scores_bundles:
-        scorer = BundleScorer(bundle, batch_seconds=batch_seconds)
+        scorer = BundleScorer(bundle, batch_seconds=batch_seconds_of(setup))
         scored = scorer.score(name, rows, max_batches=brain.max_evaluated_batches)
     else:
         network = None if bundle is None else bundle.model.network
@@ -219,6 +190,11 @@ def score(
         scored = ScoredSet.gather(name, rows, results)
     brain.leave_if_asked()
     return scored
+
+
+def batch_seconds_of(setup: RunSetup) -> float:
+    """Return the padded audio of a batch outside of training."""
+    return float(setup.values.knobs.get("eval_batch_seconds", BATCH_SECONDS))
 
 
 def report(

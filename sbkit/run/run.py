@@ -55,7 +55,7 @@ from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
 from sbkit.logs.handlers import TextLog, log_to_screen
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
-from sbkit.run.ending import finish_run
+from sbkit.run.ending import make_bundle, report, score, write_formats
 from sbkit.run.tuning import TuningOptions, tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
@@ -331,25 +331,40 @@ class Run:
         return make_brain(setup, can_fit=loaders is not None, **run_opts)
 
     def _finish(self, setup: RunSetup, brain: Brain) -> None:
-        """Test the best weights, unless the results are there.
+        """Export and test the best weights, unless the results are there; name what follows.
 
-        At the end, name the report and the command that follows.
+        Every rank does, and rank 0 writes.
         """
         logger.info(f"run folder: {self.folder}")
-        summary = read_json(self.folder / SUMMARY)
-        # Those of a bundle are outdated without it.
-        if summary and not (summary.get(PROVENANCE) and not (self.folder / BUNDLE).exists()):
+        if self._has_results():
             logger.info(
                 f"All epochs were trained before; the results in {self.folder} stay as they are."
             )
         else:
-            finish_run(setup, brain)
+            with brain.guarded():
+                brain.load_tested_weights()
+                bundle = make_bundle(setup, brain)  # with a decoder fitted to these weights
+            # Not watched: an exporter may work for longer than `stall_seconds` without a sign of
+            # life. A signal ends it at once, and no format is half-written.
+            with main_rank_first():
+                if rank() == 0 and bundle is not None:
+                    write_formats(setup)
+            with brain.guarded():
+                sets = [score(setup, brain, bundle, name) for name in setup.loaders.test]
+                if rank() == 0:
+                    report(setup, brain, bundle, sets)
             if type(brain).evaluate is not Brain.evaluate:
                 brain.evaluate(setup.loaders.test)
-        if (report := self.folder / REPORT).is_file():
-            logger.info(f"report: {report}")
+        if (page := self.folder / REPORT).is_file():
+            logger.info(f"report: {page}")
         if setup.recipe.has_model:
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
+
+    def _has_results(self) -> bool:
+        """Return whether the run has results; those of a bundle are outdated without it."""
+        summary = read_json(self.folder / SUMMARY)
+        has_bundle = (self.folder / BUNDLE).exists()
+        return bool(summary) and (has_bundle or not summary.get(PROVENANCE))
 
     @contextmanager
     def _session(self) -> Iterator[TextLog]:

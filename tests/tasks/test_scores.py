@@ -2,7 +2,6 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,19 +11,12 @@ from sbkit.tasks.detection.task import Detection, FrameCounts
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import orthography
 from sbkit.text.normalizers import Normalizer
-from sbkit.train.evaluation import EvaluationHooks, Evaluator
+from sbkit.train.evaluation import Evaluator
 
 
 def test_metric_of_no_utterance_is_not_computed() -> None:
     """An interrupted or empty validation has no figures."""
-
-    class Mean(EvaluationHooks):
-        metrics = AsrBrain.metrics
-
-        def measure(self, results: Any) -> dict[str, float]:
-            return {"CER": sum(results) / len(results)}
-
-    evaluator = Evaluator(Mean())
+    evaluator = Evaluator(AsrBrain.metrics, lambda results: {"CER": sum(results) / len(results)})
     evaluator.start(["full", "empty"])
     evaluator.enter("full")
     evaluator.add([0.25, 0.75])
