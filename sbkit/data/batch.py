@@ -255,7 +255,7 @@ def make_loaders(
         _require_room_for_workers(knobs)
     common = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
     sources = sources_of(splits)
-    require_utterances(sources)
+    require_utterances(sources, splits)
     train = TrainSampler(
         samples=sample_counts(splits.train),
         batch_seconds=knobs["batch_seconds"],

@@ -90,11 +90,13 @@ def samples_per_epoch(splits: Splits) -> int:
     return sum(source.epoch_samples for source in sources)
 
 
-def require_utterances(sources: Sequence[Source]) -> None:
-    """Raise DataError if a source has no audio."""
+def require_utterances(sources: Sequence[Source], splits: Splits) -> None:
+    """Raise DataError if a source has no audio; the splits know why rows are left out."""
     for source in sources:
         if not source.samples:
+            reasons = {row.reason for row in (*splits.excluded, *splits.out_of_range)}
             raise DataError(
                 f"`mix` needs utterances of {source.name}, but all of them are left out of "
-                "training. Correct its data, or take it out of `manifest` or `splits`."
+                f"training ({', '.join(sorted(reasons))}). Correct its data, or take it out of "
+                "`manifest` or `splits`."
             )
