@@ -1,6 +1,5 @@
 """A task whose source lies in a bundle: it loads from Python, and its commands run."""
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,8 +81,17 @@ class Naming(Recognition):
 class Importing(Recognition): ...
 
 
+class OtherBrain(SimpleNamespace):
+    """Takes what SpeechBrain's takes, and no task."""
+
+    def __init__(
+        self, modules: Any, opt_class: Any, hparams: Any, run_opts: Any, checkpointer: Any
+    ) -> None:
+        super().__init__(network="another")
+
+
 class NamingRecipe(Asr, Naming):
-    brain: Any = partial(SimpleNamespace, network="another")
+    brain: Any = OtherBrain
 
 
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
@@ -103,6 +111,19 @@ def test_bundles_store_the_first_class_that_is_no_recipe() -> None:
     assert NamingRecipe().name == f"{__name__}.Naming"
     with pytest.raises(SbkitError, match="`measure` of the recipe Wrong belongs to its task"):
         type("Wrong", (Asr,), {"measure": lambda self, results: {}})
+
+
+def test_mixin_beside_a_recipe_is_no_task() -> None:
+    class Mixin:
+        note = "mine"
+
+    class Measuring:
+        def measure(self, results: Any) -> dict[str, float]:
+            return {}
+
+    assert type("Mixed", (Mixin, Asr), {})().name == "sbkit.tasks.recognition.task.Recognition"
+    with pytest.raises(SbkitError, match="`measure` of the recipe Wrong belongs to its task"):
+        type("Wrong", (Measuring, Asr), {})
 
 
 def test_export_refuses_a_task_whose_module_imports_recipes() -> None:

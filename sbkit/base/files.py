@@ -305,23 +305,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-class HeldFile(str):
-    """The path of a file that is not written yet, with its content, which `read_regular` returns.
-
-    A run makes its tokenizer before anything is known to be wrong, and writes it after its check.
-    """
-
-    content: bytes
-
-    def __new__(cls, path: str, content: bytes = b"") -> "HeldFile":
-        held = super().__new__(cls, path)
-        held.content = content
-        return held
-
-
-def read_regular(
-    path: str | Path, *, max_bytes: int, subject: str, follow_links: bool = False
-) -> bytes:
+def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool = False) -> bytes:
     """Read a regular file of at most ``max_bytes``.
 
     Anything else is refused: reading a pipe might block, and reading a device might never end.
@@ -331,9 +315,6 @@ def read_regular(
 
     Raises SbkitError if the file is missing, too large, or not a regular file.
     """
-    if isinstance(path, HeldFile):
-        return path.content
-    path = Path(path)
     try:
         status = path.stat(follow_symlinks=follow_links)
         if not stat.S_ISREG(status.st_mode):

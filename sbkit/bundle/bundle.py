@@ -101,7 +101,8 @@ class Bundle(BundleContents):
     @classmethod
     def from_contents(cls, contents: BundleContents, model: RunnableModel) -> Self:
         """Combine the contents of a bundle with the model that runs it."""
-        names = {item.name for item in fields(cls)} & vars(contents).keys()
+        # Without `opening`: it would keep the model of the bundle that is taken over.
+        names = {item.name for item in fields(cls)} & vars(contents).keys() - {"opening"}
         values = {name: getattr(contents, name) for name in names}
         return cls(**{**values, "model": model, "weights": b""})
 

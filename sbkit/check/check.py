@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
@@ -27,7 +28,17 @@ from sbkit.config.hparams import OUTPUT_FOLDER, MissingKnobError
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar
-from sbkit.train.setup import STEP_NOTE, RunSetup, build_again, make_brain, prepare_run, step
+from sbkit.train.setup import (
+    STEP_NOTE,
+    RunData,
+    RunValues,
+    build_run,
+    make_brain,
+    naming,
+    prepare_data,
+    step,
+    write_label_files,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +82,15 @@ class CheckResult:
 
     findings: list[Finding]
     measured: Measurements = field(default_factory=Measurements)
+    data: RunData | None = None  # if it could be prepared
 
 
 def check_run(
-    declared: Declared, *, setup: RunSetup | None = None, checks: Sequence[Check] = CHECKS
+    declared: Declared, *, data: RunData | None = None, checks: Sequence[Check] = CHECKS
 ) -> CheckResult:
     """Check a run, and return each finding once.
 
-    setup: what the run is made of, if it is prepared already.
+    data: the data and labels of the run, if they are prepared already.
     """
     findings: list[Finding] = []
     for check_values in CHECKS_OF_VALUES:
@@ -88,7 +100,7 @@ def check_run(
     with ExitStack() as stack:
         stack.enter_context(preserve_rng(ON_CPU.device))
         try:
-            run = stack.enter_context(open_checked_run(declared, setup))
+            run = stack.enter_context(open_checked_run(declared, data))
         except Exception as error:  # whatever a part or a recipe raises
             if isinstance(error, MissingKnobError):
                 misspelled = settings.find_misspelled(declared, error.key)
@@ -104,18 +116,26 @@ def check_run(
                 advance(1)
     reported = {f.where for f in findings if f.stops and f.check not in CONSEQUENCES}
     findings = [f for f in findings if f.check not in CONSEQUENCES or f.where not in reported]
-    return CheckResult(findings=_unique(findings), measured=run.measured)
+    return CheckResult(findings=_unique(findings), measured=run.measured, data=run.data)
 
 
 @contextmanager
-def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Iterator[CheckedRun]:
-    """Prepare a run, unless that is done, and yield it with what the checks try."""
-    with TemporaryDirectory(prefix="sbkit-check") as scratch:
+def open_checked_run(declared: Declared, data: RunData | None = None) -> Iterator[CheckedRun]:
+    """Prepare the data of a run, unless that is done, and yield it with what the checks try.
+
+    The objects are built in a scratch folder: one of the user's may write when it is made.
+    """
+    if data is None:
+        data = prepare_data(declared.values, None if declared.has_device else ON_CPU)
+    with (
+        TemporaryDirectory(prefix="sbkit-check") as scratch,
+        naming(declared.values.folder, scratch),
+    ):
         with quiet():
-            if setup is None:
-                setup = prepare_run(declared.values, None if declared.has_device else ON_CPU)
-            with step("hparams"):
-                own = build_again(setup, **{OUTPUT_FOLDER: scratch})
+            write_label_files(data, Path(scratch))
+            values = data.values.with_overrides(**{OUTPUT_FOLDER: scratch})
+            own = build_run(replace(data, values=values))
+            with step("model"):
                 if not isinstance(model := own.hparams["model"], nn.ModuleList):
                     raise ConfigError(
                         "`model` must be the one torch.nn.ModuleList of all parts, not a "
@@ -136,7 +156,7 @@ def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Itera
             trial = dry_run.take_small_steps(own, brain, reached)
         yield CheckedRun(
             declared=declared,
-            setup=setup,
+            data=data,
             own=own,
             brain=brain,
             optimizers=list((brain.optimizers_dict or {}).values()),
@@ -145,10 +165,14 @@ def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Itera
         )
 
 
-def check_before_training(setup: RunSetup) -> None:
-    """Check a run before its first step: log the notes, and raise ConfigError for errors."""
+def check_before_training(values: RunValues, data: RunData | None = None) -> RunData:
+    """Check a run before its first step: log the notes, and raise ConfigError for errors.
+
+    Returns the data of the run, prepared unless it is given.
+    """
     with single_rank():
-        findings = check_run(Declared(setup.values), setup=setup).findings
+        result = check_run(Declared(values), data=data)
+    findings = result.findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
         if not finding.stops:
@@ -161,6 +185,8 @@ def check_before_training(setup: RunSetup) -> None:
             f"`sbkit check` found {len(errors)} errors, printed above. Fix them, or set "
             "`check: False`."
         )
+    assert result.data is not None  # or a finding says why
+    return result.data
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -16,7 +16,14 @@ from sbkit.config.hparams import insert_defaults
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import parse_device, resolve
 from sbkit.train.brain import Brain
-from sbkit.train.setup import RunSetup, RunValues, build_again, choose_placement, make_brain
+from sbkit.train.setup import (
+    RunData,
+    RunSetup,
+    RunValues,
+    build_again,
+    choose_placement,
+    make_brain,
+)
 
 ON_CPU = resolve("cpu", "fp32")
 CPU_OPTIONS: dict[str, Any] = {
@@ -216,9 +223,8 @@ class CheckedRun:
     """A run that is checked.
 
     Attributes:
-        setup: what the run is made of.
-        own: the same with the objects of the check, whose folder is a scratch folder: nothing of
-            the run changes.
+        data: the data and labels of the run.
+        own: the run as the check builds it, in a scratch folder: nothing of the run changes.
         brain: a Brain of these objects on the CPU, made as that of the run is.
         optimizers: those of the Brain.
         reached: every object within the objects and the Brain, before any step, with its path.
@@ -226,7 +232,7 @@ class CheckedRun:
     """
 
     declared: Declared
-    setup: RunSetup
+    data: RunData
     own: RunSetup
     brain: Brain
     optimizers: list[Optimizer]
@@ -236,7 +242,7 @@ class CheckedRun:
 
     @property
     def values(self) -> RunValues:
-        return self.setup.values
+        return self.data.values
 
     @property
     def model(self) -> nn.ModuleList:
@@ -247,7 +253,7 @@ class CheckedRun:
     @property
     def sampler(self) -> TrainSampler | None:
         """The sampler of the training set; None if a recipe plans its batches in another way."""
-        sampler = self.setup.loaders.train.batch_sampler
+        sampler = self.own.loaders.train.batch_sampler
         return sampler if isinstance(sampler, TrainSampler) else None
 
     @property

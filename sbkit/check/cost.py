@@ -67,7 +67,7 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
     parts = range(0, micro_batches_per_step, num_processes)
     padded = [steps_of_epoch.padded_samples(part, micro_batches_per_step) for part in parts]
     valid_batches = [
-        batch for loader in run.setup.loaders.valid.values() for batch in _batches_of(loader)
+        batch for loader in run.own.loaders.valid.values() for batch in _batches_of(loader)
     ]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
     chosen = np.argmax(padded[0]), np.argmax(-(-steps_of_epoch.sizes // micro_batches_per_step))
@@ -75,7 +75,7 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
 
-    device_bytes = _memory_of(run.setup.placement.device)
+    device_bytes = _memory_of(run.data.placement.device)
     with real_steps(run) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
         peak_of_largest, step_seconds = _measure_step(steps, largest)
@@ -134,7 +134,7 @@ def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
     It follows training, as in a run, whose freed memory stays with the process.
     """
     to_cut = {id for ids in recordings_to_cut(run).values() for id in ids}
-    loaders = run.setup.loaders
+    loaders = run.own.loaders
     batches = (
         (loader, batch)
         for loader in (*loaders.valid.values(), *loaders.test.values())
@@ -156,7 +156,7 @@ def recordings_to_cut(run: CheckedRun) -> dict[str, list[str]]:
 
     A recognizer validates and tests them in segments, but decodes those of test sets whole.
     """
-    splits = run.setup.splits
+    splits = run.data.splits
     cuts_dev = run.brain.evaluates_segments
     evaluated = splits.test if cuts_dev else splits.evaluated()
     knobs = run.values.knobs
@@ -189,9 +189,9 @@ class RealSteps:
 
     def __init__(self, run: CheckedRun) -> None:
         self.brain = run.build_brain()
-        # The run and the other checks hold a model each, where training holds one.
-        self._other_models_bytes = 2 * _tensor_bytes(run.model)
-        self._loader = run.setup.loaders.train
+        # The other checks hold a model of their own, which training does not.
+        self._checker_model_bytes = _tensor_bytes(run.model)
+        self._loader = run.own.loaders.train
         self._accumulates = run.accumulation > 1
         self.brain.on_stage_start(Stage.TRAIN, 1)
         self.brain.init_optimizers()
@@ -288,13 +288,13 @@ class RealSteps:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes held since `reset_peak`, without those of the other two models.
+        """The most bytes held since `reset_peak`, without the model of the other checks.
 
         Outside Linux and without a GPU: since the process began, so earlier checks count.
         """
         if self.brain.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.brain.device)
-        return _peak_process_bytes() - self._other_models_bytes
+        return _peak_process_bytes() - self._checker_model_bytes
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -309,7 +309,7 @@ class RealSteps:
 @contextmanager
 def real_steps(run: CheckedRun) -> Iterator[RealSteps]:
     """Yield steps of a new Brain, on the device and in the precision of the run."""
-    with preserve_rng(run.setup.placement.device):
+    with preserve_rng(run.data.placement.device):
         steps = RealSteps(run)
         try:
             steps.reset_peak()

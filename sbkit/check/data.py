@@ -74,10 +74,10 @@ Rows = Sequence[int] | npt.NDArray[np.int64]
 
 def read_all_transcripts(run: CheckedRun) -> dict[str, Transcripts]:
     """Return the transcripts of all splits; {} for a run whose labels are not of text."""
-    labels = run.setup.labels
+    labels = run.data.labels
     if not isinstance(labels, TextTokenizer):
         return {}
-    splits = run.setup.splits.named()
+    splits = run.data.splits.named()
     return {name: read_transcripts(split, labels) for name, split in splits.items()}
 
 
@@ -85,7 +85,7 @@ def _finding_of_rows(
     run: CheckedRun, rows_by_split: Mapping[str, Rows], **options: Any
 ) -> Iterator[Finding]:
     """Make a finding of the utterances in some rows; the options are those of `_finding_of_ids`."""
-    splits = run.setup.splits.named()
+    splits = run.data.splits.named()
     ids = {n: read_column(splits[n].select(rows), "id") for n, rows in rows_by_split.items()}
     yield from _finding_of_ids(run, ids, **options)
 
@@ -100,7 +100,7 @@ def _finding_of_ids(
     stops: bool = False,
 ) -> Iterator[Finding]:
     """Make a finding of utterances, if any; counts and ids are added to the problem."""
-    splits = run.setup.splits.named()
+    splits = run.data.splits.named()
     ids_by_split = {name: ids for name, ids in ids_by_split.items() if ids}
     ids = [*chain(*ids_by_split.values())]
     if ids:
@@ -121,7 +121,7 @@ def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
     hparams = run.own.hparams
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
-    heads = {name: hparams.get(name) for name in run.setup.recipe.heads}
+    heads = {name: hparams.get(name) for name in run.data.recipe.heads}
     sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}
     for name in ("Transformer", "encoder"):
         if embedding := token_embedding(hparams.get(name)):
@@ -141,7 +141,7 @@ def _check_transcripts(
     run: CheckedRun, transcripts: Mapping[str, Transcripts]
 ) -> Iterator[Finding]:
     """Find labels that no loss may see, unknown characters, and empty or equal transcripts."""
-    vocabulary = run.setup.labels.vocabulary
+    vocabulary = run.data.labels.vocabulary
     yield from _finding_of_rows(
         run,
         {name: np.flatnonzero(split.refused) for name, split in transcripts.items()},
@@ -168,7 +168,7 @@ def _check_transcripts(
         problem="Utterances are without a transcript",
         fix="Write down what was said, or remove the rows.",
     )
-    train = run.setup.splits.train
+    train = run.data.splits.train
     text = next(chain.from_iterable(read_texts(train)), "")
     if len(train) > 1 and text and all({*texts} == {text} for texts in read_texts(train)):
         yield run.finding(
@@ -219,7 +219,7 @@ def check_masks(run: CheckedRun) -> Iterator[Finding]:
     (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
     if frame_share > 0:
         frames = make_encoder(run.own.hparams).subsampling.count(
-            sample_counts(run.setup.splits.train)
+            sample_counts(run.data.splits.train)
         )
         yield from _finding_of_rows(
             run,
@@ -252,7 +252,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
     rate = knobs["sample_rate"]
     slowest = min(100, *to_percents(knobs.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if knobs.get("concat_prob", 0) > 0 else 0.0
-    splits = run.setup.splits
+    splits = run.data.splits
     longest = longest_whole(knobs["eval_batch_seconds"], rate)  # others are evaluated in segments
     too_long = {}
     for name, split in splits.named().items():
@@ -278,7 +278,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
 
 def check_data(run: CheckedRun) -> Iterator[Finding]:
     """Find rows left out, and clips, sentences and speakers that two splits share."""
-    splits = run.setup.splits
+    splits = run.data.splits
     rate = run.values.knobs["sample_rate"]
     facts = measure_data(splits, sample_rate=rate, language=run.values.knobs.get("language"))
     yield from _check_changes(run, [*facts["splits"].values()])
@@ -332,7 +332,7 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
 
 def _check_split_column(run: CheckedRun) -> Iterator[Finding]:
     """Find rows whose column of splits names another one than they are in."""
-    splits = run.setup.splits
+    splits = run.data.splits
     roles = {"train": {TRAIN}, "valid": {*splits.valid}, "test": {*splits.test}}
     for name, split in splits.named().items():
         column = find_split_column(split.column_names, partial(read_column, split))
@@ -392,7 +392,7 @@ def _describe_changes(changes: Sequence[Facts]) -> str:
 
 def check_channels(run: CheckedRun) -> Iterator[Finding]:
     """Find sets in which the mix of two channels often loses speech."""
-    splits = run.setup.splits.named()
+    splits = run.data.splits.named()
     for fault in (DIFFER, CANCEL):
         rows_by_split = {
             name: np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == fault)
@@ -415,7 +415,7 @@ def check_channels(run: CheckedRun) -> Iterator[Finding]:
 def check_silence(run: CheckedRun) -> Iterator[Finding]:
     """Find silent clips in a sample of each split."""
     silent = {}
-    for name, split in run.setup.splits.named().items():
+    for name, split in run.data.splits.named().items():
         rows = spread_rows(len(split), MAX_SAMPLED_CLIPS)
         peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows)]
         silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT_PEAK]
@@ -424,5 +424,5 @@ def check_silence(run: CheckedRun) -> Iterator[Finding]:
         silent,
         problem=f"Clips are silent (up to {MAX_SAMPLED_CLIPS} of each split were read)",
         fix="Record them again, or remove them.",
-        stops=len(silent[TRAIN]) == min(len(run.setup.splits.train), MAX_SAMPLED_CLIPS),
+        stops=len(silent[TRAIN]) == min(len(run.data.splits.train), MAX_SAMPLED_CLIPS),
     )

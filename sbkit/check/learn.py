@@ -54,7 +54,7 @@ MIN_COMPARED_CLIPS, MIN_LENGTH_DEVIATION = 50, 0.25
 
 def check_causes(run: CheckedRun) -> Iterator[Finding]:
     """Note what in the settings or the data keeps a recognizer from learning to write."""
-    if run.setup.recipe.label_file != TOKENIZER_FILE:
+    if run.data.recipe.label_file != TOKENIZER_FILE:
         return
     knobs = dict(run.own.hparams.items())  # marks no key as read
     yield from _check_transcripts(run, knobs)
@@ -78,7 +78,7 @@ def check_causes(run: CheckedRun) -> Iterator[Finding]:
 def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
     """Judge whether transcripts belong to their clips, and whether each token is seen often."""
     tokenizer = knobs["tokenizer"]
-    train = read_transcripts(run.setup.loaders.splits.train, tokenizer)
+    train = read_transcripts(run.own.loaders.splits.train, tokenizer)
     correlation = length_correlation(train)
     if correlation is not None and correlation < MIN_LENGTH_CORRELATION:
         yield run.finding(
@@ -181,7 +181,7 @@ ZERO_KEYS = ("mask_time_prob", "mask_channel_prob", "ema_decay")
 
 def check_learning(run: CheckedRun) -> Iterator[Finding]:
     """Report a model that does not learn a few clips, the signs, and what to try."""
-    with preserve_rng(run.setup.placement.device), quiet(), reporting(show_progress=False):
+    with preserve_rng(run.data.placement.device), quiet(), reporting(show_progress=False):
         learner = Learner(run)
         losses = learner.train()
         values, description = learner.evaluate(losses)

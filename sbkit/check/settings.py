@@ -27,7 +27,7 @@ from sbkit.config.document import referenced, tag_of, walk
 from sbkit.config.hparams import MissingKnobError, resolve
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
-from sbkit.export.export import describe_parts
+from sbkit.export.export import describe_parts, require_task_of_its_own
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
 from sbkit.train.optimizers import ALWAYS, FREEZE
@@ -69,7 +69,7 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     if in_code is None or run.trial.error is not None:
         return  # code that has not run, or has no source, may read any key
     names_read = in_code.union(
-        *(k.names_read for k in (run.values.knobs, run.setup.hparams, run.own.hparams))
+        *(k.names_read for k in (run.values.knobs, run.own.values.knobs, run.own.hparams))
     )
     candidates = names_read - set(run.declared.document.root)
     for key in unread_keys(run.declared, names_read):
@@ -183,7 +183,7 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
     batch_seconds = run.values.knobs["batch_seconds"]
     num_processes = run.num_processes
     micro_batches_per_step = num_processes * run.accumulation
-    num_samples = samples_per_epoch(run.setup.splits)
+    num_samples = samples_per_epoch(run.data.splits)
     seconds = samples_to_seconds(num_samples, run.values.knobs["sample_rate"])
     if len(steps) < MIN_STEPS and seconds < MIN_STEPS * batch_seconds:
         yield run.finding(
@@ -216,7 +216,7 @@ def check_run_folder(run: CheckedRun) -> None:
         with quiet():  # training itself logs which checkpoints are damaged
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
-            run.setup.make_run_config().check_resumable(run_folder)
+            run.data.make_run_config().check_resumable(run_folder)
             check_weights(run.own.hparams["checkpointer"], newest)
 
 
@@ -229,7 +229,7 @@ def check_initial_weights(run: CheckedRun) -> None:
 def check_formats(run: CheckedRun) -> Iterator[Finding]:
     """Find export formats that models of this task do not have."""
     try:
-        declared_formats(run.values.knobs, run.setup.recipe)
+        declared_formats(run.values.knobs, run.data.recipe)
     except SbkitError as error:
         yield run.finding("export_formats", problem=str(error).rstrip("."))
 
@@ -239,7 +239,8 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
 
     They stop a run that declares formats, which it could not write.
     """
-    name, values = run.setup.recipe.name, run.values
+    require_task_of_its_own(run.data.recipe)
+    name, values = run.data.recipe.name, run.values
     try:
         task = load_task(name, user_modules=frozenset([name.rpartition(".")[0]]))
         root = resolve(values.yaml_file, values.overrides).tree

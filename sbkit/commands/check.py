@@ -38,6 +38,7 @@ def check(options: Namespace) -> int:
     from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
     from sbkit.distributed.device import count_local_devices, counter_of_target
+    from sbkit.logs.handlers import quiet
     from sbkit.train.setup import read_values
 
     overrides = parse_overrides(options.overrides)
@@ -49,7 +50,8 @@ def check(options: Namespace) -> int:
     checks = (*CHECKS, check_learning) if options.learn else CHECKS
     count = count_local_devices if target is None else counter_of_target(target)
     values = read_values(options.yaml, overrides, count=count)
-    result = check_run(Declared(values, target), checks=checks)
+    with quiet():
+        result = check_run(Declared(values, target), checks=checks)
     findings = result.findings
     cost = result.measured.cost  # None if it could not be measured
     test = result.measured.learning  # None if it was not made, or if no step can run

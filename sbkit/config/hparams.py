@@ -12,7 +12,6 @@ from io import StringIO
 from itertools import pairwise
 from operator import getitem
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hyperpyyaml import load_hyperpyyaml
@@ -23,7 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.files import HeldFile, write_text_atomically
+from sbkit.base.files import write_text_atomically
 from sbkit.base.ranges import KEYS, REQUIRED, ranges_of, refusal, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
@@ -227,12 +226,10 @@ def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
 def load_hparams(
     yaml_file: Path | str,
     overrides: Mapping[str, object],
-    files: Mapping[Path, bytes] = MappingProxyType({}),
 ) -> Knobs:
     """Check the ranges of all values, and build everything that the file declares.
 
     overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.
-    files: the contents of files that the objects read, and that are not written yet.
     Returns the values and objects by their keys in the YAML.
 
     >>> load_hparams(Path("hparams/ctc.yaml"), {})["compute_features"]  # doctest: +SKIP
@@ -251,8 +248,6 @@ def load_hparams(
             path.append(node)
             value: object = super().construct_object(node, deep)
             path.pop()
-            if files and isinstance(value, str) and Path(value) in files:
-                return HeldFile(value, files[Path(value)])
             return value
 
     try:

@@ -115,7 +115,7 @@ class BeamDecoder:
     def language_models(self) -> LanguageModels:
         if isinstance(self._language_models_source, LanguageModels):
             return self._language_models_source
-        return load_language_models(self._language_models_source, self.tokenizer)
+        return load_language_models(Path(self._language_models_source), self.tokenizer)
 
     @property
     def hotwords(self) -> frozenset[str]:

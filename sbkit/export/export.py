@@ -417,15 +417,21 @@ def describe_parts(
             "in the started script (`__main__`), from where nobody else can import it. Move it "
             "into a file, such as my_parts.py, and name it there: !new:my_parts.NAME"
         )
-    for module in _modules_of(task.name, {}, None):
-        for source in source_files([module]).values():
-            if any(name.partition(".")[0] == "recipes" for name in _imported(source)):
-                raise ConfigError(
-                    f"The task {task.name} must lie in a module that imports nothing of `recipes`, "
-                    f"which machines that run bundles do not have, but {module} imports it. Move "
-                    "the recipe into another module."
-                )
+    require_task_of_its_own(task)
     return {"model": listed_names, "parts": parts}
+
+
+def require_task_of_its_own(task: Task) -> None:
+    """Raise ConfigError for a task that needs `recipes`, which a machine with bundles lacks."""
+    for module in _modules_of(task.name, {}, None):
+        sources = source_files([module]).values()
+        imported = [name for source in sources for name in _imported(source)]
+        if any(name.partition(".")[0] == "recipes" for name in (module, *imported)):
+            raise ConfigError(
+                f"The task {task.name} must lie in a module that imports nothing of `recipes`, "
+                f"which machines that run bundles do not have, but {module} needs it. Move the "
+                "recipe into another module."
+            )
 
 
 # User modules: a bundle has their source, and the versions of the packages that they import
@@ -457,7 +463,13 @@ def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> 
 
 
 def _imported(source: bytes) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    """Yield the modules that a source imports when it runs, not those for type checkers."""
+    nodes = [*ast.walk(ast.parse(source))]
+    guards = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    skipped = {id(child) for guard in guards for child in ast.walk(guard)}
+    for node in nodes:
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -111,7 +111,7 @@ def _sort_metadata(content: bytes) -> bytes:
 
 
 def load(
-    file: str | Path, content: bytes | None = None
+    file: Path, content: bytes | None = None
 ) -> tuple[dict[str, NgramModel], dict[str, str], Array | None]:
     """Read models, metadata and the hashes of sentences, from ``content`` if known.
 
@@ -169,7 +169,7 @@ def _make_model(arrays: Mapping[str, Array], name: str, order: int) -> NgramMode
 
 
 def load_language_models(
-    file: str | Path, tokenizer: Tokenizer, content: bytes | None = None
+    file: Path, tokenizer: Tokenizer, content: bytes | None = None
 ) -> LanguageModels:
     """Read the language models of a tokenizer; ``content``: the bytes of the file, if known.
 

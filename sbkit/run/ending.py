@@ -147,6 +147,7 @@ def write_and_load(
     with atomic_folder(out) as folder:
         if weights.is_file() and weights.read_bytes() == files[WEIGHTS_FILE]:
             copy_files(out, folder, formats=[path.name for path in out.iterdir()])
+            (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)  # of another decoder
         write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
         bundle = load(folder, placement)
         fsync_tree(folder)

@@ -1,6 +1,6 @@
 """A run, from its YAML to its results: what `train.py`, notebooks and sweeps call.
 
-    values -> data, labels, objects, loaders -> check -> run folder -> training -> bundle -> test
+    values -> data, labels -> check -> objects, loaders -> run folder -> training -> bundle -> test
 
 `Run.train` has all steps in their order. Each can also be taken alone.
 """
@@ -20,7 +20,6 @@ from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
-from sbkit.base.files import write_bytes_atomically
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.check.check import check_before_training, check_run
@@ -53,7 +52,7 @@ from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
-from sbkit.logs.handlers import TextLog, log_to_screen
+from sbkit.logs.handlers import TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.ending import make_bundle, report, score, write_formats
 from sbkit.run.tuning import TuningOptions, tune
@@ -61,13 +60,17 @@ from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 from sbkit.train.setup import (
+    RunData,
     RunSetup,
+    RunValues,
+    build_run,
     choose_placement,
     load_initial_weights,
     make_brain,
-    prepare_run,
+    prepare_data,
     prepare_splits,
     read_values,
+    write_label_files,
 )
 from sbkit.train.stopping import is_finished
 
@@ -186,11 +189,11 @@ class Run:
         with self._session() as text_log:
             placement = choose_placement(values)
             log_machine(placement)
-            with main_rank_first():  # which finds no tokenizer there, while the others do
-                # The recipe's splits, labels and loaders, and the objects of the YAML
-                setup = self._setup = prepare_run(values, placement)
-                if rank() == 0:
-                    check_and_write_labels(setup)
+            with main_rank_first():  # which makes the labels, that the others find
+                is_checked = rank() == 0 and values.knobs.get("check", True)
+                data = check_first(values) if is_checked else prepare_data(values, placement)
+                write_labels(data)
+            setup = self._setup = build_run(data)  # the objects of the YAML, and the loaders
             open_run_folder(setup)
             text_log.open()
             brain = make_brain(setup, can_fit=True)
@@ -199,7 +202,8 @@ class Run:
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
-        return check_run(Declared(self.values)).findings
+        with quiet():
+            return check_run(Declared(self.values)).findings
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
@@ -294,15 +298,16 @@ class Run:
     # -- its steps ------------------------------------------------------------------------------
 
     def prepare(self) -> RunSetup:
-        """Make all that the run needs, once; nothing is written into its folder.
+        """Make all that the run needs, once, and write its labels; nothing else is written.
 
         Raises SbkitError if something of the run is wrong, or the folder is another run's.
         """
         if self._setup is None:
             with main_rank_first():
-                setup = prepare_run(self.values)
-            setup.make_run_config().check_resumable(self.folder)
-            self._setup = setup
+                data = prepare_data(self.values)
+                write_labels(data)
+            self._setup = build_run(data)
+            require_same_on_ranks(data)
         return self._setup
 
     def prepare_splits(self) -> Splits:
@@ -323,8 +328,8 @@ class Run:
         setup = self.prepare()
         if loaders is not None:
             with main_rank_first():
-                if rank() == 0:
-                    check_and_write_labels(setup)
+                if rank() == 0 and self.knobs.get("check", True):
+                    check_first(self.values, setup)
             open_run_folder(setup)
         elif not self.values.has_checkpoint():
             load_initial_weights(setup)
@@ -404,31 +409,27 @@ def log_machine(placement: Placement) -> None:
         logger.info(note)
 
 
-def check_and_write_labels(setup: RunSetup) -> None:
-    """Check a run, unless `check: False`; then write its labels, the first files in its folder."""
-    if setup.values.knobs.get("check", True):
-        check_before_training(setup)
-        gc.collect()
-        return_freed_memory()
-    if note := setup.make_run_config().check_resumable(setup.values.folder):
-        logger.info(note)
-    write_label_files(setup)
+def check_first(values: RunValues, data: RunData | None = None) -> RunData:
+    """Check a run before its first step; return its data, prepared unless that is done."""
+    data = check_before_training(values, data)
+    gc.collect()
+    return_freed_memory()
+    return data
 
 
-def write_label_files(setup: RunSetup) -> None:
-    """Write the tokenizer, the list of classes and the language models into the run folder."""
-    folder = setup.values.folder
-    for name, content in setup.label_files.items():
-        file = folder / name
-        is_there = file.is_file() and file.read_bytes() == content
-        if not is_there:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_bytes_atomically(file, content)
-        elif name == setup.recipe.label_file and not setup.values.has_checkpoint():
-            logger.info(
-                f"note: {file} was there before the first checkpoint and is used as it is. Remove "
-                "it to have it made again from this data."
-            )
+def write_labels(data: RunData) -> None:
+    """Write the labels, the first files in the run folder, unless it is another run's."""
+    note = data.make_run_config().check_resumable(data.values.folder)
+    if rank() == 0:
+        if note:
+            logger.info(note)
+        write_label_files(data)
+
+
+def require_same_on_ranks(data: RunData) -> None:
+    """Raise ConfigError, on all ranks, if one has other data, labels or code."""
+    data.make_run_config().check_same_on_ranks()
+    require_same_code()
 
 
 def open_run_folder(setup: RunSetup) -> None:
@@ -437,8 +438,7 @@ def open_run_folder(setup: RunSetup) -> None:
     Every rank calls it, and all must have the same data, labels and code.
     """
     values, config = setup.values, setup.make_run_config()
-    config.check_same_on_ranks()
-    require_same_code()
+    require_same_on_ranks(setup)
     if not values.has_checkpoint():
         for line in load_initial_weights(setup):
             logger.info(line)

@@ -163,7 +163,7 @@ def load_in_thread(folder: Path | str, *, device: object = AUTO, **options: Any)
         return loaded[0].model
 
     model = ModelThread(load)
-    bundle = ThreadedBundle.from_contents(loaded[0], model)
+    bundle = ThreadedBundle.from_contents(loaded.pop(), model)
     return bundle.opened_by(partial(load_in_thread, folder, device=device, **options))
 
 

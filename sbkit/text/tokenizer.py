@@ -39,7 +39,7 @@ class Tokenizer:
         self.model_file = Path(model_file)
         if content is None:
             content = read_regular(
-                model_file,
+                self.model_file,
                 max_bytes=MAX_MODEL_BYTES,
                 subject="A sentencepiece model",
                 follow_links=True,

@@ -77,7 +77,7 @@ class ClassLabels:
         self.file = Path(file)
         if content is None:
             content = read_regular(
-                file, max_bytes=MAX_LABEL_FILE_BYTES, subject="The list of classes"
+                self.file, max_bytes=MAX_LABEL_FILE_BYTES, subject="The list of classes"
             )
         with parsing_errors(self.file, "be UTF-8", fix="Restore it."):
             self.names = content.decode().split("\n")[:-1]

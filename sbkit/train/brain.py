@@ -236,11 +236,17 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def make_model(self) -> Any:
         """Build the model of the task from the declared parts, on the device."""
         knobs, task = self.hparams.knobs, self.task
-        assert task is not None, "a Brain with `parts` is made with `task`"
+        if task is None:
+            raise ConfigError(
+                f"{type(self).__name__} declares `parts`, so it builds the model of a task, but "
+                "got no `task`. Let its `__init__` take `**options` and pass them on, or give it "
+                "the recipe: task=Asr()."
+            )
         optional = [name for name in self.optional_parts if knobs.get(name) is not None]
         parts = {name: knobs[name] for name in (*self.parts, *optional)}
         for part in parts.values():  # `model` may lack the features
-            part.to(self.device)
+            if isinstance(part, nn.Module):
+                part.to(self.device)
         labels = task.model_arguments(knobs.get(task.label_key))
         return task.model_class()(model=self.modules["model"], **parts, **labels)
 

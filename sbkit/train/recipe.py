@@ -42,9 +42,12 @@ class Recipe(Task):
     brain: ClassVar[type[Brain]]
     ranges: ClassVar[Mapping[str, Range]] = {}
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         """Raise ConfigError for a method of the task, which the bundles of a run would not have."""
-        names = [name for name in vars(cls) if name in vars(Task) and name[:2] != "__"]
+        super().__init_subclass__(**options)
+        kinds = [kind for kind in cls.mro() if kind is not Recipe and not _is_task(kind)]
+        defined = [name for kind in kinds for name in vars(kind)]
+        names = [name for name in defined if name in vars(Task) and name[:2] != "__"]
         if names:
             raise ConfigError(
                 f"`{names[0]}` of the recipe {cls.__name__} belongs to its task, which bundles are "
@@ -55,7 +58,7 @@ class Recipe(Task):
     @property
     def name(self) -> str:
         """The dotted path of the task that bundles store."""
-        return next(dotted_path(kind) for kind in type(self).mro() if not issubclass(kind, Recipe))
+        return next(dotted_path(kind) for kind in type(self).mro() if _is_task(kind))
 
     def corpus(self, knobs: Knobs) -> Corpus | None:
         """Return the corpus that `prepare_splits` reads; None cannot be prepared as shards."""
@@ -77,6 +80,11 @@ class Recipe(Task):
     ) -> Loaders:
         """Plan the batches of every split."""
         raise NotImplementedError("a recipe defines `make_loaders`")
+
+
+def _is_task(kind: type) -> bool:
+    """Return whether a class is a task and no recipe: what bundles may name."""
+    return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:

@@ -1,9 +1,9 @@
-"""What a run is made of, before it trains: one frozen record, made by one function.
+"""What a run is made of, before it trains: a frozen record, made in two steps.
 
     values -> recipe -> splits -> labels -> objects of the YAML -> loaders
 
-`Run.train`, `sbkit check`, `sbkit tune`, the benches and the tests call `read_values` and
-`prepare_run`; the Brain is made of the record.
+`read_values` reads the YAML, `prepare_data` makes data and labels, and `build_run` the rest, once
+the check has passed and the label files are written. `make_brain` makes the Brain of the record.
 
 The files of a run folder, in the order that a run writes them:
 
@@ -37,11 +37,12 @@ summary-EPOCH.json     the results after that epoch of a run that was continued
 report.html            the results as one page with audio, which loads nothing from elsewhere
 """
 
+import inspect
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,6 +50,7 @@ from typing import Any
 import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.files import write_bytes_atomically
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
@@ -167,13 +169,12 @@ def read_values(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSetup:
-    """What a run is made of; `make_brain` makes the Brain that trains it.
+class RunData:
+    """The data and the labels of a run, before the objects of its YAML are built.
 
     Attributes:
         labels: the tokenizer or the list of classes; None for a recipe without labels.
         label_files: the contents of the files of labels and language models, by name.
-        hparams: the values and objects of the YAML.
     """
 
     values: RunValues
@@ -182,8 +183,6 @@ class RunSetup:
     splits: Splits = field(repr=False)
     labels: Any
     label_files: Mapping[str, bytes] = field(repr=False)
-    hparams: Knobs = field(repr=False)
-    loaders: Loaders = field(repr=False)
 
     def make_run_config(self) -> RunConfig:
         """Describe the run with its data and labels."""
@@ -191,12 +190,31 @@ class RunSetup:
         return self.values.make_run_config(self.splits, label_file)
 
 
-def prepare_run(values: RunValues, placement: Placement | None = None) -> RunSetup:
-    """Make all that a run needs, and write nothing into its folder.
+@dataclass(frozen=True, kw_only=True)
+class RunSetup(RunData):
+    """What a run is made of; `make_brain` makes the Brain that trains it.
 
-    placement: by default the one that the YAML declares.
+    hparams: the values and objects of the YAML.
+    """
+
+    hparams: Knobs = field(repr=False)
+    loaders: Loaders = field(repr=False)
+
+
+def prepare_run(values: RunValues) -> RunSetup:
+    """Make all that a run needs, and write its label files, which the objects open.
 
     Raises SbkitError if something of the run is wrong; the step that raised it is noted in it.
+    """
+    data = prepare_data(values)
+    write_label_files(data)
+    return build_run(data)
+
+
+def prepare_data(values: RunValues, placement: Placement | None = None) -> RunData:
+    """Prepare the data and the labels of a run; nothing is written into its folder.
+
+    placement: by default the one that the YAML declares.
     """
     with step("recipe"):
         recipe = values.load_recipe()
@@ -206,20 +224,24 @@ def prepare_run(values: RunValues, placement: Placement | None = None) -> RunSet
         splits = prepare_splits(values, recipe)
     with step("labels"):
         labels, label_files = prepare_labels(values, recipe, splits)
-    with step("hparams"):
-        hparams = build_objects(values, recipe, labels, label_files)
-    with step("loaders"):
-        loaders = recipe.make_loaders(hparams, splits, labels, placement)
-    return RunSetup(
+    return RunData(
         values=values,
         recipe=recipe,
         placement=placement,
         splits=splits,
         labels=labels,
         label_files=label_files,
-        hparams=hparams,
-        loaders=loaders,
     )
+
+
+def build_run(data: RunData) -> RunSetup:
+    """Build the objects of the YAML and the loaders; every rank does, once the labels are there."""
+    with step("hparams"):
+        hparams = build_objects(data)
+    with step("loaders"):
+        loaders = data.recipe.make_loaders(hparams, data.splits, data.labels, data.placement)
+    prepared: dict[str, Any] = {item.name: getattr(data, item.name) for item in fields(RunData)}
+    return RunSetup(**prepared, hparams=hparams, loaders=loaders)
 
 
 @contextmanager
@@ -253,32 +275,53 @@ def prepare_labels(
 
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
-    with TemporaryDirectory(prefix="sbkit-labels") as scratch:
-        for name in (recipe.label_file, LANGUAGE_MODELS_FILE):
-            if name and (file := values.folder / name).is_file():
+    names = [name for name in (recipe.label_file, LANGUAGE_MODELS_FILE) if name]
+    with TemporaryDirectory(prefix="sbkit-labels") as scratch, naming(values.folder, scratch):
+        for name in names:
+            if (file := values.folder / name).is_file():
                 shutil.copyfile(file, Path(scratch, name))
-        try:
-            labels = recipe.prepare_labels(values.knobs.with_value(OUTPUT_FOLDER, scratch), splits)
-        except SbkitError as error:
-            message = str(error).replace(scratch, str(values.folder))
-            raise type(error)(message, where=error.where) from error
-        files = {file.name: file.read_bytes() for file in Path(scratch).iterdir()}
-    return labels, files
+        labels = recipe.prepare_labels(values.knobs.with_value(OUTPUT_FOLDER, scratch), splits)
+        files = [file for name in names if (file := Path(scratch, name)).is_file()]
+        return labels, {file.name: file.read_bytes() for file in files}
 
 
-def build_objects(
-    values: RunValues, recipe: Recipe, labels: Any, label_files: Mapping[str, bytes]
-) -> Knobs:
+@contextmanager
+def naming(folder: Path, scratch: str) -> Iterator[None]:
+    """Name the run folder in the errors of a block that works in a scratch folder."""
+    try:
+        yield
+    except SbkitError as error:
+        error.args = (str(error).replace(scratch, str(folder)),)
+        raise
+
+
+def write_label_files(data: RunData, folder: Path | None = None) -> None:
+    """Write the tokenizer, the list of classes and the language models, by default of the run."""
+    folder = folder or data.values.folder
+    for name, content in data.label_files.items():
+        file = folder / name
+        is_there = file.is_file() and file.read_bytes() == content
+        if not is_there:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes_atomically(file, content)
+        elif name == data.recipe.label_file and not data.values.has_checkpoint():
+            logger.info(
+                f"note: {file} was there before the first checkpoint and is used as it is. Remove "
+                "it to have it made again from this data."
+            )
+
+
+def build_objects(data: RunData) -> Knobs:
     """Build the objects of the YAML, with random numbers from its seed."""
-    files = {values.folder / name: content for name, content in label_files.items()}
+    values = data.values
     with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
         torch.manual_seed(values.knobs["seed"])
-        hparams = load_hparams(values.yaml_file, values.overrides, files)
+        hparams = load_hparams(values.yaml_file, values.overrides)
     if "sample_rate" in hparams:
         require_rate(hparams, hparams["sample_rate"])
     if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
-        checkpointer.meta[TASK] = recipe.name
-        if isinstance(labels, Tokenizer):
+        checkpointer.meta[TASK] = data.recipe.name
+        if isinstance(data.labels, Tokenizer):
             table = text_table(values.knobs["language"], values.knobs.get("text"))
             checkpointer.meta[NORMALIZER] = table_to_store(table)
     return hparams
@@ -286,9 +329,8 @@ def build_objects(
 
 def build_again(setup: RunSetup, **overrides: object) -> RunSetup:
     """Return a setup with other objects of the YAML, of the same data, labels and loaders."""
-    values = setup.values.with_overrides(**overrides)
-    hparams = build_objects(values, setup.recipe, setup.labels, setup.label_files)
-    return replace(setup, values=values, hparams=hparams)
+    changed = replace(setup, values=setup.values.with_overrides(**overrides))
+    return replace(changed, hparams=build_objects(changed))
 
 
 def load_initial_weights(setup: RunSetup) -> list[str]:
@@ -316,14 +358,19 @@ def make_brain(setup: RunSetup, *, can_fit: bool = False, **run_opts: Any) -> Br
     """
     recipe, hparams = setup.recipe, setup.hparams
     opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
-    brain: Brain = recipe.brain(
-        modules={"model": hparams["model"]},
-        opt_class=opt_class,
-        hparams=hparams,
-        run_opts={"device": setup.placement.device, **run_opts},
-        checkpointer=hparams["checkpointer"],
-        task=recipe,
-    )
+    arguments = {
+        "modules": {"model": hparams["model"]},
+        "opt_class": opt_class,
+        "hparams": hparams,
+        "run_opts": {"device": setup.placement.device, **run_opts},
+        "checkpointer": hparams["checkpointer"],
+    }
+    parameters = inspect.signature(recipe.brain).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if takes_any or "task" in parameters:  # one with SpeechBrain's own signature does not
+        arguments["task"] = recipe
+    brain: Brain = recipe.brain(**arguments)
+    brain.task = recipe
     if recipe.has_model and not isinstance(brain.network, recipe.model_class()):
         raise ConfigError(
             f"`network` of the Brain must be the model that bundles of this run contain, a "

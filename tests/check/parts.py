@@ -1,5 +1,6 @@
 """Parts for a YAML, each with one fault or one oddity, and a Brain."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,14 @@ from torch import Tensor
 from recipes.asr.recipe import AsrBrain
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.transformer import Transformer
+
+
+class Opening:
+    """Opens the tokenizer of its folder by itself, and writes a file there."""
+
+    def __init__(self, folder: str) -> None:
+        assert Path(folder, "tokenizer.model").read_bytes()
+        Path(folder, "notes.txt").touch()
 
 
 class LengthlessFrontEnd(ConvFrontEnd):

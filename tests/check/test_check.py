@@ -3,8 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,8 +17,8 @@ from sbkit.check.ownership import reachable
 from sbkit.commands.cli import run
 from sbkit.train import setup
 from sbkit.train.setup import read_values
-from tests.check.harness import checked_run
-from tests.runs import Workplace
+from tests.check.harness import checked_run, declared_run
+from tests.runs import ROOT, Workplace
 
 ERROR = Finding(check="labels", problem="`a` has 3", where="x.yaml:3", fix="Do.")
 NOTE = Finding(check="data", problem="a clip is silent", where="x.yaml:1", stops=False)
@@ -157,10 +155,21 @@ def test_training_shows_notes_beside_errors(
     findings = [*[ERROR, replace(ERROR, problem="`b`")][:num_errors], NOTE]
     result = CheckResult(findings=findings)
     monkeypatch.setattr(check, "check_run", lambda *_, **__: result)
-    prepared: Any = SimpleNamespace(values=declared.values)
     with pytest.raises(ConfigError, match="`a` has 3" if num_errors == 1 else "found 2 errors"):
-        check.check_before_training(prepared)
+        check.check_before_training(declared.values)
     assert caplog.messages == ["note: a clip is silent."]
+
+
+def test_own_object_finds_the_labels_and_writes_only_in_the_folder_of_the_check(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    """Objects of the run itself are built once the check has passed."""
+    yaml = tmp_path / "own.yaml"
+    own = "!new:tests.check.parts.Opening\n    folder: !ref <output_folder>"
+    yaml.write_text(f"base: {ROOT}/hparams/ctc.yaml\nopening: {own}\n")
+    with declared_run(workplace, tmp_path / "run", yaml=yaml) as declared:
+        assert check_run(declared, checks=[]).findings == []
+    assert not (tmp_path / "run").exists()
 
 
 def test_dry_run_of_a_healthy_step_trains_everything_once(
@@ -171,7 +180,7 @@ def test_dry_run_of_a_healthy_step_trains_everything_once(
         assert trial.trained == {id(p) for p in healthy.model.parameters()}
         assert (trial.error, trial.created, trial.unsaved) == (None, [], [])
         random_state = torch.get_rng_state()
-        assert check_run(healthy.declared, setup=healthy.setup, checks=[]).findings == []
+        assert check_run(healthy.declared, data=healthy.data, checks=[]).findings == []
         assert torch.equal(torch.get_rng_state(), random_state)
     assert not (tmp_path / "run").exists()
     assert not module._global_forward_hooks

@@ -43,7 +43,7 @@ def sampler_of(run: CheckedRun) -> TrainSampler:
 def cost_findings(run: CheckedRun) -> list[Finding]:
     """Report what the check of the cost finds or raises."""
     checks = [check_recordings, check_cost]
-    return check_run(run.declared, setup=run.setup, checks=checks).findings
+    return check_run(run.declared, data=run.data, checks=checks).findings
 
 
 def test_measured_steps_are_real_and_leave_no_trace(run: CheckedRun) -> None:
@@ -113,7 +113,7 @@ def test_largest_batch_of_an_evaluation_is_measured(
     monkeypatch.setattr(RealSteps, "evaluate", lambda _, batch: evaluated.append(batch))
     monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: 9e9 if evaluated else 1))
     assert measure_cost(run, sampler_of(run)).peak_bytes == 9e9
-    loaders = run.setup.loaders
+    loaders = run.own.loaders
     batches = [*loaders.valid["dev"], *loaders.test["test"]]
     assert evaluated[-1].audio.numel() == max(batch.audio.numel() for batch in batches)
 
@@ -133,7 +133,7 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.1)
     dict.update(run.values.knobs, eval_batch_seconds=1.0)  # every clip is longer
     (finding,) = cost_findings(run)
-    ids = run.setup.splits.test["test"]["id"][:]
+    ids = run.data.splits.test["test"]["id"][:]
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem
     assert "sbkit segment" in finding.fix
     assert (sorted(finding.ids), finding.stops) == (sorted(ids), False)

@@ -56,10 +56,10 @@ def run_on(splits: Splits, folder: Path) -> CheckedRun:
     knobs = {"output_folder": str(folder)}
     values = read_values(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr)
     labels, _ = prepare_labels(values, Asr(), splits)
-    setup: Any = SimpleNamespace(values=values, recipe=Asr(), splits=splits, labels=labels)
+    data: Any = SimpleNamespace(values=values, recipe=Asr(), splits=splits, labels=labels)
     own: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "trial"))
-    return CheckedRun(declared=Declared(values), setup=setup, own=own, **parts)
+    return CheckedRun(declared=Declared(values), data=data, own=own, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"
@@ -181,7 +181,7 @@ def test_check_data_names_the_language_of_replaced_letters(
 def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:
     run = run_on(splits_of(), folder / "run")
     names = ensure_labels(folder / "labels.txt", ["en", "fr"])
-    run = replace(run, setup=SimpleNamespace(**{**vars(run.setup), "labels": names}))
+    run = replace(run, data=SimpleNamespace(**{**vars(run.data), "labels": names}))
     assert list(check_labels(run)) == []  # though there is text, and `encode`
 
 

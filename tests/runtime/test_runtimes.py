@@ -1,8 +1,10 @@
 """A model that does not run as requested is an error that names the cause."""
 
+import gc
 import json
 import shutil
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +127,16 @@ def test_onnx_model_preloads_cuda_and_disables_tf32(
     assert arguments == [(CUDA, {"device_id": "1", "use_tf32": "0"}), 0]  # errors move it nowhere
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "loaded\n")
+
+
+def test_closed_model_is_freed_while_its_bundle_is_kept(plain_bundle: Path) -> None:
+    """It used to stay in the memory of the GPU, held by the bundle that was taken over."""
+    bundle = load_in_thread(plain_bundle, device="cpu")
+    network = bundle.model.call(lambda model: weakref.ref(model.network))
+    assert network() is not None
+    bundle.model.close()
+    gc.collect()
+    assert network() is None
 
 
 def test_load_in_thread_reads_back_the_gpu_index(

@@ -85,6 +85,12 @@ MUTATIONS = [
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
+        "a misspelled knob that the labels need",
+        error("unread", "vocab_sise", "Did you mean `vocab_size`?"),
+        error("labels", ".yaml:1", "`vocab_size`, which is not in the YAML"),
+        text=(("\nvocab_size: ", "\nvocab_sise: "),),
+    ),
+    mutation(
         "a misspelled knob that the step needs",
         error("unread", "label_smothing", "Did you mean `label_smoothing`?"),
         error("shapes", ".yaml:1", "`label_smoothing`, which is not in the YAML"),
