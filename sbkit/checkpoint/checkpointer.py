@@ -113,8 +113,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def __init__(self, checkpoints_dir: str | Path, **options: Any) -> None:
         """Take SpeechBrain's options; raises ConfigError for a recoverable that cannot be saved."""
-        super().__init__(".", **options)  # it would make the folder, which the first save does
-        self.checkpoints_dir = Path(checkpoints_dir)
+        super().__init__(checkpoints_dir, **options)
         for name, recoverable in self.recoverables.items():
             has_hook = isinstance(recoverable, (*DEFAULT_SAVE_HOOKS,))
             if name not in self.custom_save_hooks and not has_hook:
@@ -342,9 +341,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         if message not in self._logged:
             self._logged.add(message)
             logger.warning(message)
-
-    def _list_checkpoint_dirs(self) -> list[Path]:
-        return checkpoint_folders(self.checkpoints_dir)  # which may not be there yet
 
     @staticmethod
     def _construct_checkpoint_objects(folders: Iterable[Path]) -> list[Checkpoint]:
