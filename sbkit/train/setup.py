@@ -107,8 +107,9 @@ class RunValues:
 
     def load_recipe(self) -> Recipe:
         """Return the recipe that was given, or import the one that the YAML names."""
-        given = self.given_recipe
-        return given() if given is not None else load_recipe(self.knobs, self.yaml_file)
+        if self.given_recipe is not None:
+            return self.given_recipe()
+        return load_recipe(self.knobs, self.yaml_file)
 
     def with_overrides(self, **overrides: object) -> "RunValues":
         """Return the values with more overrides."""
@@ -153,13 +154,13 @@ def read_values(
     Raises SbkitError if the YAML, or the pretrained encoder that it names, cannot be read.
     """
     yaml_file = Path(yaml_file)
-    given = nest_overrides(overrides)
-    nested = with_encoder_config(yaml_file, {**folder_override(yaml_file), **given})
+    given_overrides = nest_overrides(overrides)
+    overrides = with_encoder_config(yaml_file, {**folder_override(yaml_file), **given_overrides})
     return RunValues(
         yaml_file=yaml_file,
-        overrides=nested,
-        given_overrides=given,
-        knobs=read_knobs(yaml_file, nested),
+        overrides=overrides,
+        given_overrides=given_overrides,
+        knobs=read_knobs(yaml_file, overrides),
         given_recipe=recipe,
         count=count,
     )
