@@ -7,6 +7,7 @@ and a server that only runs bundles needs no torch. Other names have the file th
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sbkit.base.imports import note_user_modules
 from sbkit.base.user import prepare_user
 from sbkit.base.versions import __version__ as __version__
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sbkit.train.recipe import Recipe as Recipe
 
 prepare_user()
+note_user_modules()
 
 HOMES = {
     "AsrModel": "sbkit.tasks.recognition.model",

@@ -1,19 +1,37 @@
-"""Imports at run time: optional packages, and the user's modules."""
+"""Imports at run time: optional packages, and the user's modules.
 
+A module of the user's runs the bytes that are noted when it is imported, whoever imports it: its
+file may change later.
+"""
+
+import ast
 import logging
+import os
+import re
+import site
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import decode_source, find_spec, spec_from_file_location
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import decode_source, find_spec, resolve_name, spec_from_file_location
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from sbkit.base.errors import ConfigError, DeviceError, SbkitError, translate
 
 logger = logging.getLogger(__name__)
+
+OWN_PACKAGES = {"sbkit", "recipes"}
+LIBRARIES = tuple(
+    f"{folder}{os.sep}"
+    for folder in (Path(os.__file__).parent, *site.getsitepackages(), site.getusersitepackages())
+)
+INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by PYTHONPATH
 
 
 def require_package(name: str, *, extra: str) -> ModuleType:
@@ -55,6 +73,122 @@ def explain_torchaudio(error: Exception) -> str:
     )
 
 
+# -- the source of the user's modules --------------------------------------------------------------
+
+
+class NotedModule(SourceFileLoader):
+    """A module in a file of the user's, which runs the bytes noted here, never a compiled file.
+
+    Python takes a compiled file for current if the source has the same size and second.
+    """
+
+    source: bytes
+
+    def get_code(self, fullname: str) -> CodeType:
+        self.source = self.get_data(self.path)
+        return self.source_to_code(self.source, self.path)
+
+
+class _UserFiles(MetaPathFinder):
+    """Find what the other finders find; note the source of each module of the user's."""
+
+    def find_spec(self, fullname: str, path: Any, target: object = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] in OWN_PACKAGES | sys.stdlib_module_names:
+            return None
+        if path is not None and all(_is_library(f"{folder}{os.sep}") for folder in path):
+            return None
+        spec = _find(fullname, path)
+        loader = None if spec is None else spec.loader
+        if spec is not None and type(loader) is SourceFileLoader and not _is_library(loader.path):
+            spec.loader = NotedModule(fullname, loader.path)
+        return spec
+
+
+_noted_later: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # or by another loader
+
+
+def note_user_modules() -> None:
+    """Note the source of the user's modules from now on, and of those that are imported."""
+    sys.meta_path.insert(0, _UserFiles())
+    for name in [*sys.modules]:
+        source_of(name)
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(LIBRARIES) or bool(INSTALLED.search(file))
+
+
+def _find(fullname: str, path: Any) -> ModuleSpec | None:
+    """Find a module as Python would import it now."""
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, _UserFiles)]
+    specs = (finder.find_spec(fullname, path, None) for finder in finders)
+    return next(filter(None, specs), None)
+
+
+def source_of(name: str) -> bytes | None:
+    """Return the source that an imported module of the user's runs; None for other modules."""
+    module = sys.modules.get(name)
+    variables = getattr(module, "__dict__", {})  # an attribute access could import a lazy module
+    loader, file = variables.get("__loader__"), variables.get("__file__") or ""
+    if isinstance(loader, NotedModule | BundledModule):
+        return loader.source
+    is_own = name.partition(".")[0] == "sbkit" or name == "__main__"
+    if module is None or is_own or not file.endswith(".py") or _is_library(file):
+        return None
+    if module not in _noted_later:
+        try:
+            _noted_later[module] = Path(file).read_bytes()
+        except OSError:
+            return None
+    return _noted_later[module]
+
+
+def user_sources(module_name: str, *, with_packages: bool = True) -> dict[str, bytes]:
+    """Return the source of a module of the user's and of those of theirs that it imports, by name.
+
+    Empty for a module that is not imported, and for one of sbkit, recipes or an installed package.
+
+    with_packages: also of the packages that they lie in, whose `__init__.py` runs before them.
+    """
+    sources: dict[str, bytes] = {}
+    pending = [module_name]
+    while pending:
+        name = pending.pop()
+        is_new = name not in sources and name.partition(".")[0] not in OWN_PACKAGES
+        if is_new and (source := source_of(name)) is not None:
+            sources[name] = source
+            package = vars(sys.modules[name]).get("__package__") or ""
+            pending += imported_modules(source, package)
+            pending += [name.rpartition(".")[0]] * with_packages
+    return sources
+
+
+@cache
+def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
+    """Return the modules that a source imports when it runs, not those for type checkers.
+
+    Other names of `from MODULE import NAME` are among them, because they may be modules.
+
+    package: in which relative imports are looked up; without it they are left out.
+    """
+    nodes = [*ast.walk(ast.parse(source))]
+    guards = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    skipped = {id(child) for guard in guards for child in ast.walk(guard)}
+    names: set[str] = set()
+    for node in nodes:
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
+
+
+# -- `--import` ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class BundledModule(InspectLoader):
     """A user's module in a bundle, which runs exactly these bytes, and never a compiled file."""
@@ -76,10 +210,13 @@ class _BundledModules(MetaPathFinder):
         self._modules = modules
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        if (module := self._modules.get(fullname)) is not None:
-            return spec_from_file_location(fullname, module.file, loader=module)
         is_package = any(name.startswith(f"{fullname}.") for name in self._modules)
-        return ModuleSpec(fullname, None, is_package=True) if is_package else None
+        spec = ModuleSpec(fullname, None, is_package=True) if is_package else None
+        if (module := self._modules.get(fullname)) is not None:
+            spec = spec_from_file_location(fullname, module.file, loader=module)
+            if spec is not None and is_package:
+                spec.submodule_search_locations = []
+        return spec
 
 
 def import_user_modules(

@@ -3,15 +3,14 @@
 Nothing in the run's YAML is executed: its parts are described as plain data.
 """
 
-import ast
 import inspect
 import logging
 import shutil
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +22,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.base.checksums import checksum, find_damage, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import atomic_folder, fsync_tree, require_writable, to_json
+from sbkit.base.imports import imported_modules, source_of, user_sources
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
@@ -332,18 +332,11 @@ def _modules_of(
     """
     if user_modules is not None:
         return user_modules
-    pending = [*{*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES]
+    modules = [*{*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES]
     if not task.startswith(BUILT_IN_PACKAGE):
-        pending.append(task.rpartition(".")[0])
-    modules: set[str] = set()
-    while pending:
-        modules.add(name := pending.pop())
-        for source in source_files([name]).values():
-            imported = {*_imported(source)} & sys.modules.keys() - modules
-            foreign = ("sbkit", "recipes", *sys.stdlib_module_names)
-            own = {name for name in imported if name.partition(".")[0] not in foreign}
-            pending += [name for name in own if source_files([name])]
-    return frozenset(modules)
+        modules.append(task.rpartition(".")[0])
+    sources = [user_sources(name, with_packages=False) for name in modules]
+    return frozenset([*modules, *(name for name in chain(*sources) if source_files([name]))])
 
 
 def modules_of_bundle(bundle: Path) -> frozenset[str]:
@@ -425,7 +418,7 @@ def require_task_of_its_own(task: Task) -> None:
     """Raise ConfigError for a task that needs `recipes`, which a machine with bundles lacks."""
     for module in _modules_of(task.name, {}, None):
         sources = source_files([module]).values()
-        imported = [name for source in sources for name in _imported(source)]
+        imported = [name for source in sources for name in imported_modules(source)]
         if any(name.partition(".")[0] == "recipes" for name in (module, *imported)):
             raise ConfigError(
                 f"The task {task.name} must lie in a module that imports nothing of `recipes`, "
@@ -444,36 +437,22 @@ def _installed_packages() -> Mapping[str, Sequence[str]]:
 
 
 def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
-    """Return the source of modules by file name; installed and compiled modules are left out."""
+    """Return the source that ran, by file name; installed and compiled modules are left out."""
     installed = _installed_packages()
     sources: dict[str, bytes] = {}
     for name in sorted(user_modules):
-        file = Path(getattr(sys.modules[name], "__file__", None) or "")
-        if name.partition(".")[0] not in installed and file.suffix == ".py":
-            sources[f"{name}.py"] = file.read_bytes()
+        is_installed = name.partition(".")[0] in installed
+        if not is_installed and (source := source_of(name)) is not None:
+            sources[f"{name}.py"] = source
     return sources
 
 
 def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:
     """Name the installed packages that modules belong to, or that their source imports."""
     installed = _installed_packages()
-    names = {*user_modules, *(name for source in sources.values() for name in _imported(source))}
+    names = {*user_modules, *chain(*map(imported_modules, sources.values()))}
     packages = {name.partition(".")[0] for name in names}
     return sorted({name for package in packages for name in installed.get(package, ())})
-
-
-def _imported(source: bytes) -> Iterator[str]:
-    """Yield the modules that a source imports when it runs, not those for type checkers."""
-    nodes = [*ast.walk(ast.parse(source))]
-    guards = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
-    skipped = {id(child) for guard in guards for child in ast.walk(guard)}
-    for node in nodes:
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
 
 
 def averaged_safetensors(
