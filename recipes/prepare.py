@@ -20,13 +20,20 @@ from recipes.Lhotse import corpus as lhotse
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.kept import keep
 from sbkit.base.ranges import DAY, Range, TextValue
 from sbkit.config.hparams import Knobs
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
-from sbkit.data.cache import default_cache, is_archive, unpack_corpus
-from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, iter_blocks, splits_of
+from sbkit.data.cache import is_archive, unpack_corpus
+from sbkit.data.corpus import (
+    Corpus,
+    JoinedCorpora,
+    KnobValues,
+    iter_blocks,
+    list_roots,
+    splits_of,
+)
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import read_shares
@@ -161,7 +168,7 @@ def _prepare(
 ) -> Splits:
     corpus = corpus_of(knobs)
 
-    def make(own_knobs: KnobValues, keep: Keep) -> PreparedData:
+    def make(own_knobs: KnobValues, keep_rows: Keep) -> PreparedData:
         roles = splits_of(corpus, own_knobs)
         read_shares(knobs.get("mix") or {}, roles["train"])  # before audio is decoded
         store = require_store(own_knobs.get("audio_store", "pcm"))
@@ -177,10 +184,10 @@ def _prepare(
                 split=name,
                 normalize=normalize,
                 sample_rate=own_knobs["sample_rate"],
-                cache_folder=default_cache(),
                 keep_empty=keep_empty or name not in roles["train"],
                 store=store,
-                keep=keep,
+                keep=keep_rows,
+                roots=list_roots(corpus, knobs),
             )
         return PreparedData(roles, splits)
 
@@ -232,20 +239,21 @@ def with_column(
 ) -> Splits:
     """Add a column to each split that lacks it, computed once and kept in the cache.
 
-    ``identity`` is plain data, which must differ if the same rows would get other texts.
+    ``identity`` is plain data that names what else than a split and sbkit's code decides the texts.
     """
     named = splits.named()
     fingerprints = {**splits.fingerprints}
     for name, split in named.items():
         if column in split.column_names:
             continue
-        content = to_json([identity, {**splits.fingerprints}, split["id"][:]])
-        key = fingerprints[f"{name}, {column}"] = hashlib.sha256(content.encode()).hexdigest()
-        file = default_cache() / column / f"{key[:16]}.txt"
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(file, "\n".join(compute(split)))
-        named[name] = split.add_column(column, file.read_text().split("\n"))
+
+        def write(file: Path, split: Dataset = split) -> None:
+            file.write_text("\n".join(compute(split)), encoding="utf-8")
+
+        made_from = {"split": split._fingerprint, "identity": identity}
+        content = keep(column, made_from, write).read_text(encoding="utf-8")
+        fingerprints[f"{name}, {column}"] = hashlib.sha256(content.encode()).hexdigest()
+        named[name] = split.add_column(column, content.split("\n"))
     return replace(splits.with_named(named), fingerprints=fingerprints)
 
 

@@ -20,8 +20,8 @@ import soundfile
 from recipes.AsteriskPrompts.corpus import LICENSES, prepare_prompts
 from recipes.debian.release import ReleaseRow
 from sbkit.audio.io import declared_seconds, read_audio
+from sbkit.base.kept import default_cache
 from sbkit.base.process import run_main
-from sbkit.data.cache import default_cache
 from sbkit.data.manifest import Clip
 from sbkit.data.tables import TableOptions, read_release
 

@@ -25,9 +25,9 @@ from recipes.debian.release import (
 )
 from recipes.debian.release import splits as splits
 from sbkit.base.errors import ConfigError
+from sbkit.base.kept import default_cache
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.cache import default_cache
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, read_releases

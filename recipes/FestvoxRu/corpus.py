@@ -15,8 +15,8 @@ import soundfile
 from recipes.debian.release import ReleaseRow, ensure_release, find_one, print_release, write_tsvs
 from recipes.debian.release import splits as splits
 from sbkit.base.errors import ConfigError
+from sbkit.base.kept import default_cache
 from sbkit.base.process import run_main
-from sbkit.data.cache import default_cache
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, read_release

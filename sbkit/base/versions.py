@@ -10,7 +10,11 @@ from pathlib import Path
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
 
 TEXT_PACKAGES = ("num2words", "regex", "pyarrow")
-AUDIO_PACKAGES = ("av", "soundfile")
+AUDIO_PACKAGES = ("av", "soundfile", "soxr")
+AUDIO_MODULES = (
+    *("audio/channels", "audio/containers", "audio/decode", "audio/formats", "audio/io"),
+    *("data/clips", "data/shard"),
+)
 PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
 
 
@@ -23,18 +27,22 @@ def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
 @cache
 def code_identity() -> str:
     """Hash the code of sbkit and of the recipes, with the versions of packages that they use."""
-    digest = hashlib.sha256(repr(versions((*TEXT_PACKAGES, *AUDIO_PACKAGES))).encode())
-    root = Path(__file__).parents[2]
-    patterns = ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py")
-    for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    packages = (*PACKAGES, *TEXT_PACKAGES, *AUDIO_PACKAGES)
+    return _hash_code(packages, ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py"))
 
 
 @cache
-def audio_reader() -> str:
-    """Return the packages that decode audio, with their versions."""
-    return ", ".join(f"{package} {_version(package)}" for package in AUDIO_PACKAGES)
+def audio_identity() -> str:
+    """Hash the code that decodes and stores audio, with the versions of its packages."""
+    return _hash_code(AUDIO_PACKAGES, [f"sbkit/{name}.py" for name in AUDIO_MODULES])
+
+
+def _hash_code(packages: Sequence[str], patterns: Sequence[str]) -> str:
+    digest = hashlib.sha256(repr([(name, _version(name)) for name in packages]).encode())
+    root = Path(__file__).parents[2]
+    for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def describe_versions() -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from argparse import Namespace
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ def add_commands(parser: Parser) -> None:
 
 def cache(options: Namespace) -> None:
     """List the entries of the cache, or remove those of no corpus."""
-    from sbkit.data.cache import default_cache, print_entries, prune_orphans
+    from sbkit.base.kept import default_cache
+    from sbkit.data.cache import print_entries, prune_orphans
 
     action = print_entries if options.action == "list" else prune_orphans
     action(default_cache())
@@ -45,8 +47,8 @@ def prepare_data(options: Namespace) -> None:
 
     Nothing is trained, and no run folder is made. Raises SbkitError for bad input, or a full disk.
     """
+    from sbkit.base.kept import default_cache, verifying
     from sbkit.config.overrides import parse_overrides
-    from sbkit.data.cache import default_cache, verifying
     from sbkit.data.report import measure_data, write_data_report
     from sbkit.data.shard import LAZY
     from sbkit.data.splits import shard_numbers
@@ -65,14 +67,8 @@ def prepare_data(options: Namespace) -> None:
     rate = values.knobs["sample_rate"]
     language = values.knobs.get("language")
     recipe = values.load_recipe()
-    splits = prepare_splits(values, recipe)
-    if options.verify:
-        with verifying():
-            verified = prepare_splits(values, recipe)
-        for name, fingerprint in verified.fingerprints.items():
-            state = "as" if fingerprint == splits.fingerprints.get(name) else "no longer as"
-            logger.info(f"{name}: {state} it was prepared")
-        splits = verified
+    with verifying() if options.verify else nullcontext():
+        splits = prepare_splits(values, recipe)
     facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
         logger.info(f"{name}: {plural(split['utterances'], 'utterance')}, {split['hours']:.2f} h")

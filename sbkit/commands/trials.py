@@ -1,6 +1,8 @@
 """Trials of `sbkit doctor`: each does a little work, and returns its result or raises anything."""
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,23 +49,35 @@ def write_and_read_cache() -> str:
     """Write a row into a temporary folder of the cache, and read it."""
     from datasets import Dataset
 
-    from sbkit.data.cache import cache_audio, default_cache
+    from sbkit.base.kept import default_cache
+    from sbkit.data.cache import cache_audio
     from sbkit.data.manifest import Clip, Manifest
     from sbkit.data.shard import read_clips
 
     ramp = np.arange(SAMPLE_RATE, dtype=np.int16)
     (cache := default_cache()).mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=cache) as name:
+    with TemporaryDirectory(dir=cache) as name, using_cache(name):
         folder = Path(name)
         write_wav(folder / "ramp.wav", ramp, SAMPLE_RATE)
         manifest = Manifest.of([Clip("ramp", folder / "ramp.wav", "")])
-        stored = cache_audio(
-            manifest, sample_rate=SAMPLE_RATE, cache_folder=folder, store="pcm", title="cache"
-        )
+        stored = cache_audio(manifest, sample_rate=SAMPLE_RATE, store="pcm", title="cache")
         rows = Dataset(stored.table.append_column("id", [["ramp"]]), fingerprint="ramp")
         if not np.array_equal(next(read_clips(rows, [0])), ramp):
             raise SbkitError("The row has other samples than were written")
     return f"written and read in {cache}"
+
+
+@contextmanager
+def using_cache(folder: str) -> Iterator[None]:
+    """Let SBKIT_CACHE name a folder for now."""
+    before = os.environ.get("SBKIT_CACHE")
+    os.environ["SBKIT_CACHE"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["SBKIT_CACHE"]
+        if before is not None:
+            os.environ["SBKIT_CACHE"] = before
 
 
 def encode_and_decode() -> str:

@@ -1,11 +1,10 @@
 """The cache of decoded audio: each clip is decoded once, and read from there by every later run.
 
-A clip is identified by the path, the size and the modification time of its file, and by its
-position if it is a part of the file. Its text is not kept, so correcting a transcript decodes
-nothing. The clips of a split are stored in one folder of the cache, which is named after the folder
-that contains them all; splits with the same such folder share their clips. Clips are decoded in
-blocks: the process that holds a block's lock file decodes it into a shard. A killed process loses
-its current block.
+A clip is identified by the content of its file, and by its position if it is a part of the file.
+Neither its text nor its path is kept: correcting a transcript or moving a corpus decodes nothing.
+The clips of a corpus are stored in a folder of the cache, which is named after that of the corpus
+and after what decodes them. Clips are decoded in blocks: the process that holds a block's lock
+file decodes it into a shard. A killed process loses its current block.
 
 The cache also keeps unpacked archives, and audio files that were inside datasets.
 """
@@ -18,7 +17,6 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -34,18 +32,27 @@ from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
     LOCK_FILE,
-    atomic_folder,
     is_abandoned,
     lock_shared,
     open_lock,
     try_lock,
     write_text_atomically,
 )
+from sbkit.base.kept import (
+    NUM_CODE_DIGITS,
+    caches,
+    default_cache,
+    file_digests,
+    is_verifying,
+    keep,
+    name_in_caches,
+    remove_files_of_other_code,
+)
 from sbkit.base.messages import listed, plural, printable
-from sbkit.base.versions import audio_reader
-from sbkit.data.clips import by_file
+from sbkit.base.versions import audio_identity
+from sbkit.data.clips import by_file, clip_digest
 from sbkit.data.filesystem import Storage, disk_errors, iter_members, unpacking_errors
-from sbkit.data.manifest import DURATION_COLUMN, MIX_FAULT, Manifest, parse_durations, part_columns
+from sbkit.data.manifest import DURATION_COLUMN, MIX_FAULT, Manifest, parse_durations
 from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
@@ -60,7 +67,6 @@ from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
-CACHE_VERSION = 6  # raise it if the same clip would give other audio, or tables other columns
 AUDIO_FOLDER = "audio"  # of the cache
 EXTRACTED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
 PREPARED_FOLDER = "prepared"  # of the cache: the tables of `sbkit.data.prepared`
@@ -71,30 +77,7 @@ BLOCK_BYTES = 200_000_000  # most bytes of audio files in a block
 TEMPORARY_REASONS = ("missing", "unreachable")
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 COPY_BYTES = 1 << 20
-
-is_verifying = ContextVar("is_verifying", default=False)  # nothing prepared earlier is believed
-
-
-def default_cache() -> Path:
-    """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``.
-
-    `sbkit.base.user` sets XDG_CACHE_HOME for users without a home to write to.
-    """
-    if folder := os.environ.get("SBKIT_CACHE"):
-        return Path(folder).expanduser()
-    parent = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(parent).expanduser() / "sbkit"
-
-
-@contextmanager
-def verifying() -> Iterator[None]:
-    """Prepare all splits again, and ask again whether unreadable files can be read."""
-    before = is_verifying.set(True)
-    try:
-        yield
-    finally:
-        is_verifying.reset(before)
-
+PATH_MARK = "\0"  # stands for the path of a file in a verdict
 
 # Decoded audio
 
@@ -103,19 +86,15 @@ NO_AUDIO = pa.schema(
 ).empty_table()
 
 
-class ClipKey(NamedTuple):
-    """The identity of a clip. The fields are also columns of the table of a shard."""
+FILES = pa.schema({"root": pa.string(), "name": pa.binary(), "digest": pa.string()})
 
-    path: str
+
+class CachedClip(NamedTuple):
+    """A clip whose audio is in the cache, or comes there."""
+
+    digest: str  # of its file, and its position in it
+    part: AudioPart
     file_size: int  # bytes
-    mtime_ns: int  # modification time; negative before 1970
-    part_start: int  # microseconds
-    part_end: int | None  # microseconds; None: the end of the file
-    part_channel: int | None  # counted from 0; None: all are mixed
-
-    @property
-    def part(self) -> AudioPart:
-        return AudioPart(self.path, self.part_start, self.part_end, self.part_channel)
 
 
 class StoredAudio(NamedTuple):
@@ -124,44 +103,114 @@ class StoredAudio(NamedTuple):
     # The columns samples, digest and audio of the readable clips, and mix_fault if there is any
     table: pa.Table
     errors: dict[int, AudioError]  # of the unreadable clips, by row
+    files: pa.Table  # the columns of FILES: all files of the clips, null without a digest
 
 
 def cache_audio(
-    manifest: Manifest, *, sample_rate: int, cache_folder: Path, store: str, title: str
+    manifest: Manifest, *, sample_rate: int, store: str, title: str, roots: Sequence[Path] = ()
 ) -> StoredAudio:
     """Locate the audio of clips, after decoding those that are not in the cache yet.
 
     ``sample_rate`` is in Hz, ``store`` is pcm or flac, and ``title`` is shown while clips are
-    decoded. All clips share one folder of the cache, named after the folder that contains them all.
+    decoded. The clips of each of ``roots`` are decoded into a folder of the cache.
     """
     if not len(manifest):
-        return StoredAudio(NO_AUDIO.drop_columns([MIX_FAULT]), {})
-    parents = {path[: path.rfind("/") + 1] for path in manifest.paths}  # "/" for the root
-    corpus = Path(os.path.commonpath([Path(os.path.abspath(path)) for path in parents]))  # noqa: PTH100
-    identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}\n{store}"
-    name = f"{corpus.parent.name}-{corpus.name}-{_short_digest(identity)}".lstrip("-.")
-    shards = _CorpusShards(cache_folder / AUDIO_FOLDER / name, sample_rate, store)
-    keys, errors = _file_keys(manifest)
-    shards.read_new()
-    missing = {key for key in keys.values() if not shards.has(key)}
+        return StoredAudio(NO_AUDIO.drop_columns([MIX_FAULT]), {}, FILES.empty_table())
+    files = look_at_files(manifest, roots)
+    clips = [
+        None if digest is None else CachedClip(clip_digest(digest, part), part, size)
+        for digest, part, size in zip(files.digests, manifest.parts, files.sizes, strict=True)
+    ]
+    shards = _CachedShards(sample_rate, store)
+    of_roots = {root: [*filter(None, map(clips.__getitem__, r))] for root, r in files.rows.items()}
+    for root in of_roots:
+        shards.read_new(root)
+    missing = shards.missing(filter(None, clips))
+    if missing:
+        shards.read_others(missing, [*of_roots])
+        missing = shards.missing(filter(None, clips))
     if missing:
         if DURATION_COLUMN in manifest.rows.column_names:
             hours = np.nansum(parse_durations(manifest.rows[DURATION_COLUMN])) / 3600
-            clips = plural(len(manifest), "clip")
-            logger.info(f"{title}: {clips}, {hours:.2f} h by the durations that the corpus states")
-        with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
-            describe_folder(shards.folder, corpus)
-            tasks = [
-                (f"{block[0]} {block[-1]}", partial(shards.decode, block, partial(advance, 1)))
-                for block in _divide([*keys.values()])
-                if not missing.isdisjoint(block)
-            ]
-            share_work(shards.folder, tasks)
-            shards.read_new()
-    return shards.locate(keys, errors)
+            described = plural(len(manifest), "clip")
+            logger.info(
+                f"{title}: {described}, {hours:.2f} h by the durations that the corpus states"
+            )
+        with progress_bar(title, len(missing)) as advance:
+            for root, of_root in of_roots.items():
+                shards.decode_missing(root, of_root, partial(advance, 1))
+    return shards.locate(clips, files)
 
 
-def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
+class LookedAtFiles(NamedTuple):
+    """The files of the clips of a manifest, as they are now."""
+
+    rows: Mapping[Path, Sequence[int]]  # of the manifest, by the folder that contains the files
+    digests: Sequence[str | None]  # of the file of each row; None if it cannot be reached
+    sizes: Sequence[int]  # bytes, of these files
+    errors: dict[int, AudioError]  # of the files that cannot be reached, by row
+    table: pa.Table  # as `FILES`
+
+
+def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = True) -> LookedAtFiles:
+    """Look at the files of all clips; see `file_digests`."""
+    paths = [os.path.abspath(path) for path in manifest.paths]  # noqa: PTH100
+    digests: list[str | None] = [None] * len(paths)
+    sizes = [0] * len(paths)
+    errors: dict[int, AudioError] = {}
+    tables = [FILES.empty_table()]
+    groups = group_by_root(paths, roots)
+    for root, rows in groups.items():
+        rows_of: dict[str, list[int]] = {}  # by the name of a file
+        for row in rows:
+            name = paths[row].removeprefix(f"{root}/")
+            try:
+                name.encode()  # it becomes text in a table
+                rows_of.setdefault(name, []).append(row)
+            except UnicodeEncodeError:
+                errors[row] = _unreachable(paths[row], ValueError("its name is not UTF-8"))
+        files = file_digests(root, [*rows_of], read=read)
+        columns = {"root": pa.repeat(str(root), len(rows_of)), "name": map(os.fsencode, rows_of)}
+        tables.append(pa.table({**columns, "digest": files.digests}, FILES))
+        for index, (digest, of_file) in enumerate(
+            zip(files.digests.to_pylist(), rows_of.values(), strict=True)
+        ):
+            for row in of_file:
+                digests[row], sizes[row] = digest, int(files.sizes[index])
+                if index in files.errors:
+                    errors[row] = _unreachable(paths[row], files.errors[index])
+    return LookedAtFiles(groups, digests, sizes, errors, pa.concat_tables(tables))
+
+
+def group_by_root(paths: Sequence[str], roots: Sequence[Path]) -> dict[Path, list[int]]:
+    """Group indices of paths by the narrowest root that contains them.
+
+    The others are grouped by their common folder, those in a cache apart.
+    """
+    prefixes = sorted((f"{root}/" for root in roots), key=len, reverse=True)
+    groups: dict[str, list[int]] = {}
+    for row, path in enumerate(paths):
+        prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), None)
+        groups.setdefault(prefix or f"{is_in_caches(path)}", []).append(row)
+    for rest in ("True", "False"):
+        if rows := groups.pop(rest, []):
+            parents = {paths[row].rpartition("/")[0] or "/" for row in rows}
+            groups.setdefault(f"{os.path.commonpath(parents)}/", []).extend(rows)
+    return {Path(prefix): rows for prefix, rows in groups.items()}
+
+
+def is_in_caches(path: str) -> bool:
+    """Return whether a path lies in a cache."""
+    return path.startswith(tuple(f"{cache}/" for cache in caches()))
+
+
+def _unreachable(path: str, error: OSError | ValueError) -> AudioError:
+    reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
+    detail = getattr(error, "strerror", None) or str(error)
+    return AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
+
+
+def plan_audio(manifest: Manifest, sample_rate: int, roots: Sequence[Path] = ()) -> StoredAudio:
     """Locate clips without decoding one: their lengths are the durations that the corpus states.
 
     Raises ConfigError if clips are parts of files, or have no duration.
@@ -185,21 +234,16 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
             f"{listed(rows['id'].take(unknown).to_pylist())} have none. Choose pcm or flac, which "
             "decode all clips first."
         )
-    sizes = np.zeros(len(rows), np.int64)
-    errors: dict[int, AudioError] = {}
+    files = look_at_files(manifest, roots, read=False)
+    errors = files.errors
     for row, path in enumerate(manifest.paths):
-        status = _stat(path)
-        if isinstance(status, AudioError):
-            errors[row] = status
-        elif is_empty[row]:
+        if is_empty[row] and row not in errors:
             errors[row] = AudioError("no samples", f"The corpus states 0 ms for {path}.")
-        else:
-            sizes[row] = status.st_size
     is_readable = np.ones(len(rows), bool)
     is_readable[[*errors]] = False
     count = int(is_readable.sum())
     samples = pa.array(np.rint(seconds[is_readable] * sample_rate).astype(np.int64))
-    readable_sizes = pa.array(sizes[is_readable])
+    readable_sizes = pa.array(np.array(files.sizes, np.int64)[is_readable])
     locations = {
         "file": rows["audio"].filter(pa.array(is_readable)).cast(pa.string()),
         "shard": pa.repeat(0, count),
@@ -214,7 +258,11 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
         "digest": pc.binary_join_element_wise(facts[0], " bytes, ", facts[1], " samples", ""),
         AUDIO: pa.table(locations, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
-    return StoredAudio(pa.table(columns), errors)
+    return StoredAudio(pa.table(columns), errors, files.table)
+
+
+def _decoder_name() -> str:
+    return audio_identity()[:NUM_CODE_DIGITS]
 
 
 def _short_digest(identity: str) -> str:
@@ -242,71 +290,76 @@ def _write_access(folder: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _file_keys(manifest: Manifest) -> tuple[dict[int, ClipKey], dict[int, AudioError]]:
-    """Return the keys of the files that can be reached, and the errors of the others, by row."""
-    keys: dict[int, ClipKey] = {}
-    errors: dict[int, AudioError] = {}
-    for row, (path, start, end, channel) in enumerate(manifest.parts):
-        status = _stat(path)
-        if isinstance(status, AudioError):
-            errors[row] = status
-        else:
-            keys[row] = ClipKey(path, status.st_size, status.st_mtime_ns, start, end, channel)
-    return keys, errors
-
-
-def _stat(path: str) -> os.stat_result | AudioError:
-    """Return the status of a file, or why it cannot be reached."""
-    try:
-        path.encode()  # it becomes text in a table
-        return os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
-    except (OSError, ValueError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
-        detail = getattr(error, "strerror", None) or "its name is not UTF-8"
-        return AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
-
-
-def _divide(keys: Iterable[ClipKey]) -> list[list[ClipKey]]:
-    """Divide keys into blocks, one for each shard, in the same way in every process.
+def _divide(clips: Iterable[CachedClip]) -> list[list[CachedClip]]:
+    """Divide clips into blocks, one for each shard, in the same way in every process.
 
     All parts of a file are in one block, since the file is read for each block.
     """
-    distinct = [*dict.fromkeys(keys)]
-    blocks: dict[int, list[ClipKey]] = {}
+    distinct = [*{clip.digest: clip for clip in clips}.values()]
+    blocks: dict[int, list[CachedClip]] = {}
     num_bytes = 0
     number = 0  # of the block
     path = None
-    for index, row in enumerate(by_file(key.part for key in distinct)):
-        key = distinct[row]
-        if key.path != path:
-            path = key.path
-            num_bytes += key.file_size
+    for index, row in enumerate(by_file(clip.part for clip in distinct)):
+        clip = distinct[row]
+        if clip.part.path != path:
+            path = clip.part.path
+            num_bytes += clip.file_size
             number = num_bytes // BLOCK_BYTES + index // BLOCK_CLIPS
-        blocks.setdefault(number, []).append(key)
+        blocks.setdefault(number, []).append(clip)
     return [*blocks.values()]
 
 
-class _CorpusShards:
-    """The shards of one corpus folder, at one sample rate (Hz) and in one store."""
+class _CachedShards:
+    """The shards in all caches, at one sample rate (Hz) and in one store."""
 
-    def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
-        self.folder = folder
+    def __init__(self, sample_rate: int, store: str) -> None:
         self._sample_rate = sample_rate
         self._store = store
+        self._made_by = f"{_short_digest(f'{sample_rate} {store}')}-{_decoder_name()}"
         self._tables: dict[Path, pa.Table] = {}
-        self._rows: dict[ClipKey, int] = {}  # of decoded clips, in all tables one after another
-        self._unreadable: dict[ClipKey, AudioError] = {}
+        self._rows: dict[str, int] = {}  # by the digest, in all tables one after another
+        self._unreadable: dict[str, AudioError] = {}  # by the digest
 
-    def has(self, key: ClipKey) -> bool:
-        """Return whether a clip was decoded or is unreadable."""
-        return key in self._rows or key in self._unreadable
+    def missing(self, clips: Iterable[CachedClip]) -> set[str]:
+        """Return the digests of clips that were neither decoded nor found unreadable."""
+        return {clip.digest for clip in clips} - self._rows.keys() - self._unreadable.keys()
 
-    def read_new(self) -> None:
-        for file in sorted({*self.folder.glob("*.parquet")} - self._tables.keys()):
+    def _name(self, root: Path) -> str:
+        """Return the name of the folder, in a cache, for the audio below ``root``."""
+        name = f"{root.parent.name}-{root.name}".lstrip("-.")
+        return f"{AUDIO_FOLDER}/{name}-{_short_digest(str(root))}-{self._made_by}"
+
+    def read_new(self, root: Path) -> None:
+        """Read the tables for the audio below ``root`` that were not read yet."""
+        for cache in caches():
+            self._read_tables((cache / self._name(root)).glob("*.parquet"))
+
+    def read_others(self, digests: set[str], roots: Sequence[Path]) -> None:
+        """Read the tables for other folders if the first one has some of these clips.
+
+        So the audio of a corpus is found that lies elsewhere now, or twice.
+        """
+        for cache in caches():
+            for folder in sorted(cache.glob(f"{AUDIO_FOLDER}/*-{self._made_by}")):
+                files = sorted({*folder.glob("*.parquet")} - self._tables.keys())
+                self._read_tables(files[:1])
+                if files and not digests.isdisjoint(self._digests_of(files[0])):
+                    self._read_tables(files[1:])
+                    with suppress(OSError):  # it may be read-only
+                        describe_folder(folder, *roots)
+
+    def _digests_of(self, file: Path) -> Sequence[str]:
+        if file not in self._tables:  # it is damaged
+            return ()
+        digests: list[str] = self._tables[file][AUDIO].combine_chunks().field("digest").to_pylist()
+        return digests
+
+    def _read_tables(self, files: Iterable[Path]) -> None:
+        for file in sorted({*files} - self._tables.keys()):
             audio = file.with_suffix(".arrow")
             try:
                 table, facts = read_shard_table(file.read_bytes())
-                columns = [table[name].to_pylist() for name in ClipKey._fields]
                 if audio.stat().st_size != facts.bytes:
                     raise ValueError(f"{audio.name} should have {facts.bytes} bytes")
             except (OSError, ValueError, LookupError, TypeError) as error:
@@ -315,62 +368,88 @@ class _CorpusShards:
                     file.unlink()
                 continue
             first_row = sum(map(len, self._tables.values()))
-            for row, values in enumerate(zip(*columns, strict=True), start=first_row):
-                self._rows.setdefault(ClipKey(*values), row)
-            for *fields, reason, message, reader in facts.left_out:
-                if reader == audio_reader() and not is_verifying.get():
-                    self._unreadable[ClipKey(*fields)] = AudioError(reason, message)
             self._tables[file] = table
+            for row, digest in enumerate(self._digests_of(file), start=first_row):
+                self._rows.setdefault(digest, row)
+            if not is_verifying.get():
+                for digest, reason, message in facts.left_out:
+                    self._unreadable[digest] = AudioError(reason, message)
 
-    def decode(self, block: Sequence[ClipKey], on_clip: Callable[[], None]) -> None:
+    def decode_missing(
+        self, root: Path, clips: Sequence[CachedClip], on_clip: Callable[[], None]
+    ) -> None:
+        """Decode the clips below ``root`` that are missing, with other processes."""
+        missing = self.missing(clips)
+        folder = default_cache() / self._name(root)
+        tasks = [
+            (f"{block[0].digest} {block[-1].digest}", partial(self._decode, root, block, on_clip))
+            for block in _divide(clips)
+            if not missing.isdisjoint(clip.digest for clip in block)
+        ]
+        if tasks:
+            with _write_access(folder):
+                describe_folder(folder, root)
+                share_work(folder, tasks)
+                self.read_new(root)
+
+    def _decode(self, root: Path, block: Sequence[CachedClip], on_clip: Callable[[], None]) -> None:
         """Decode a block into a shard, except for clips that other processes have decoded."""
-        self.read_new()
-        keys = [key for key in block if not self.has(key)]
-        if not keys:
+        self.read_new(root)
+        missing = self.missing(block)
+        clips = [clip for clip in block if clip.digest in missing]
+        if not clips:
             return
-        names = [Path(key.path).name for key in keys]
-        parts = [key.part for key in keys]
-        with closing(ShardWriter(self.folder)) as writer:
-            added_indices, errors = writer.add_clips(
+        folder = default_cache() / self._name(root)
+        names = [Path(clip.part.path).name for clip in clips]
+        parts = [clip.part for clip in clips]
+        with closing(ShardWriter(folder)) as writer:
+            _, errors = writer.add_clips(
                 names, parts, self._sample_rate, store=self._store, on_clip=on_clip
             )
             left_out = []
             for index, error in errors.items():
-                self._unreadable[keys[index]] = error
+                clip = clips[index]
+                message = str(error).replace(clip.part.path, PATH_MARK)
+                self._unreadable[clip.digest] = AudioError(error.reason, message)
                 if error.reason not in TEMPORARY_REASONS:
-                    left_out.append((*keys[index], error.reason, str(error), audio_reader()))
-            added = [keys[index] for index in added_indices]
-            columns = {
-                "path": pa.array([key.path for key in added], pa.string()),
-                "file_size": pa.array([key.file_size for key in added], pa.int64()),
-                "mtime_ns": pa.array([key.mtime_ns for key in added], pa.int64()),
-                **part_columns(key.part for key in added),
-            }
-            writer.publish(Storage(self.folder), uuid4().hex, columns, left_out=left_out)
+                    left_out.append((clip.digest, error.reason, message))
+            writer.publish(Storage(folder), uuid4().hex, {}, left_out=left_out)
 
-    def locate(self, keys: Mapping[int, ClipKey], errors: Mapping[int, AudioError]) -> StoredAudio:
-        """Return where the audio of files is; keys and errors are by row."""
-        all_errors = dict(errors)
+    def locate(self, clips: Sequence[CachedClip | None], files: LookedAtFiles) -> StoredAudio:
+        """Return where the audio of clips is.
+
+        Raises DataError if a file has changed since it was looked at.
+        """
+        errors = dict(files.errors)
         stored_rows = []
-        for row, key in keys.items():
-            if key in self._rows:  # also one that an earlier verdict left out
-                stored_rows.append(self._rows[key])
+        for row, clip in enumerate(clips):
+            if clip is None:
+                continue
+            if clip.digest in self._rows:  # also one that an earlier verdict left out
+                stored_rows.append(self._rows[clip.digest])
+            elif (verdict := self._unreadable.get(clip.digest)) is not None:
+                message = str(verdict).replace(PATH_MARK, clip.part.path)
+                errors[row] = AudioError(verdict.reason, message)
             else:
-                all_errors[row] = self._unreadable[key]
+                raise DataError(
+                    f"{clip.part.path} has changed while it was decoded. Run this command again."
+                )
         tables = [NO_AUDIO]
         for file, table in self._tables.items():
-            audio = str(file.with_suffix(".arrow"))
+            audio = name_in_caches(file.with_suffix(".arrow"))
             tables.append(to_located_audio(table, audio, shard=0, sample_rate=self._sample_rate))
         stored = pa.concat_tables(tables).take(pa.array(stored_rows, pa.int64()))
         if not has_mix_faults(stored):
             stored = stored.drop_columns([MIX_FAULT])
-        return StoredAudio(stored, all_errors)
+        return StoredAudio(stored, errors, files.table)
 
 
-def describe_folder(folder: Path, corpus: Path) -> None:
-    """Record the path of the corpus in a folder of the cache."""
-    if not (folder / CORPUS_FILE).is_file():
-        write_text_atomically(folder / CORPUS_FILE, json.dumps({"folder": str(corpus)}) + "\n")
+def describe_folder(folder: Path, *corpora: Path) -> None:
+    """Record the paths of the corpora that use a folder of the cache."""
+    known = _read_corpora(folder)
+    if not {*corpora} <= {*known}:
+        paths = sorted(map(str, {*known, *corpora}))
+        write_text_atomically(folder / CORPUS_FILE, json.dumps({"folders": paths}) + "\n")
 
 
 # Archives
@@ -384,8 +463,8 @@ def is_archive(path: Path) -> bool:
 def unpack_corpus(data_folder: str | Path | None) -> Path:
     """Return the absolute path of a corpus; if it is an archive, unpack it into the cache first.
 
-    An archive is unpacked once, and again if its path, size or modification time changes. Its files
-    are unpacked, and hard links to them as copies. Symbolic links and devices are skipped.
+    An archive is unpacked once, and again if its content changes. Its files are unpacked, and hard
+    links to them as copies. Symbolic links and devices are skipped.
     """
     if not data_folder:
         raise DataError(
@@ -395,15 +474,23 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     if not is_archive(corpus):
         return corpus
     archive = corpus.resolve()
-    status = archive.stat()
-    digest = _short_digest(f"{archive}\n{status.st_size}\n{status.st_mtime_ns}")
-    folder = default_cache() / EXTRACTED_FOLDER / f"{archive.name}-{digest}"
-    if not folder.is_dir():
-        logger.info(f"unpacking {archive} into {folder}, once")
-        with disk_errors(folder.parent), atomic_folder(folder) as temporary:
-            _extract(archive, temporary)
-            describe_folder(temporary, archive)
-    return _innermost(folder)
+    files = file_digests(archive.parent, [archive.name])
+    unpacked = keep(
+        EXTRACTED_FOLDER,
+        {"archive": files.digests.to_pylist()},
+        partial(_unpack, archive),
+        by_code=False,
+        label=archive.name,
+    )
+    return _innermost(unpacked)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    with disk_errors(folder.parent):
+        logger.info(f"unpacking {archive} into {folder.parent}, once")
+        folder.mkdir()
+        _extract(archive, folder)
+        describe_folder(folder, archive)
 
 
 def _extract(archive: Path, folder: Path) -> None:
@@ -471,9 +558,13 @@ class CacheEntry:
     """One folder of the cache."""
 
     folder: Path
-    corpus: Path | None  # the folder or file that its audio comes from, if known
+    corpora: Sequence[Path]  # the folders or files that its content comes from, if known
     size: int  # bytes on the disk
-    is_superseded: bool = False  # by splits of the same settings that were prepared later
+    is_superseded: bool = False  # by what was prepared later, or is decoded by other code
+
+    @property
+    def name(self) -> str:
+        return ", ".join(map(str, self.corpora)) or "unknown"
 
     @property
     def is_orphan(self) -> bool:
@@ -481,7 +572,7 @@ class CacheEntry:
         if self.is_superseded:
             return True
         try:
-            return self.corpus is not None and not self.corpus.exists()
+            return bool(self.corpora) and not any(corpus.exists() for corpus in self.corpora)
         except OSError:
             return False
 
@@ -494,22 +585,25 @@ def list_entries(cache_folder: Path) -> list[CacheEntry]:
     for name in (EXTRACTED_FOLDER, AUDIO_FOLDER):
         for folder in sorted((cache_folder / name).glob("*")):
             if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
-                entries.append(CacheEntry(folder, _read_corpus(folder), _size_of(folder)))
+                is_superseded = name == AUDIO_FOLDER and not folder.name.endswith(_decoder_name())
+                entry = CacheEntry(folder, _read_corpora(folder), _size_of(folder), is_superseded)
+                entries.append(entry)
     prepared = sorted((cache_folder / PREPARED_FOLDER).glob("*-*"), key=lambda f: f.stat().st_mtime)
-    newest = {folder.name.rpartition("-")[0]: folder for folder in prepared}
+    newest = {folder.name.rsplit("-", 2)[0]: folder for folder in prepared}  # by their labels
     for folder in prepared:
         is_superseded = folder not in newest.values()
-        entry = CacheEntry(folder, _read_corpus(folder), _size_of(folder), is_superseded)
+        entry = CacheEntry(folder, _read_corpora(folder), _size_of(folder), is_superseded)
         entries.append(entry)
     return entries
 
 
-def _read_corpus(folder: Path) -> Path | None:
-    """Return the path of the corpus that a folder of the cache records, None if there is none."""
+def _read_corpora(folder: Path) -> Sequence[Path]:
+    """Return the paths of the corpora that use a folder of the cache; () if it does not tell."""
     try:
-        return Path(json.loads((folder / CORPUS_FILE).read_text(encoding="utf-8"))["folder"])
+        folders = json.loads((folder / CORPUS_FILE).read_text(encoding="utf-8"))["folders"]
+        return [*map(Path, folders)]
     except (OSError, ValueError, LookupError, TypeError):
-        return None
+        return ()
 
 
 def _size_of(folder: Path) -> int:
@@ -541,24 +635,23 @@ def print_entries(cache_folder: Path) -> None:
     """Print the folders of the cache, a line each, and their total size."""
     entries = list_entries(cache_folder)
     for entry in entries:
-        corpus = "unknown" if entry.corpus is None else str(entry.corpus)
-        if entry.is_orphan:
-            corpus += " (not needed)"
-        print(printable(f"{_format_size(entry.size):>9}  {corpus}, in {entry.folder}"))
+        name = f"{entry.name} (not needed)" if entry.is_orphan else entry.name
+        print(printable(f"{_format_size(entry.size):>9}  {name}, in {entry.folder}"))
     total = _format_size(sum(entry.size for entry in entries))
     print(f"{total} in {plural(len(entries), 'folder')} of {cache_folder}")
 
 
 def prune_orphans(cache_folder: Path) -> None:
-    """Remove the folders whose corpus is gone, and print each."""
+    """Remove the folders that nothing needs, and print each; and what other code has made."""
     for entry in list_entries(cache_folder):
         if not entry.is_orphan:
             continue
-        description = f"{entry.folder} ({_format_size(entry.size)}) of {entry.corpus}"
+        description = f"{entry.folder} ({_format_size(entry.size)}) of {entry.name}"
         if remove_entry(entry):
             print(printable(f"removed {description}"))
         else:
             print(printable(f"kept, since a process is preparing it: {description}"))
+    remove_files_of_other_code(cache_folder)
 
 
 def _format_size(size: int) -> str:

@@ -3,7 +3,6 @@
 audio file -> samples (S,) -> bytes of a WAV or FLAC
 """
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, encode_audio, read_audio, read_parts
 from sbkit.base.errors import DataError
+from sbkit.base.kept import file_digest
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import begin_work
 
@@ -96,7 +96,7 @@ def _submit_clips(
                 yield partial(DecodedClip, samples)
                 continue
             digest = digest or _hash_file(path)
-            id = f"{digest}:{part[1:]}"
+            id = clip_digest(digest, part)
             yield submit(_encode_clip, samples, id, mixer.fault, sample_rate, store)
 
 
@@ -104,11 +104,9 @@ def _decode_clip(part: AudioPart, sample_rate: int, store: str) -> DecodedClip:
     mixer = ChannelMixer(part.channel)
     try:
         samples = read_audio(part.path, sample_rate, mixer)
-        digest = _hash_file(Path(part.path))
+        digest = clip_digest(_hash_file(Path(part.path)), part)
     except AudioError as error:
         return DecodedClip(error)
-    if part.channel is not None:
-        digest = f"{digest}:{part[1:]}"
     return _encode_clip(samples, digest, mixer.fault, sample_rate, store)
 
 
@@ -119,10 +117,14 @@ def _encode_clip(
     return DecodedClip(audio, len(samples), digest, mix_fault)
 
 
+def clip_digest(digest: str, part: AudioPart) -> str:
+    """Return the digest of a clip, from that of its file."""
+    return digest if part.is_file else f"{digest}:{part[1:]}"
+
+
 def _hash_file(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return file_digest(path)
     except OSError as error:
         sentence = f"Cannot read {path}: {error}. Check the file and its permissions."
         raise AudioError("unreachable", sentence) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.imports import user_sources
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import TableFolders
 from sbkit.data.tables import RELEASE_SPLITS
@@ -57,6 +58,26 @@ def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
     return paths
 
 
+def corpus_sources(corpus: Corpus) -> dict[str, str]:
+    """Return the checksums of the modules of the user's that read a corpus."""
+    corpora = corpus.corpora if isinstance(corpus, JoinedCorpora) else [("", "", corpus)]
+    names = [str(getattr(module, "__name__", "")) for _, _, module in corpora]
+    sources = {name: source for module in names for name, source in user_sources(module).items()}
+    return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
+
+
+def list_roots(corpus: Corpus, knobs: KnobValues) -> list[Path]:
+    """Return the folders that the paths of a corpus start from: of its tables, and its own."""
+    tables = list_files(corpus, knobs) or ()
+    roots = [path if path.is_dir() else path.parent for path in tables]
+    named = knobs.get("data_folder") or ()
+    folders = [named] if isinstance(named, str | Path) else named
+    roots += [
+        Path(folder).expanduser().absolute() for folder in folders if "://" not in str(folder)
+    ]
+    return [*dict.fromkeys(roots)]
+
+
 def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manifest]:
     """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``.
 
@@ -86,7 +107,7 @@ class JoinedCorpora:
     """
 
     def __init__(self, corpora: Sequence[tuple[str, str, Corpus]]) -> None:
-        self._corpora = corpora
+        self.corpora = corpora
 
     def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
         """Return the splits of all corpora, or those among them that the key ``splits`` names.
@@ -97,7 +118,7 @@ class JoinedCorpora:
         chosen = knobs.get("splits")
         named = [*chain(*map(to_names, chosen.values()))] if isinstance(chosen, Mapping) else []
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
-        for name, folder, corpus in self._corpora:
+        for name, folder, corpus in self.corpora:
             try:
                 own_roles = corpus.splits({**knobs, "data_folder": folder, "splits": None})
             except DataError:
@@ -108,13 +129,13 @@ class JoinedCorpora:
                 roles[role] += [f"{split}-{name}" for split in splits]
         if not isinstance(chosen, Mapping):
             return roles
-        endings = tuple(f"-{name}" for name, _, _ in self._corpora)
+        endings = tuple(f"-{name}" for name, _, _ in self.corpora)
         extra = [split for split in named if split.endswith(endings)]
         return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *extra])])
 
     def files(self, knobs: KnobValues) -> list[Path] | None:
         paths: list[Path] = []
-        for _, folder, corpus in self._corpora:
+        for _, folder, corpus in self.corpora:
             own_paths = list_files(corpus, {**knobs, "data_folder": folder})
             if own_paths is None:
                 return None
@@ -131,11 +152,11 @@ class JoinedCorpora:
     def _find(self, knobs: KnobValues, split: str) -> tuple[Corpus, KnobValues, str]:
         """Return the corpus of a split, its values, and its own name of the split."""
         # The name of one folder may be the end of another name: fr and sps-fr.
-        matching = [c for c in self._corpora if split.endswith(f"-{c[0]}")]
+        matching = [c for c in self.corpora if split.endswith(f"-{c[0]}")]
         name, folder, corpus = max(matching, key=lambda c: len(c[0]))
         train = [s.removesuffix(f"-{name}") for s in self.splits(knobs)["train"]]
         own_split = split.removesuffix(f"-{name}")
-        folders = [other for _, other, other_corpus in self._corpora if other_corpus is corpus]
+        folders = [other for _, other, other_corpus in self.corpora if other_corpus is corpus]
         own_knobs = {**knobs, "data_folder": folder, JOINED_FOLDERS: folders}
         own_knobs["splits"] = {"train": own_split} if own_split in train else None
         return corpus, own_knobs, own_split
@@ -143,7 +164,7 @@ class JoinedCorpora:
     def about(self, knobs: KnobValues) -> Mapping[str, str | None]:
         facts = [
             describe_corpus(corpus, {**knobs, "data_folder": folder})
-            for _, folder, corpus in self._corpora
+            for _, folder, corpus in self.corpora
         ]
         licenses = dict.fromkeys(str(fact["license"] or "unknown") for fact in facts)
         return {

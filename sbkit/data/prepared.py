@@ -1,19 +1,18 @@
 """Prepared splits in the cache: one process makes them, and every process of later runs maps them.
 
-NAME-SETTINGS-VERSION/corpus.json     the corpus
-NAME-SETTINGS-VERSION/splits.json     the roles of the splits, and what was left out of each
-NAME-SETTINGS-VERSION/SPLIT.arrow     the rows of a split, as `datasets` maps them
+NAME-SETTINGS-.../corpus.json    the corpus
+NAME-SETTINGS-.../splits.json    the roles of the splits, and what was left out of each
+NAME-SETTINGS-.../files.arrow    the audio files as they were
+NAME-SETTINGS-.../SPLIT.arrow    the rows of a split, as `datasets` maps them
 
-SETTINGS is a hash of the values of `DATA_KEYS` in the YAML, VERSION one of the sizes and times of
-the tables, and of the code. Audio files are looked at when the splits are made, and by `sbkit
-prepare --verify`; not at each start.
+They are made from the values of `DATA_KEYS`, the tables, the code of the corpus, and the audio
+files, which are looked at each time (`sbkit.base.kept.file_digests`). Paths are relative to the
+folders of the tables and to the cache, so that both can be moved.
 """
 
 import hashlib
 import json
 import logging
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -27,17 +26,18 @@ import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable, Table
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import atomic_folder, fsync_tree, task_lock, to_json, write_text_atomically
-from sbkit.base.versions import code_identity
+from sbkit.base.files import to_json
+from sbkit.base.kept import file_digests, find_kept, is_verifying, keep
+from sbkit.base.messages import plural
 from sbkit.config.hparams import Knobs
-from sbkit.data.cache import PREPARED_FOLDER, default_cache, describe_folder, is_verifying
-from sbkit.data.corpus import Corpus, KnobValues, list_files
+from sbkit.data.cache import PREPARED_FOLDER, describe_folder, is_in_caches
+from sbkit.data.corpus import Corpus, KnobValues, corpus_sources, list_files, list_roots
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import AUDIO, LAZY
 from sbkit.data.splits import Keep, PreparedSplit, keep_in_memory
 
-RECORD_FILE = "splits.json"
-MEASURED_FOLDER = "measured"  # of the prepared data: facts about splits
+RECORD_FILE, FILES_FILE = "splits.json", "files.arrow"
+FACTS_FOLDER = "facts"  # of the cache: about splits
 PATH_ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
 # All that the corpora of this package, the filters and `prepare_split` read
 DATA_KEYS = (
@@ -85,75 +85,74 @@ def prepare_once(
     """Return the splits that an earlier call has stored, or make and store them.
 
     One process writes the rows, block by block; others meanwhile decode their share of the clips.
+    They are made again if an audio file has changed since; its clips are decoded then.
     A corpus without the function ``files(knobs)`` is made at each call, and kept in memory.
 
     kind: what ``make`` makes of these values.
     make: is given the values of `DATA_KEYS`, and what keeps the rows of a split; for a corpus
         without ``files``, all values.
     """
-    files = list_files(corpus, knobs)
-    if files is None:
+    tables = list_files(corpus, knobs)
+    if tables is None:
         return make(knobs, keep_in_memory)
     knobs = DataKnobs(knobs)
-    source = files[0]
-    settings = _hash([kind, {**knobs}, [*map(str, files)]])
-    module_file = Path(getattr(corpus, "__file__", None) or source)  # of a corpus of the user's own
-    version = _hash([code_identity(), [*map(_describe_file, [*files, module_file])]])
-    name = f"{source.name}-{settings}-{version}".lstrip("-.")
-    folder = default_cache() / PREPARED_FOLDER / name
-    if not is_verifying.get() and (data := _read(folder)) is not None:
-        return data
+    roots = list_roots(corpus, knobs)
+    is_lazy = knobs.get("audio_store") == LAZY
+    values = json.dumps([kind, {**knobs}], default=str)
+    made_from = {
+        "values": values if is_lazy else _without(roots, values),  # lazy rows name their files
+        "tables": [*_digests_of(tables)],
+        "corpus": corpus_sources(corpus),
+    }
 
-    def write() -> None:
-        shutil.rmtree(folder, ignore_errors=True)  # an incomplete or earlier one
-        with atomic_folder(folder) as unfinished:
-            _describe(unfinished, make(knobs, partial(_write_rows, unfinished)), source)
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        _describe(folder, make(knobs, partial(_write_rows, folder)), tables[0], roots)
 
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with task_lock(folder.parent, name, wait=False) as is_writer:
-            if is_writer:
-                write()
-            elif knobs.get("audio_store") != LAZY:
-                make(knobs, _leave_to_others)
-        if not is_writer:
-            with task_lock(folder.parent, name, wait=True):
-                if _read(folder) is None:  # the other process has failed
-                    write()
-        stored = _read(folder)
-    except OSError as error:  # a cache may be read-only, or full
-        logger.info(f"note: All tables are read again at the next start, because {error}")
-        stored = None
-    return stored or make(knobs, keep_in_memory)
+    def decode_share() -> None:
+        if not is_lazy:
+            make(knobs, _leave_to_others)
 
+    def is_current(folder: Path) -> bool:
+        return _is_current(folder, roots, read=not is_lazy) and not is_verifying.get()
 
-def measure_once(identity: object, measure: Callable[[], Any]) -> Any:
-    """Return the plain data that an earlier call has stored for ``identity``, or measure it."""
-    name = f"{_hash([identity, code_identity()])}.json"
-    file = default_cache() / PREPARED_FOLDER / MEASURED_FOLDER / name
-    if not file.is_file():
-        facts = to_json(measure())
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(file, facts)
-        except OSError:  # a cache may be read-only
-            return json.loads(facts)
-    return json.loads(file.read_text(encoding="utf-8"))
+    label = hashlib.sha256(f"{values}{tables}".encode()).hexdigest()[:12]
+    folder = keep(
+        PREPARED_FOLDER,
+        made_from,
+        write,
+        label=f"{tables[0].name}-{label}",
+        is_current=is_current,
+        meanwhile=decode_share,
+    )
+    return _read(folder)
 
 
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]
+def measure_once(identity: Mapping[str, object], measure: Callable[[], Any]) -> Any:
+    """Return the plain data that an earlier call has kept for ``identity``, or measure it."""
+
+    def write(file: Path) -> None:
+        file.write_text(to_json(measure()), encoding="utf-8")
+
+    return json.loads(keep(FACTS_FOLDER, identity, write).read_text(encoding="utf-8"))
 
 
-def _describe_file(path: Path) -> list[Any]:
-    """Return the size and the time of a file, or of all files in a folder, by name."""
-    paths = [path]
-    if path.is_dir():
-        paths += sorted(inner for inner in path.iterdir() if not inner.is_dir())
-    if not path.exists():  # which the corpus reports
-        return [str(path)]
-    statuses = [(str(inner), inner.stat()) for inner in paths]
-    return [(name, status.st_size, status.st_mtime_ns) for name, status in statuses]
+def _digests_of(tables: Sequence[Path]) -> Iterator[list[tuple[str, str]]]:
+    """Yield the name and the digest of each table, or of all files in a folder."""
+    for path in tables:
+        folder, names = path.parent, [path.name]
+        if path.is_dir():
+            folder = path
+            names = sorted(inner.name for inner in path.iterdir() if not inner.is_dir())
+        digests = file_digests(folder, names).digests.to_pylist()
+        yield [*zip(names, digests, strict=True)]
+
+
+def _without(roots: Sequence[Path], text: str) -> str:
+    """Replace the paths of roots by their numbers."""
+    for number, root in enumerate(roots):
+        text = text.replace(json.dumps(str(root))[1:-1], f"<{number}>")
+    return text
 
 
 def _write_rows(folder: Path, split: str, blocks: Iterator[pa.Table]) -> Table:
@@ -169,13 +168,13 @@ def _leave_to_others(split: str, blocks: Iterator[pa.Table]) -> None:
     next(blocks)  # before which the clips of a split are decoded
 
 
-def _describe(folder: Path, data: PreparedData, source: Path) -> None:
+def _describe(folder: Path, data: PreparedData, source: Path, roots: Sequence[Path]) -> None:
     records = {
         name: {
             "excluded": [asdict(row) for row in split.excluded],
             "fingerprint": split.fingerprint,
+            "dataset": split.dataset._fingerprint,
             "filtered": split.filtered,
-            "missing": split.missing,
             "shards": [*_list_shards(split.dataset)],
         }
         for name, split in data.splits.items()
@@ -183,7 +182,45 @@ def _describe(folder: Path, data: PreparedData, source: Path) -> None:
     describe_folder(folder, source)
     record = {"roles": data.roles, "splits": records}
     (folder / RECORD_FILE).write_text(to_json(record), **PATH_ENCODING)
-    fsync_tree(folder)
+    files = pa.concat_tables([split.files for split in data.splits.values()])
+    kept = [root for root in pc.unique(files["root"]).to_pylist() if is_in_caches(root)]
+    is_kept = pc.is_in(files["root"], value_set=pa.array(kept, pa.string()))  # it was in a table
+    files = files.filter(pc.invert(is_kept))
+    numbers = {str(root): f"<{number}>" for number, root in enumerate(roots)}
+    names = pa.array([numbers.get(root, root) for root in files["root"].to_pylist()], pa.string())
+    files = files.set_column(0, "root", names).combine_chunks()
+    file = str(folder / FILES_FILE)
+    with pa.OSFile(file, "wb") as stream, pa.ipc.new_stream(stream, files.schema) as writer:
+        writer.write_table(files)
+
+
+def _is_current(folder: Path, roots: Sequence[Path], *, read: bool) -> bool:
+    """Return whether all rows, their shards and their audio files are as they were prepared.
+
+    read: whether files are read if their times are new; else only their sizes are compared.
+    """
+    try:
+        splits = json.loads((folder / RECORD_FILE).read_text(**PATH_ENCODING))["splits"]
+        files = MemoryMappedTable.from_file(str(folder / FILES_FILE)).table
+    except FileNotFoundError:
+        return False
+    names = [folder / f"{name}.arrow" for name in splits]
+    names += [shard for split in splits.values() for shard in split["shards"]]
+    if not all("://" in str(name) or find_kept(name) for name in names):
+        return False
+    num_changed = 0
+    for root in pc.unique(files["root"]).to_pylist():
+        of_root = files.filter(pc.equal(files["root"], root)).combine_chunks()
+        path = roots[int(root[1:-1])] if root.startswith("<") else Path(root)
+        before = of_root["digest"].combine_chunks()
+        now = file_digests(path, of_root["name"].combine_chunks(), read=read).digests
+        if not now.equals(before):
+            pairs = zip(now.to_pylist(), before.to_pylist(), strict=True)
+            num_changed += sum(new != old for new, old in pairs)
+    if num_changed or is_verifying.get():
+        changed = plural(num_changed, "audio file")
+        logger.info(f"{changed} of {len(files)} changed, came or went; rows are prepared again")
+    return not num_changed
 
 
 def _list_shards(rows: datasets.Dataset) -> set[str]:
@@ -195,20 +232,13 @@ def _list_shards(rows: datasets.Dataset) -> set[str]:
     return shards
 
 
-def _read(folder: Path) -> PreparedData | None:
-    """Map the splits of a folder; None without all, or if audio has been removed or added."""
-    file = folder / RECORD_FILE
-    if not file.is_file():
-        return None
-    record = json.loads(file.read_text(**PATH_ENCODING))
+def _read(folder: Path) -> PreparedData:
+    """Map the splits of a folder."""
+    record = json.loads((folder / RECORD_FILE).read_text(**PATH_ENCODING))
     splits: dict[str, PreparedSplit] = {}
     for name, facts in record["splits"].items():
-        table_file = folder / f"{name}.arrow"
-        has_shards = all(map(os.path.exists, facts.pop("shards")))
-        if not (table_file.is_file() and has_shards) or any(map(os.path.exists, facts["missing"])):
-            return None
-        excluded = [Excluded(**row) for row in facts.pop("excluded")]
-        table = MemoryMappedTable.from_file(str(table_file))
-        dataset = datasets.Dataset(table, fingerprint=facts["fingerprint"][:16])
-        splits[name] = PreparedSplit(dataset, excluded, **facts)
+        excluded = [Excluded(**row) for row in facts["excluded"]]
+        table = MemoryMappedTable.from_file(str(folder / f"{name}.arrow"))
+        dataset = datasets.Dataset(table, fingerprint=facts["dataset"])
+        splits[name] = PreparedSplit(dataset, excluded, facts["fingerprint"], facts["filtered"])
     return PreparedData(record["roles"], splits)

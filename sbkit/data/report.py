@@ -121,7 +121,7 @@ def measure_data(
         "sample_rate": sample_rate,
         "splits": {
             name: measure_once(
-                ["split", split._fingerprint, sample_rate, str(language)],
+                {"split": split._fingerprint, "rate": sample_rate, "language": str(language)},
                 partial(_measure, split, sample_rate, str(language)),
             )
             for name, split in named.items()
@@ -136,7 +136,7 @@ def measure_data(
             ),
         ],
         **measure_once(
-            ["shared", {name: split._fingerprint for name, split in named.items()}],
+            {"shared": {name: split._fingerprint for name, split in named.items()}},
             lambda: {
                 "speakers": _count_speakers(named.values()),
                 "shared": [*_compare_splits(named)],

@@ -19,14 +19,13 @@ import pyarrow.parquet as pq
 
 from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import DataError
-from sbkit.base.files import write_bytes_atomically
+from sbkit.base.kept import keep
 from sbkit.base.messages import short_value
-from sbkit.data.cache import default_cache
 from sbkit.data.columns import PATH_COLUMNS, find_columns
 from sbkit.data.sources import BATCH_ROWS, name_classes
 from sbkit.data.tables import is_missing
 
-FOLDER = "rows"  # in the cache
+FOLDER, TABLE = "rows", "rows.parquet"  # in the cache
 CONTENTS = frozenset({"array", "bytes", "path"})  # of audio, as `datasets` gives it
 
 
@@ -57,12 +56,14 @@ def store_rows(rows: Any) -> Path:
             raise DataError(f"The column {name} cannot be stored in a table: {error}") from error
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer)
-    digest = hashlib.sha256(buffer.getvalue()).hexdigest()[:16]
-    file = default_cache() / FOLDER / f"{digest}.parquet"
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomically(file, buffer.getvalue())
-    return file
+    content = buffer.getvalue()
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        (folder / TABLE).write_bytes(content)
+
+    made_from = {"content": hashlib.sha256(content).hexdigest()}
+    return keep(FOLDER, made_from, write, by_code=False) / TABLE
 
 
 def _to_records(rows: Any) -> Iterable[Mapping[str, Any]]:

@@ -39,6 +39,7 @@ from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import LOCK_PREFIX, from_plain, fsync, is_abandoned, os_errors_name, task_lock
+from sbkit.base.kept import find_kept
 from sbkit.data.clips import by_file, decode_clips
 from sbkit.data.filesystem import Storage, read_ranges
 from sbkit.data.manifest import MIX_FAULT
@@ -51,7 +52,7 @@ MAX_DURATION_ERROR = 0.05  # seconds; an MP3 encoder adds up to two frames, 48 m
 AUDIO = "audio"  # the column of a prepared split
 AUDIO_TYPE = pa.struct(
     {
-        "file": pa.string(),  # a path or a URL
+        "file": pa.string(),  # a path or a URL; of the cache, relative to it
         "shard": pa.int64(),  # its number in a corpus of shards; 0 in the cache
         "start": pa.int64(),  # bytes; null for a lazy clip, which is a whole file
         "size": pa.int64(),  # bytes; of a lazy clip, of its file
@@ -124,7 +125,7 @@ def read_clips(
 def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
     """Read clips, with a single call of `read_ranges` for all that are in shards."""
     in_shards = [location for location in locations if location["start"] is not None]
-    ranges = [(location["file"], location["start"], location["size"]) for location in in_shards]
+    ranges = [(_shard_file(part["file"]), part["start"], part["size"]) for part in in_shards]
     contents = iter(read_ranges(ranges))
     clips: list[Samples] = []
     for location in locations:
@@ -135,6 +136,14 @@ def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
     return clips
 
 
+def _shard_file(name: str) -> str:
+    """Return the path or URL of a shard; shards of the cache are named relative to it."""
+    path = name if "://" in name else find_kept(name)
+    if path is None:
+        raise DataError(f"{name} is in no cache any more. Prepare the data again.")
+    return str(path)
+
+
 def _read_file(location: AudioLocation) -> Samples:
     """Decode a file that has the size that it had when the data was prepared."""
     samples = read_audio(location["file"], location["sample_rate"])
@@ -142,7 +151,7 @@ def _read_file(location: AudioLocation) -> Samples:
     if size != location["size"]:
         raise DataError(
             f"{location['file']} has {size} bytes, but had {location['size']} when the data was "
-            "prepared. Run `sbkit prepare YAML --verify`, which looks at all files again."
+            "prepared. Start again; then it is prepared as it is now."
         )
     return samples
 

@@ -108,9 +108,9 @@ def about(knobs: KnobValues) -> Mapping[str, str | None]:
 
 
 def files(knobs: KnobValues) -> list[Path] | None:
-    """Return the folder, for `sbkit.data.prepared`; None for a URL."""
+    """Return the index and the tables, for `sbkit.data.prepared`; None for a URL."""
     folder = Storage(knobs["data_folder"]).folder
-    return None if folder is None else [folder]
+    return None if folder is None else [folder / INDEX_FILE, *sorted(folder.glob("*.parquet"))]
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:

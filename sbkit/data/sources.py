@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import parsing_errors, write_bytes_atomically
+from sbkit.base.kept import caches, default_cache, find_kept
 from sbkit.base.units import MICROSECONDS
-from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
+from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
 from sbkit.data.columns import (
     PATH_COLUMNS,
     SPEAKER_COLUMNS,
@@ -65,7 +66,7 @@ logger = logging.getLogger(__name__)
 def read_manifests(sources: Sequence[tuple[Path, TableOptions]]) -> Manifest:
     """Read sources, in their order, as one manifest: all forms except table folders."""
     parts = [(source.name, _read_source(source, options)) for source, options in sources]
-    folders = [_embedded_folder(source) for source, _ in sources]
+    folders = [cache / _embedded_folder(source) for source, _ in sources for cache in caches()]
     return Manifest.join_named(parts, *folders, sources[0][0].parent)
 
 
@@ -277,9 +278,9 @@ def _to_text(value: object) -> str:
 
 
 def _embedded_folder(source: Path) -> Path:
-    """Return the cache folder to which the audio bytes of a dataset are written."""
+    """Return the folder, in a cache, to which the audio bytes of a dataset are written."""
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:12]
-    return default_cache() / EXTRACTED_FOLDER / f"{source.name}-{key}"
+    return Path(EXTRACTED_FOLDER, f"{source.name}-{key}")
 
 
 def _audio_file(folder: Path, content: bytes, path: str) -> Path:
@@ -296,13 +297,14 @@ def _audio_file(folder: Path, content: bytes, path: str) -> Path:
 
 
 def _cache_audio(source: Path, content: bytes, path: str) -> Path:
-    folder = _embedded_folder(source)
-    file = _audio_file(folder, content, path)
-    if not file.is_file():
-        with disk_errors(folder):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            describe_folder(folder, source.resolve())
-            write_bytes_atomically(file, content)
+    name = _audio_file(_embedded_folder(source), content, path)
+    if file := find_kept(name):
+        return file
+    folder, file = default_cache() / _embedded_folder(source), default_cache() / name
+    with disk_errors(folder):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        describe_folder(folder, source.resolve())
+        write_bytes_atomically(file, content)
     return file
 
 

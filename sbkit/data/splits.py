@@ -4,10 +4,8 @@ manifest -> transcripts, normalized each time -> audio, decoded once -> Dataset
 """
 
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
@@ -26,24 +24,17 @@ from sbkit.audio.io import BEYOND_END
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import write_bytes_atomically, write_text_atomically
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.kept import keep
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
-from sbkit.base.versions import code_identity
-from sbkit.data.cache import (
-    PREPARED_FOLDER,
-    TEMPORARY_REASONS,
-    StoredAudio,
-    cache_audio,
-    default_cache,
-    plan_audio,
-)
+from sbkit.data.cache import FILES, StoredAudio, cache_audio, plan_audio
 from sbkit.data.manifest import RESERVED_COLUMNS, STORED, Excluded, Manifest, to_texts
 from sbkit.data.shard import AUDIO, LAZY
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
-TRANSCRIPTS_FOLDER = "transcripts"  # of the prepared data in the cache
+TOKEN_COUNTS_FOLDER = "token_counts"  # of the cache
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"  # reasons
 TEXT_ROWS = 100_000  # in a batch
 
@@ -93,7 +84,8 @@ class PreparedSplit:
     excluded: list[Excluded]
     fingerprint: str  # changes if the ids, texts or audio files of the dataset do
     filtered: Mapping[str, int] = field(default_factory=dict)  # counts, by reason
-    missing: Sequence[str] = ()  # audio files that were not there
+    # The audio files as they were; see `StoredAudio`
+    files: pa.Table = field(default_factory=FILES.empty_table)
 
 
 # Keeps the rows of a split, which has this name; None if another process does so.
@@ -111,10 +103,10 @@ def prepare_split(
     split: str,
     normalize: Callable[[str], str],
     sample_rate: int,
-    cache_folder: Path,
     keep_empty: bool,
     store: str = "pcm",
     keep: Keep = keep_in_memory,
+    roots: Sequence[Path] = (),
 ) -> PreparedSplit:
     """Normalize the texts of a split, and decode the clips that are not in the cache yet.
 
@@ -127,12 +119,13 @@ def prepare_split(
         words recognized in silence are errors to be counted.
     store: the form of the decoded audio.
     keep: keeps the rows.
+    roots: the folders that contain the audio files, as far as they are known.
     """
-    preparation = _Preparation(split, normalize, sample_rate, keep_empty)
+    preparation = _Preparation(split, normalize, sample_rate, keep_empty, roots)
     blocks = source.blocks() if isinstance(source, Manifest) else iter(source)
     blocks = map(preparation.add_texts, blocks)
     if store != LAZY:
-        blocks = preparation.decode(blocks, cache_folder, store)
+        blocks = preparation.decode(blocks, store)
     rows = keep(split, map(preparation.finish, blocks))
     return preparation.result(rows)
 
@@ -141,7 +134,12 @@ class _Preparation:
     """What the blocks of a split have in common."""
 
     def __init__(
-        self, split: str, normalize: Callable[[str], str], sample_rate: int, keep_empty: bool
+        self,
+        split: str,
+        normalize: Callable[[str], str],
+        sample_rate: int,
+        keep_empty: bool,
+        roots: Sequence[Path],
     ) -> None:
         self._split = split
         self._normalize = normalize
@@ -150,9 +148,11 @@ class _Preparation:
         self._num_rows = 0
         self._unusable: list[Excluded] = []
         self._empty: list[Excluded] = []
-        self._missing: list[str] = []
+        self._roots = roots
+        self._files = [FILES.empty_table()]
         self._filtered = Counter[str]()
-        self._hash = hashlib.sha256(f"{sample_rate}\n".encode())
+        self._hash = hashlib.sha256(f"{sample_rate}\n".encode())  # of ids, texts and audio
+        self._hash_of_all = hashlib.sha256()  # of all columns
 
     def add_texts(self, block: Manifest) -> Manifest:
         """Add the normalized texts; leave out rows whose text is empty."""
@@ -168,9 +168,7 @@ class _Preparation:
             self._empty.append(Excluded(clip.id, EMPTY, clip.sentence, self._split))
         return block.filter(~is_empty)
 
-    def decode(
-        self, blocks: Iterator[Manifest], cache_folder: Path, store: str
-    ) -> Iterator[Manifest]:
+    def decode(self, blocks: Iterator[Manifest], store: str) -> Iterator[Manifest]:
         """Add the location of the audio, once all clips that are not in shards are in the cache."""
         first = next(blocks)
         if STORED in first.rows.column_names:
@@ -180,20 +178,19 @@ class _Preparation:
             find = partial(
                 cache_audio,
                 sample_rate=self._sample_rate,
-                cache_folder=cache_folder,
                 store=store,
+                roots=self._roots,
                 title=f"Decoding {self._split}",
             )
             yield from self.locate(Manifest.join(chain([first], blocks)), find).blocks()
 
     def locate(self, manifest: Manifest, find: Callable[[Manifest], StoredAudio]) -> Manifest:
         """Add the location of the audio; leave out rows whose audio cannot be read."""
-        stored, errors = find(manifest)
+        stored, errors, files = find(manifest)
+        self._files.append(files)
         for row, error in errors.items():
             clip = manifest[row]
             self._unusable.append(Excluded(clip.id, reason_of(error), str(error), self._split))
-            if error.reason in TEMPORARY_REASONS:
-                self._missing.append(str(clip.path))
         is_readable = np.ones(len(manifest), bool)
         is_readable[[*errors]] = False
         rows = manifest.filter(is_readable).rows
@@ -202,7 +199,8 @@ class _Preparation:
     def finish(self, block: Manifest) -> pa.Table:
         """Return the columns of a prepared split."""
         if STORED not in block.rows.column_names:
-            block = self.locate(block, partial(plan_audio, sample_rate=self._sample_rate))
+            find = partial(plan_audio, sample_rate=self._sample_rate, roots=self._roots)
+            block = self.locate(block, find)
         rows = block.rows
         stored = pa.Table.from_struct_array(rows[STORED])
         corpus_columns = [name for name in rows.column_names if name not in RESERVED_COLUMNS]
@@ -215,8 +213,10 @@ class _Preparation:
         )
         # The contents of a split, but not where or when they were stored
         columns = (table["id"], table["text"], table["samples"].cast("string"), stored["digest"])
-        lines = pc.binary_join_element_wise(*columns, "\0").to_pylist()
-        self._hash.update("".join(f"{line}\n" for line in lines).encode())
+        _update(self._hash, columns)
+        names = [name for name in table.column_names if name != AUDIO]
+        self._hash_of_all.update(to_json(names).encode())
+        _update(self._hash_of_all, [*(table[name].cast("string") for name in names), columns[-1]])
         return table
 
     def result(self, rows: Table | None) -> PreparedSplit:
@@ -226,10 +226,15 @@ class _Preparation:
         else:
             check_loss(self._split, self._unusable, self._num_rows)
         excluded = [*self._unusable, *self._empty]
-        fingerprint = self._hash.hexdigest()
         datasets.disable_progress_bars()
-        dataset = datasets.Dataset(rows, fingerprint=fingerprint[:16])
-        return PreparedSplit(dataset, excluded, fingerprint, self._filtered, self._missing)
+        dataset = datasets.Dataset(rows, fingerprint=self._hash_of_all.hexdigest()[:16])
+        files = pa.concat_tables(self._files)
+        return PreparedSplit(dataset, excluded, self._hash.hexdigest(), self._filtered, files)
+
+
+def _update(hash: "hashlib._Hash", columns: Sequence[pa.ChunkedArray]) -> None:
+    lines = pc.binary_join_element_wise(*columns, "\0", null_handling="replace").to_pylist()
+    hash.update("".join(f"{line}\n" for line in lines).encode())
 
 
 def reason_of(error: AudioError) -> str:
@@ -409,22 +414,21 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Trans
 
     A million texts of 50 characters take about ten seconds.
     """
-    file = None  # for another class, whose code may change
-    if type(tokenizer) is Tokenizer:
-        identity = f"{split._fingerprint} {code_identity()}".encode() + tokenizer.content
-        name = f"{hashlib.sha256(identity).hexdigest()[:16]}.npy"
-        file = default_cache() / PREPARED_FOLDER / TRANSCRIPTS_FOLDER / name
-    if file is not None and file.is_file():
-        counts = np.load(file, mmap_mode="r")
-    else:
+
+    def count() -> Counts:
         blocks = [_count_tokens(texts, tokenizer) for texts in read_texts(split)]
-        counts = np.concatenate([np.empty((5, 0), np.int32), *blocks], axis=1)
-        if file is not None:
-            content = io.BytesIO()
-            np.save(content, counts)
-            with suppress(OSError):  # a cache may be read-only
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes_atomically(file, content.getvalue())
+        return np.concatenate([np.empty((5, 0), np.int32), *blocks], axis=1)
+
+    def write(file: Path) -> None:
+        with file.open("wb") as content:
+            np.save(content, count())
+
+    if type(tokenizer) is Tokenizer:
+        digest = hashlib.sha256(tokenizer.content).hexdigest()
+        made_from = {"split": split._fingerprint, "tokenizer": digest}
+        counts = np.load(keep(TOKEN_COUNTS_FOLDER, made_from, write), mmap_mode="r")
+    else:  # of another class, whose code may change
+        counts = count()
     characters, tokens, needed, refused, unknown = counts
     is_refused, is_unknown = refused.astype(bool), unknown.astype(bool)
     return Transcripts(sample_counts(split), characters, tokens, needed, is_refused, is_unknown)

@@ -20,6 +20,7 @@ from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
+from sbkit.base.kept import default_cache
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.check.check import check_before_training, check_run
@@ -37,7 +38,6 @@ from sbkit.checkpoint.run_config import (
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, save_yaml
 from sbkit.data.batch import Loaders
-from sbkit.data.cache import default_cache
 from sbkit.data.corpus import describe_corpus
 from sbkit.data.report import log_data, write_data_report
 from sbkit.data.rows import store_rows

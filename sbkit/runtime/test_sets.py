@@ -15,7 +15,6 @@ from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.cache import default_cache
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import prepare_split, sample_counts
@@ -110,7 +109,7 @@ def prepare_source(
         split=split,
         normalize=bundle.normalizer() if has_text else str,
         sample_rate=bundle.config.sample_rate,
-        cache_folder=default_cache(),
+        roots=[source.absolute().parent],
         keep_empty=True,
     )
     excluded = sorted(prepared.excluded, key=lambda row: row.reason)

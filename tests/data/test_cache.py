@@ -13,8 +13,9 @@ import pytest
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import open_lock, try_lock
+from sbkit.base.kept import default_cache
 from sbkit.commands import cli
-from sbkit.data.cache import default_cache, list_entries, unpack_corpus
+from sbkit.data.cache import list_entries, unpack_corpus
 from tests.data.test_splits import make_clips, prepare
 from tests.recipes.test_common_voice import make_release
 from tests.recipes.test_common_voice import prepare as prepare_release
@@ -30,8 +31,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Prepare a corpus that exists, one that is gone, and one that is unknown."""
     folder = tmp_path / "cache"
-    for name, count in (("here", 40), ("gone", 3)):
-        prepare(tmp_path, make_clips(tmp_path / name, count))
+    for name, count, rate in (("here", 40, 16_000), ("gone", 3, 8_000)):
+        prepare(tmp_path, make_clips(tmp_path / name, count, rate))
     shutil.rmtree(tmp_path / "gone")
     unknown = folder / "embedded" / "talks-0123456789ab"
     unknown.mkdir(parents=True)
@@ -44,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def of(cache: Path, name: str) -> Path:
     """Find the folder of one corpus."""
-    (entry,) = [item for item in list_entries(cache) if name in str(item.corpus or item.folder)]
+    (entry,) = [item for item in list_entries(cache) if name in f"{item.name} {item.folder.name}"]
     return entry.folder
 
 
@@ -163,8 +164,7 @@ def test_archive_is_prepared_like_its_folder(
     archive = pack(tmp_path, suffix)
     folder = tmp_path / "cv-corpus-1.0"
     packed, plain = (
-        prepare_release(data_folder=source, language="it", cache_folder=empty_cache)
-        for source in (archive, folder)
+        prepare_release(data_folder=source, language="it") for source in (archive, folder)
     )
     assert packed.fingerprints == plain.fingerprints
     assert len(packed.train) == 3
@@ -172,7 +172,7 @@ def test_archive_is_prepared_like_its_folder(
     assert len(corpus_of(named).read(named, "train")) == 3
     again = unpack_corpus(archive)
     assert again == unpack_corpus(archive)
-    (entry,) = [item for item in list_entries(empty_cache) if item.corpus == archive]
+    (entry,) = [item for item in list_entries(empty_cache) if [*item.corpora] == [archive]]
     assert not entry.is_orphan
     archive.unlink()
     assert entry.is_orphan

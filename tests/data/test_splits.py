@@ -26,6 +26,7 @@ from sbkit.audio.decode import Block
 from sbkit.audio.io import read_audio
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import SbkitError
+from sbkit.base.kept import verifying
 from sbkit.data import cache
 from sbkit.data import splits as splits_module
 from sbkit.data.batch import UtteranceDataset
@@ -61,9 +62,10 @@ def make_clips(folder: Path, count: int, rate: int = 16_000) -> list[Clip]:
 
 
 def prepare_manifest(folder: Path, manifest: Manifest, **options: Any) -> PreparedSplit:
-    """Prepare a training split, with a cache beside the corpus."""
+    """Prepare a training split of clips in a folder, with a cache there (`own_cache`)."""
     options = {"normalize": str.lower, "sample_rate": 16_000, "keep_empty": False, **options}
-    return prepare_split(manifest, split="train", cache_folder=folder / "cache", **options)
+    roots = [path for path in folder.iterdir() if path.is_dir() and path.name != "cache"]
+    return prepare_split(manifest, split="train", roots=roots, **options)
 
 
 def prepare(folder: Path, clips: list[Clip], *excluded: Excluded, **options: Any) -> PreparedSplit:
@@ -96,17 +98,17 @@ def test_verdict_on_a_file_is_kept_until_another_library_or_verify_asks_again(
     with monkeypatch.context() as earlier:
         earlier.setattr(decode, "decode", refuse)
         if asks_again == "another version":
-            earlier.setattr(cache, "audio_reader", lambda: "av 17.0")
+            earlier.setattr(cache, "audio_identity", lambda: "av 17.0")
         assert prepare(tmp_path, clips).excluded[0].id == "clip1"
         earlier.setattr(decode, "decode", read_blocks)
         assert len(prepare(tmp_path, clips).excluded) == 1
-    with cache.verifying() if asks_again == "verify" else nullcontext():
+    with verifying() if asks_again == "verify" else nullcontext():
         assert_holds(prepare(tmp_path, clips), clips)
     assert_holds(prepare(tmp_path, clips), clips)
 
 
 def shards_of(folder: Path) -> list[Path]:
-    return sorted((folder / "cache").rglob("*.arrow"))
+    return sorted((folder / "cache" / "audio").rglob("*.arrow"))
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])

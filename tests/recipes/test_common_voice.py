@@ -1,8 +1,6 @@
 """Common Voice releases of every version, intact and damaged."""
 
-import os
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -37,12 +35,16 @@ def make_release(folder: Path, *, count: int = 3, kind: str = "flac", rate: int 
     return folder
 
 
-def prepare(*, data_folder: object, language: object, cache_folder: Path) -> Splits:
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+
+
+def prepare(*, data_folder: object, language: object) -> Splits:
     """Prepare a release as a recognizer's run does."""
     knobs = {"data_folder": data_folder, "language": language, "sample_rate": 16_000}
     limits = {"min_seconds": 0.0, "max_seconds": 1000.0}
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(cache_folder)}):
-        return prepare_transcripts({**knobs, **limits})
+    return prepare_transcripts({**knobs, **limits})
 
 
 def write_tsv(folder: Path, split: str, rows: list[str]) -> None:
@@ -57,7 +59,7 @@ def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
 
 def test_release_is_prepared_with_its_texts(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en", kind="mp3", rate=48_000)
-    prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    prepared = prepare(data_folder=release, language="en")
     assert list(prepared.named()) == list(SPLITS)
     assert prepared.excluded == []
     for split in SPLITS:
@@ -73,7 +75,7 @@ def test_empty_transcripts_are_excluded_from_training_only(tmp_path: Path) -> No
     release = make_release(tmp_path / "en")
     for split in SPLITS:
         set_sentence(release, split, 1, "…")
-    prepared = prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+    prepared = prepare(data_folder=release, language="en")
     assert prepared.excluded == [Excluded("train1", "empty transcript", "…", "train")]
     sizes = [len(split) for split in prepared.named().values()]
     assert sizes == [2, 3, 3]
@@ -95,7 +97,7 @@ def test_release_without_clips_is_refused(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     (release / "clips").rename(tmp_path / "moved")
     with pytest.raises(SbkitError, match=r"has no clips/\. Name the folder"):
-        prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
+        prepare(data_folder=release, language="en")
 
 
 def test_within_limits_excludes_by_length() -> None:
@@ -148,7 +150,7 @@ def test_write_excluded_writes_a_tsv(tmp_path: Path) -> None:
 
 
 def test_default_corpus_is_complete(asterisk_english: Path, tmp_path: Path) -> None:
-    prepared = prepare(data_folder=asterisk_english, language="en", cache_folder=tmp_path)
+    prepared = prepare(data_folder=asterisk_english, language="en")
     assert prepared.excluded == []
     texts = {}
     for split, dataset in prepared.named().items():
@@ -165,7 +167,7 @@ def test_two_languages_need_two_releases(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="names en, fr, but .* is the release of one language"):
         prepare_audio({**knobs, "min_seconds": 0.0, "max_seconds": 1000.0})
     with pytest.raises(SbkitError, match="must be the tag of a known language"):
-        prepare(data_folder=release, language=["en", "fr"], cache_folder=tmp_path / "cache")
+        prepare(data_folder=release, language=["en", "fr"])
 
 
 VOTES = "up_votes\tdown_votes\tage\tgender"
@@ -222,7 +224,7 @@ def test_release_of_any_version_is_read(version: str, tmp_path: Path) -> None:
 def test_release_in_another_language_is_refused(tmp_path: Path) -> None:
     release = release_of(tmp_path / "en", "22", splits=SPLITS)
     with pytest.raises(SbkitError, match="is de, but 3 of 3 rows of the manifest have the locale"):
-        prepare(data_folder=release, language="de", cache_folder=tmp_path / "cache")
+        prepare(data_folder=release, language="de")
 
 
 def test_delta_release_needs_named_splits(tmp_path: Path) -> None:

@@ -374,7 +374,7 @@ def test_dataset_with_embedded_audio_is_read(
         read_audio(first[3].path)
     assert [*corpus_of(knobs).read(knobs, "train")] == first
     (entry,) = list_entries(tmp_path / "cache")
-    assert entry.corpus == source
+    assert [*entry.corpora] == [source]
     assert not entry.is_orphan
     shutil.rmtree(source) if source.is_dir() else source.unlink()
     assert entry.is_orphan
