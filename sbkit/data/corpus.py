@@ -50,12 +50,12 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
     """Return the tables of a corpus, from its optional function ``files(knobs)``.
 
-    They are files, or folders whose files are tables. A change of a corpus shows in their names,
-    sizes and times; None if the corpus does not tell them.
+    They are files, or folders whose files are tables. A change of a corpus shows in their names
+    and contents; None if the corpus does not tell them.
     """
     files = getattr(corpus, "files", None)
     paths: Sequence[Path] | None = files and files(knobs)
-    return paths
+    return paths and [path.absolute() for path in paths]
 
 
 def corpus_sources(corpus: Corpus) -> dict[str, str]:
