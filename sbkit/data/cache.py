@@ -346,8 +346,7 @@ class _CachedShards:
                 count = len(self._tables)
                 self._read_tables(folder.glob("*.parquet"), digests)
                 if len(self._tables) > count:
-                    with suppress(OSError):  # it may be read-only
-                        describe_folder(folder, *roots)
+                    describe_folder(folder, *roots)
 
     def _read_tables(self, files: Iterable[Path], wanted: set[str] | None = None) -> None:
         """Read tables; of those that were not read yet, only the ones with a wanted clip."""
@@ -359,8 +358,9 @@ class _CachedShards:
                     raise ValueError(f"{audio.name} should have {facts.bytes} bytes")
             except (OSError, ValueError, LookupError, TypeError) as error:
                 logger.warning(f"{audio} is damaged ({error}); its clips are decoded again.")
-                with suppress(OSError):
-                    file.unlink()
+                if file.is_relative_to(default_cache()):
+                    with suppress(OSError):
+                        file.unlink()
                 continue
             digests = pc.struct_field(table[AUDIO], "digest").to_pylist()
             judged = {*digests, *(digest for digest, _, _ in facts.left_out)}
@@ -444,11 +444,12 @@ class _CachedShards:
 
 
 def describe_folder(folder: Path, *corpora: Path) -> None:
-    """Record the paths of the corpora that use a folder of the cache."""
+    """Record the paths of the corpora that use a folder of the cache; others write to shared ones."""
     known = _read_corpora(folder)
-    if not {*corpora} <= {*known}:
+    if folder.is_relative_to(default_cache()) and not {*corpora} <= {*known}:
         paths = sorted(map(str, {*known, *corpora}))
-        write_text_atomically(folder / CORPUS_FILE, json.dumps({"folders": paths}) + "\n")
+        with suppress(OSError):  # a cache may be read-only
+            write_text_atomically(folder / CORPUS_FILE, json.dumps({"folders": paths}) + "\n")
 
 
 # Archives
@@ -481,8 +482,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
         by_code=False,
         label=archive.name,
     )
-    with suppress(OSError):  # a cache may be read-only
-        describe_folder(unpacked, archive)
+    describe_folder(unpacked, archive)
     return _innermost(unpacked)
 
 
