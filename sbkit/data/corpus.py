@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.imports import user_sources
+from sbkit.base.imports import sources_to_import, user_sources
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import TableFolders
 from sbkit.data.tables import RELEASE_SPLITS
@@ -59,10 +59,11 @@ def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
 
 
 def corpus_sources(corpus: Corpus) -> dict[str, str]:
-    """Return the checksums of the modules of the user's that read a corpus."""
+    """Return the checksums of the modules of the user's that read a corpus, or will."""
     corpora = corpus.corpora if isinstance(corpus, JoinedCorpora) else [("", "", corpus)]
     names = [str(getattr(module, "__name__", "")) for _, _, module in corpora]
     sources = {name: source for module in names for name, source in user_sources(module).items()}
+    sources |= sources_to_import(sources)
     return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
 
 

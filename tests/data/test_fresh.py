@@ -48,11 +48,11 @@ HEADER = ("path", "sentence", "speaker", "gender", "duration_ms")
 MODULE = """
 import csv
 from pathlib import Path
-from fresh_helper import change
 from sbkit.data.manifest import Clip, Manifest
 def files(knobs): return [Path(knobs["data_folder"])]
 def splits(knobs): return {"train": ["train"], "valid": ["dev"], "test": ["test"]}
 def read(knobs, split):
+    from fresh_helper import change
     folder = Path(knobs["data_folder"])
     rows = csv.DictReader((folder / f"{split}.csv").read_text().splitlines())
     return Manifest.of(Clip(r["path"], folder / r["path"], change(r["sentence"])) for r in rows)
