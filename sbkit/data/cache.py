@@ -444,7 +444,7 @@ class _CachedShards:
 
 
 def describe_folder(folder: Path, *corpora: Path) -> None:
-    """Record the paths of the corpora that use a folder of the cache; others write to shared ones."""
+    """Record the paths of the corpora that use a folder of this cache, not of a shared one."""
     known = _read_corpora(folder)
     if folder.is_relative_to(default_cache()) and not {*corpora} <= {*known}:
         paths = sorted(map(str, {*known, *corpora}))
