@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.provenance import describe_difference, describe_provenance, make_provenance
+from sbkit.evaluate.provenance import describe_difference, describe_provenance, make_provenance
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.export.export import collect_files, set_decoder, write_bundle
