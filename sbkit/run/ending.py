@@ -22,14 +22,14 @@ from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
-from sbkit.checkpoint.run_config import BUNDLE
+from sbkit.checkpoint.run_config import BUNDLE, read_run_config
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
 from sbkit.evaluate.provenance import read_json
-from sbkit.evaluate.run_results import SETTINGS, read_records
+from sbkit.evaluate.run_results import SETTINGS
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
@@ -250,7 +250,7 @@ def report(
     test_report.write(
         note=f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}",
         model=str(run),
-        **{SETTINGS: read_records(run).get(SETTINGS)},
+        **{SETTINGS: read_run_config(run).values},
         provenance=None if bundle is None else provenance_of(bundle),
         parameters=parameters,
         train_seconds=round(training.train_seconds, 1),
