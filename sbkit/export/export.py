@@ -3,6 +3,7 @@
 Nothing in the run's YAML is executed: its parts are described as plain data.
 """
 
+import hashlib
 import inspect
 import logging
 import shutil
@@ -31,7 +32,6 @@ from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, node_to_spec
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import (
     BUNDLE,
     CHECKPOINTS,
@@ -43,6 +43,7 @@ from sbkit.checkpoint.weights import average, part_names_of_yaml
 from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
+from sbkit.evaluate.provenance import make_provenance, read_json
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import HUGGINGFACE, ParityReports, write_formats
 from sbkit.export.model_card import (
@@ -303,6 +304,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **parts,
+        "declared_decoder": hash_declared_decoder(run),
         "decoder": None,
         "confidence": None,
         PROVENANCE: make_provenance(
@@ -321,6 +323,14 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         config["language"] = str(root["language"])
     files[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
     return files
+
+
+def hash_declared_decoder(run: Path) -> str:
+    """Hash the decoder and the language models that a run declares; `sbkit tune` keeps the hash."""
+    values, models = read_run_config(run).values, run / LANGUAGE_MODELS_FILE
+    declared = {name: values[name] for name in values if name.split(".")[0] == "decoder"}
+    declared["models"] = checksum(models) if models.is_file() else None
+    return hashlib.sha256(to_json(declared).encode()).hexdigest()
 
 
 def _modules_of(

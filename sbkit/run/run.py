@@ -26,7 +26,6 @@ from sbkit.base.process import drop_unwritable
 from sbkit.check.check import check_before_training, check_run
 from sbkit.check.checked_run import Declared, Finding
 from sbkit.checkpoint.folder import lock_folder, newest_checkpoint, unlock_folder
-from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
     BUNDLE,
@@ -46,7 +45,7 @@ from sbkit.distributed.agreement import require_same_code, require_shared
 from sbkit.distributed.device import Placement, describe_tf32, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.evaluate.report import REPORT
-from sbkit.evaluate.run_results import SUMMARY
+from sbkit.evaluate.run_results import SUMMARY, read_results
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
@@ -220,6 +219,8 @@ class Run:
     def tune(self, **options: Any) -> None:
         """Fit another decoder to the validation sets, and keep it if it is better.
 
+        Then there are no `scores` until `test` or `train` has measured it.
+
         options: `lm_text="talks.txt"`, `word_lm_order=3`, `beam_size=64` and the others of
             `sbkit.run.tuning.TuningOptions`.
         """
@@ -256,13 +257,12 @@ class Run:
     def scores(self) -> Mapping[str, FigureDict]:
         """The figures of each test set, such as `scores["test"]["WER"]`, a fraction.
 
-        Raises BundleError if the run was not tested yet with its present values.
+        Raises BundleError if the run was not tested yet with its present values and its decoder.
         """
         changes = self._require_own_folder()
-        summary = read_json(self.folder / SUMMARY)
-        if summary is None or not TEST_KEYS.isdisjoint(changes):
+        if not (self.folder / SUMMARY).is_file() or not TEST_KEYS.isdisjoint(changes):
             raise BundleError(f"{self.folder} has no scores yet. Call `train()`, or `test()`.")
-        scores: Mapping[str, FigureDict] = summary["test"]
+        scores: Mapping[str, FigureDict] = read_results(self.folder)["test"]
         return scores
 
     @property
@@ -366,10 +366,13 @@ class Run:
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
 
     def _has_results(self) -> bool:
-        """Return whether the run has results; those of a bundle are outdated without it."""
-        summary = read_json(self.folder / SUMMARY)
-        has_bundle = (self.folder / BUNDLE).exists()
-        return bool(summary) and (has_bundle or not summary.get(PROVENANCE))
+        """Return whether the run has results, with a page, of the bundle that it has now."""
+        try:
+            results = read_results(self.folder)
+        except BundleError:
+            return False
+        is_whole = (self.folder / BUNDLE).exists() or not results.get(PROVENANCE)
+        return is_whole and (self.folder / REPORT).is_file()
 
     @contextmanager
     def _session(self) -> Iterator[TextLog]:

@@ -18,7 +18,7 @@ data_report.json       the figures of this report
 left_out.tsv           utterances that are left out, with reasons
 misaligned.tsv         clips that the training of a synthesizer skips, if any
 train.log              the printed messages, with the time
-train_log.jsonl        the figures of training: a line for each logged step and for each epoch
+train_log.jsonl        figures of logged steps, epochs and tests; a test has its weights' epoch
 tensorboard/           the same figures for TensorBoard, with the extra `curves`
 curves.png             the curves of training, with the extra `curves`
 nonfinite/             a step whose loss was not finite, for debugging
