@@ -40,7 +40,6 @@ JUMP_COST = 0.75  # per octave; Boersma's 0.35 leaves 1.5 times as many jumps
 VOICING_COST = 0.14  # between a frame with a pitch and one without
 
 SYMBOLS, PITCH = "symbols", "pitch"  # columns: the spelled-out text, and Hz of each frame
-COLUMNS_VERSION = 3  # raise it when the same clips would get other symbols or another pitch
 MARGIN_WINDOWS = 2  # of 20 ms, kept of the silence around a clip
 REFERENCE_HZ = 150.0  # octaves are counted from here
 
@@ -136,14 +135,14 @@ def prepare_spoken(knobs: KnobValues) -> Splits:
         prepare_transcripts(knobs),
         SYMBOLS,
         lambda split: read_texts(split["sentence"][:], language, symbol_type),
-        identity=[COLUMNS_VERSION, symbol_type, language],
+        identity=[symbol_type, language],
     )
 
     def pitches(split: Dataset) -> Iterator[str]:
         for row in read_rows(split, range(len(split))):
             yield " ".join(f"{hertz:.0f}" for hertz in track_pitch(row["audio"], rate, frame))
 
-    return with_column(splits, PITCH, pitches, identity=[COLUMNS_VERSION, rate, frame])
+    return with_column(splits, PITCH, pitches, identity=[rate, frame])
 
 
 def prepare_symbols(knobs: KnobValues, splits: Splits) -> ClassLabels:
