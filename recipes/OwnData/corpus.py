@@ -174,9 +174,9 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
 
 
 def _name_clip(part: AudioPart, folders: Set[str]) -> str:
-    """Name a clip by its file, and the folder of that unless it is one of the tables.
+    """Name a clip by its file and the file's folder, unless a table is in that folder.
 
-    Unlike its id, which changes once another clip has the same.
+    Its id will not do: it changes once another clip has the same.
     """
     folder, _, file = part.path.rpartition("/")
     name = part_name(file.rpartition(".")[0] or file, part)
