@@ -33,7 +33,15 @@ from sbkit.data.mix import read_shares
 from sbkit.data.prepared import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
-from sbkit.data.splits import EMPTY, Keep, PreparedSplit, Splits, prepare_split, within_limits
+from sbkit.data.splits import (
+    EMPTY,
+    Keep,
+    PreparedSplit,
+    Splits,
+    prepare_split,
+    read_column,
+    within_limits,
+)
 from sbkit.distributed.device import Placement
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import text_table
@@ -227,6 +235,16 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
     )
 
 
+def with_fingerprints(splits: Splits, column: str) -> Splits:
+    """Fingerprint a column of the tables, so that a run is resumed with the same values only."""
+    fingerprints = {**splits.fingerprints}
+    for name, split in splits.named().items():
+        if column in split.column_names:
+            content = to_json(read_column(split, column)).encode()
+            fingerprints[f"{name}, {column}"] = hashlib.sha256(content).hexdigest()
+    return replace(splits, fingerprints=fingerprints)
+
+
 def with_column(
     splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
 ) -> Splits:
@@ -235,7 +253,7 @@ def with_column(
     ``identity`` is plain data, which must differ if the same rows would get other texts.
     """
     named = splits.named()
-    fingerprints = {**splits.fingerprints}
+    fingerprints = {**with_fingerprints(splits, column).fingerprints}
     for name, split in named.items():
         if column in split.column_names:
             continue
