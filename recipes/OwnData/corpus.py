@@ -174,10 +174,7 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
 
 
 def _name_clip(part: AudioPart, folders: Set[str]) -> str:
-    """Name a clip by its file and the file's folder, unless a table is in that folder.
-
-    Its id will not do: it changes once another clip has the same.
-    """
+    """Name a clip by its file and folder, as its id changes once another clip has the same."""
     folder, _, file = part.path.rpartition("/")
     name = part_name(file.rpartition(".")[0] or file, part)
     return name if folder in folders else f"{folder.rpartition('/')[2]}/{name}"

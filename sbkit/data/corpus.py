@@ -240,8 +240,8 @@ def deal_speakers(
     So neither rows nor speakers that come later move anybody, except those who fill a split.
 
     source: of the speakers, for an error.
-    fill: whether each split must have a speaker. An empty one takes the first, in the order of
-        positions, of the split that has the most.
+    fill: whether each split must have a speaker. An empty one takes the speaker with the smallest
+        hash from the split that has the most.
 
     Raises DataError if there are fewer speakers than splits that must have one.
     """

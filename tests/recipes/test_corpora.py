@@ -182,12 +182,11 @@ def test_later_rows_and_speakers_move_only_who_fills_a_split() -> None:
         assert len(sizes[0]) == len(sizes[1]) == 3
 
 
-@pytest.mark.parametrize("count", [3, 4, 8])
-def test_each_split_of_few_speakers_has_one(count: int) -> None:
+def test_each_split_of_few_speakers_has_one() -> None:
     for trial in range(200):
-        speakers = [f"{trial}-{n}" for n in range(count)]
-        shares = {"dev": 0.4, "test": 0.5}  # so that train may be empty, too
-        assert {*deal_speakers(speakers, shares, "a.csv").values()} == {"train", "dev", "test"}
+        speakers = [f"{trial}-{n}" for n in range(3 + trial % 3)]
+        split_of = deal_speakers(speakers, {"dev": 0.4, "test": 0.5}, "a.csv")  # train has few, too
+        assert {*split_of.values()} == {"train", "dev", "test"}
 
 
 def test_clip_without_speaker_stays_when_another_has_its_name(tmp_path: Path) -> None:
