@@ -10,7 +10,7 @@ import logging
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.check.check import check_before_training, check_run
 from sbkit.check.checked_run import Declared, Finding
-from sbkit.checkpoint.folder import lock_folder, newest_checkpoint, unlock_folder
+from sbkit.checkpoint.folder import locked_folder, newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
     BUNDLE,
@@ -386,18 +386,15 @@ class Run:
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),
             isolated_rng(device),
+            ExitStack() as lock,
         ):
             with main_rank_first():
-                if rank() == 0:
-                    lock_folder(self.folder)  # before anything in it is written
-            try:
-                require_shared(self.folder, default_cache())
-                if world_size() > 1:
-                    self.values.make_run_config().check_same_on_ranks()
-                yield text_log
-            finally:
-                if rank() == 0:
-                    unlock_folder(self.folder)
+                if rank() == 0:  # before anything in the folder is written
+                    lock.enter_context(locked_folder(self.folder))
+            require_shared(self.folder, default_cache())
+            if world_size() > 1:
+                self.values.make_run_config().check_same_on_ranks()
+            yield text_log
 
 
 # -- steps of a run, in their order ----------------------------------------------------------------
