@@ -155,10 +155,12 @@ def source_of(name: str) -> bytes | None:
     loader, file = _variables(name).get("__loader__"), _variables(name).get("__file__") or ""
     if isinstance(loader, NotedModule):
         return loader.source
-    if file.endswith(".py") and (module := sys.modules[name]) not in _read_sources:
+    if not file.endswith(".py"):
+        return None
+    if (module := sys.modules[name]) not in _read_sources:
         with suppress(OSError):
             _read_sources[module] = Path(file).read_bytes()
-    return _read_sources.get(sys.modules[name]) if file.endswith(".py") else None
+    return _read_sources.get(module)
 
 
 def user_sources(*names: str) -> dict[str, bytes]:
@@ -323,7 +325,8 @@ def import_user_modules(
     folders = {folder.resolve() for folder in bundles}
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() not in folders]
     held = {name: source for sources in bundles.values() for name, source in sources.items()}
-    require_current(name for name in names if held.get(name, b"") != source_of(name))
+    if any(source_of(name) not in (None, held.get(name)) for name in names):
+        require_current(names)  # what a bundle holds is right, also if its file was edited later
     bundled = [
         (name, NotedModule(name, str(folder / f"{name}.py"), source))
         for folder, sources in bundles.items()

@@ -58,7 +58,10 @@ def test_edited_module_takes_effect_in_the_next_run(
     second = build(tmp_path)
     assert (first.size, second.size) == (32, 64)
     write(tmp_path, my_models="class Encoder:\n    size = 96\n")
-    assert b"size = 64" in source_files(["my_models"])["my_models.py"]  # which made `second`
+    held = source_files(["my_models"])["my_models.py"]
+    assert b"size = 64" in held  # which made `second`
+    import_user_modules(["my_models"], {tmp_path / "bundle": {"my_models": held}})
+    assert import_module("my_models").Encoder is type(second)
     (tmp_path / "my_models.py").unlink()
     assert build(tmp_path).size == 64
 
