@@ -21,7 +21,6 @@ from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.imports import importing
 from sbkit.base.ranges import DAY, Range, TextValue
 from sbkit.config.hparams import Knobs
 from sbkit.data import sharded_corpus
@@ -105,7 +104,6 @@ def _join_corpora(knobs: KnobValues, folders: Sequence[str]) -> JoinedCorpora:
     return JoinedCorpora([*zip(names, folders, corpora, strict=True)])
 
 
-@importing()
 def _import_corpus(name: str) -> Corpus:
     try:
         module = importlib.import_module(name)

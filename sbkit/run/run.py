@@ -330,6 +330,7 @@ class Run:
 
     def prepare_splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
+        self._require_current()
         return prepare_splits(self.values, self.values.load_recipe())
 
     def make_loaders(self) -> Loaders:

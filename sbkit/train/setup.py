@@ -52,7 +52,7 @@ import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.imports import require_current, search_folders
+from sbkit.base.imports import importing, require_current, search_folders
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
@@ -274,6 +274,7 @@ def choose_placement(values: RunValues) -> Placement:
     return resolve(device, precision, count=values.count)
 
 
+@importing()
 def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
     """Prepare the data that is not prepared yet."""
     splits = recipe.prepare_splits(values.knobs)
