@@ -17,12 +17,13 @@ import soundfile
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
+from sbkit.base.versions import TEXT_PACKAGES, hash_code
 from sbkit.data.corpus import USUAL_SPLITS, KnobValues
 from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_release
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Name the folder of a Common Voice release as `data_folder` instead."
-RELEASE_VERSION = 2  # raise it if the same packages would give another release
+CODE = ("recipes/debian/*.py", "recipes/*/corpus.py", "sbkit/text/*.py", "sbkit/text/*.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +58,18 @@ def ensure_release(
 ) -> Path:
     """Return the release folder of a language; fetch and write it if it is missing.
 
-    ``folder`` has a release for each version of the first package. ``write_release`` takes the root
+    ``folder`` has a release for each version of the first package, and of the code that writes it:
+    packages are fetched again once this has changed. ``write_release`` takes the root
     of the unpacked packages, and an empty folder to write into.
     """
     folder = folder.expanduser()
-    finished = sorted(folder.glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
+    code = hash_code(TEXT_PACKAGES, CODE)[:8]
+    finished = sorted(folder.glob(f"*-{code}/{language}/validated.tsv"))
     if finished:
         return finished[-1].parent
     with TemporaryDirectory() as scratch:
         version, root = fetch_packages(packages, Path(scratch))
-        release = folder / f"{version}-r{RELEASE_VERSION}" / language
+        release = folder / f"{version}-{code}" / language
         with atomic_folder(release) as beside:
             write_release(root, beside)
     return release

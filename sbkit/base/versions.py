@@ -28,16 +28,17 @@ def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
 def code_identity() -> str:
     """Hash the code of sbkit and of the recipes, with the versions of packages that they use."""
     packages = (*PACKAGES, *TEXT_PACKAGES, *AUDIO_PACKAGES)
-    return _hash_code(packages, ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py"))
+    return hash_code(packages, ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py"))
 
 
 @cache
 def audio_identity() -> str:
     """Hash the code that decodes and stores audio, with the versions of its packages."""
-    return _hash_code(AUDIO_PACKAGES, [f"sbkit/{name}.py" for name in AUDIO_MODULES])
+    return hash_code(AUDIO_PACKAGES, [f"sbkit/{name}.py" for name in AUDIO_MODULES])
 
 
-def _hash_code(packages: Sequence[str], patterns: Sequence[str]) -> str:
+def hash_code(packages: Sequence[str], patterns: Sequence[str]) -> str:
+    """Hash files of sbkit and of the recipes, with the versions of packages that they use."""
     digest = hashlib.sha256(repr([(name, _version(name)) for name in packages]).encode())
     root = Path(__file__).parents[2]
     for file in sorted(file for pattern in patterns for file in root.glob(pattern)):

@@ -25,7 +25,7 @@ def add_commands(parser: Parser) -> None:
         "prepare", prepare_data, help, "yaml", takes_overrides=True, logs_to_stdout=True
     )
     add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
-    add("--verify", action="store_true", help="look at all audio files again, and name changes")
+    add("--verify", action="store_true", help="read all audio files again, and count changes")
     add("--shards", metavar="DIR|URL", help="only write the data as shards there")
     add("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable, to_json
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.versions import __version__
@@ -142,35 +142,8 @@ def compare(options: Namespace) -> None:
     """Print how runs differ, and whether by chance; raises SbkitError for results to measure."""
     from sbkit.evaluate.compare import compare_runs, describe_comparison
 
-    folders = [options.first, *options.others]
-    for folder in folders:
-        _require_current_results(folder)
-    comparison = compare_runs(folders)
+    comparison = compare_runs([options.first, *options.others])
     if options.json:
         print(printable_json(to_json(comparison, indent=2)))
     else:
         print(*map(printable, describe_comparison(comparison)), sep="\n")
-
-
-def _require_current_results(folder: Path) -> None:
-    """Raise BundleError if a run has no results, or if its bundle has another decoder now."""
-    from sbkit.bundle.config import CONFIG_FILE
-    from sbkit.checkpoint.provenance import describe_difference, read_json
-    from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML
-    from sbkit.evaluate.run_results import SUMMARY
-    from sbkit.evaluate.wer_report import PROVENANCE
-
-    config, summary = read_json(folder / BUNDLE / CONFIG_FILE), read_json(folder / SUMMARY)
-    if summary is None and (folder / RUN_YAML).exists():
-        raise BundleError(
-            f"{folder} has no scores yet. Finish the run, or measure its model: sbkit score "
-            f"{folder} --out DIR"
-        )
-    if config is None or summary is None:
-        return
-    difference = describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
-    if difference is not None:
-        raise BundleError(
-            f"The scores in {folder} are outdated: {difference}. Measure them again: sbkit score "
-            f"{folder} --out DIR"
-        )

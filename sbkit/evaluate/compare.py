@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from sbkit.base.errors import DataError
 from sbkit.base.messages import short_value
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
-from sbkit.evaluate.run_results import SETTINGS, read_records
+from sbkit.evaluate.run_results import SETTINGS, read_records, read_results
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     ErrorCounts,
@@ -73,9 +73,12 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
 
     folders: of runs, or of `sbkit score --out`; each has a `summary.json`.
 
-    Raises DataError if the runs have no common test set, or its references differ.
+    Raises:
+        BundleError: one has no results, or the bundle of the run has another decoder now.
+        DataError: the runs have no common test set, or its references differ.
     """
     runs = [*map(Path, folders)]
+    test_of_runs = [read_results(folder)["test"] for folder in runs]
     sets_of_runs = {folder: list_test_sets(folder) for folder in runs}
     names = list(dict.fromkeys(chain.from_iterable(sets_of_runs.values())))
     common = [name for name in names if all(name in sets for sets in sets_of_runs.values())]
@@ -86,21 +89,20 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
             f"{'; '.join(available)}. Score all on the same data: sbkit score RUN DATA --out DIR."
         )
     test: FigureDict = {}
-    records = [read_records(folder) for folder in runs]
     for name in common:
         files = [utterances_file(folder, name) for folder in runs]
         test[name] = compare(
             name, [ComparedRun(str(file.parent), read_utterances(file)) for file in files]
         )
-        for row, record in zip(test[name]["rows"], records, strict=True):
-            row[SEEN] = record.get("test", {}).get(name, {}).get(SEEN)
+        for row, results in zip(test[name]["rows"], test_of_runs, strict=True):
+            row[SEEN] = results.get(name, {}).get(SEEN)
     letters = _letters(len(runs))
     settings = {
         letter: {
-            **record.get(SETTINGS, {}),
-            "decoder": record.get("test", {}).get(common[0], {}).get("decoder"),
+            **read_records(folder).get(SETTINGS, {}),
+            "decoder": results.get(common[0], {}).get("decoder"),
         }
-        for letter, record in zip(letters, records, strict=True)
+        for letter, folder, results in zip(letters, runs, test_of_runs, strict=True)
     }
     return {
         "runs": [str(folder) for folder in runs],

@@ -3,12 +3,39 @@
 import json
 from pathlib import Path
 
+from sbkit.base.errors import BundleError
+from sbkit.evaluate.provenance import describe_difference, read_json
 from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer_report import PROVENANCE
 
 SUMMARY = "summary.json"  # of a run, and of `sbkit score --out`
+BUNDLE_CONFIG = "bundle/config.json"  # of a run
 RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
 DATA_REPORT = "data_report.json"
 SETTINGS = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
+
+
+def read_results(folder: Path) -> FigureDict:
+    """Return the `summary.json` of a run or a folder of scores, for all that tell its figures.
+
+    Raises BundleError if there is none, or if it was measured with another bundle than that of the
+    run, whose decoder `sbkit tune` may have replaced.
+    """
+    summary, config = read_json(folder / SUMMARY), read_json(folder / BUNDLE_CONFIG)
+    if summary is None:
+        raise BundleError(
+            f"{folder} has no scores yet. Finish the run, or measure its model: sbkit score "
+            f"{folder} --out DIR"
+        )
+    results: FigureDict = summary
+    current = None if config is None else config.get(PROVENANCE)
+    if difference := describe_difference(results.get(PROVENANCE), current):
+        raise BundleError(
+            f"The scores in {folder} are those of another decoder or model: {difference}. Call "
+            f"`test()` of the run, which replaces them, or measure its model: sbkit score {folder} "
+            "--out DIR"
+        )
+    return results
 
 
 def read_records(folder: Path) -> FigureDict:

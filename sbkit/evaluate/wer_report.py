@@ -40,7 +40,7 @@ from sbkit.evaluate.wer import (
 )
 from sbkit.text.word import Word
 
-PROVENANCE = "provenance"  # a record beside the figures (`sbkit/checkpoint/provenance.py`)
+PROVENANCE = "provenance"  # a record beside the figures (`sbkit/evaluate/provenance.py`)
 UTTERANCES_PREFIX = "utterances_"
 UTTERANCES_SUFFIX = ".jsonl"
 ERROR_KEYS = {"WER": "word_errors", "CER": "character_errors"}  # in figures and in lines

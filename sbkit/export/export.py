@@ -3,6 +3,7 @@
 Nothing in the run's YAML is executed: its parts are described as plain data.
 """
 
+import hashlib
 import inspect
 import logging
 import shutil
@@ -22,7 +23,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.base.checksums import checksum, find_damage, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import atomic_folder, fsync_tree, require_writable, to_json
-from sbkit.base.imports import imported_modules, source_of, user_sources
+from sbkit.base.imports import imported_modules, reading_data, source_of, user_sources
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
@@ -31,7 +32,6 @@ from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, node_to_spec
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import (
     BUNDLE,
     CHECKPOINTS,
@@ -43,6 +43,7 @@ from sbkit.checkpoint.weights import average, part_names_of_yaml
 from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
+from sbkit.evaluate.provenance import make_provenance, read_json
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import HUGGINGFACE, ParityReports, write_formats
 from sbkit.export.model_card import (
@@ -126,22 +127,24 @@ def exported_bundle(
 ) -> Iterator[Path]:
     """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run.
 
+    While it is used, no module in the run folder is imported, except for ``user_modules``.
+
     >>> with exported_bundle("results/ctc/en/3407") as folder:  # doctest: +SKIP
     ...     bundle = load_bundle(folder)
     """
     model = Path(model)
-    if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
-        yield model
-        return
-    if (model / BUNDLE / CONFIG_FILE).exists():
-        yield model / BUNDLE
-        return
-    if (model / LANGUAGE_MODELS_FILE).exists():
-        logger.warning(
-            "note: this run has not ended, so its decoder has no weights yet, and the bundle "
-            f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
-        )
-    with TemporaryDirectory() as folder:
+    with reading_data(model, user_modules), TemporaryDirectory() as folder:
+        if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
+            yield model
+            return
+        if (model / BUNDLE / CONFIG_FILE).exists():
+            yield model / BUNDLE
+            return
+        if (model / LANGUAGE_MODELS_FILE).exists():
+            logger.warning(
+                "note: this run has not ended, so its decoder has no weights yet, and the bundle "
+                f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
+            )
         write_bundle(Path(folder), collect_files(model, user_modules))
         yield Path(folder)
 
@@ -303,6 +306,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **parts,
+        "declared_decoder": hash_declared_decoder(run),
         "decoder": None,
         "confidence": None,
         PROVENANCE: make_provenance(
@@ -323,6 +327,14 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
     return files
 
 
+def hash_declared_decoder(run: Path) -> str:
+    """Hash the decoder and the language models that a run declares; `sbkit tune` keeps the hash."""
+    values, models = read_run_config(run).values, run / LANGUAGE_MODELS_FILE
+    declared = {name: values[name] for name in values if name.split(".")[0] == "decoder"}
+    declared["models"] = checksum(models) if models.is_file() else None
+    return hashlib.sha256(to_json(declared).encode()).hexdigest()
+
+
 def _modules_of(
     task: str, parts: Mapping[str, Any], user_modules: frozenset[str] | None
 ) -> frozenset[str]:
@@ -335,8 +347,8 @@ def _modules_of(
     modules = [*{*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES]
     if not task.startswith(BUILT_IN_PACKAGE):
         modules.append(task.rpartition(".")[0])
-    sources = [user_sources(name, with_packages=False) for name in modules]
-    return frozenset([*modules, *(name for name in chain(*sources) if source_files([name]))])
+    imported = user_sources(*modules)
+    return frozenset([*modules, *(name for name in imported if source_files([name]))])
 
 
 def modules_of_bundle(bundle: Path) -> frozenset[str]:

@@ -16,8 +16,8 @@ import jinja2
 from sbkit.base.files import to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
-from sbkit.checkpoint.provenance import describe_difference, read_json
 from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
+from sbkit.evaluate.provenance import describe_difference, read_json
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.logs.handlers import TEXT_LOG

@@ -20,7 +20,7 @@ from sbkit.base.arrays import Float32s
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import CONFIG_FILE, Plain
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, TAG_KEYS, build_from_spec
-from sbkit.checkpoint.provenance import read_json
+from sbkit.evaluate.provenance import read_json
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.runtime.torch_model import TorchBundle

@@ -82,7 +82,7 @@ class EpochFigures(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFigures(Figures):
-    """Metrics of a test set; ``decoder`` is None if the task has none."""
+    """Metrics of a test set, at the epoch and step of the weights; ``decoder``: None if none."""
 
     kind: ClassVar[str] = "test"
     split: str

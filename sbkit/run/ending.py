@@ -7,11 +7,13 @@ A run that was killed before its bundle was there averages and fits again; one w
 it. What is tested is what `sbkit export` copies.
 """
 
+import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,21 +22,21 @@ from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
-from sbkit.checkpoint.provenance import read_json, text_settings
-from sbkit.checkpoint.run_config import BUNDLE
+from sbkit.checkpoint.run_config import BUNDLE, read_run_config
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
-from sbkit.evaluate.run_results import SETTINGS, read_records
+from sbkit.evaluate.provenance import read_json
+from sbkit.evaluate.run_results import SETTINGS
 from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
     add_formats,
     collect_files,
     copy_files,
     modules_of_bundle,
-    read_checkpoints,
     write_bundle,
 )
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
@@ -65,8 +67,10 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
     bundle: TorchBundle | None = None
     brain.ping("export")
     with main_rank_first(), noting_unexportable(run):
-        if rank() == 0 and not has_finished_bundle(run, decoder):
+        if rank() == 0:
             files = collect_files(run)
+            if has_finished_bundle(run / BUNDLE, files, is_fitted=has_text):
+                files = None
     if has_text and gather_over_ranks(files is not None)[0]:
         fitted = fit(setup, brain, decoder, placement)
     brain.ping("export")
@@ -91,21 +95,22 @@ def noting_unexportable(run: Path) -> Iterator[None]:
         )
 
 
-def has_finished_bundle(run: Path, decoder: BeamDecoder | None) -> bool:
-    """Return whether the bundle of a run has the best checkpoints, and this decoder, fitted."""
-    config = read_json(run / BUNDLE / CONFIG_FILE)
-    if config is None:
+def has_finished_bundle(bundle: Path, files: Mapping[str, bytes], *, is_fitted: bool) -> bool:
+    """Return whether a bundle was made of these files of its run, which declares the same decoder.
+
+    The fitted decoder may be another that `sbkit tune` has set. is_fitted: whether it needs a fit.
+    """
+    config = read_json(bundle / CONFIG_FILE)
+    if config is None or (is_fitted and config["confidence"] is None):
         return False
-    epochs = [checkpoint.meta.get("epoch") for checkpoint in read_checkpoints(run)]
-    if epochs != [checkpoint.get("epoch") for checkpoint in config["checkpoints"]]:
+    added = {name: config[name] for name in ("decoder", "confidence", PROVENANCE, "versions")}
+    if config != json.loads(files[CONFIG_FILE]) | added:
         return False
-    fitted = config["decoder"]
-    if decoder is None or fitted is None:
-        return decoder is fitted
-    if decoder.needs_tuning:
-        decoder = decoder.copy_with(weights=fitted["weights"])
-    models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in (run, run / BUNDLE)}
-    return decoder.plain() == text_settings(fitted) and len(models) == 1
+    return all(
+        (bundle / name).is_file() and (bundle / name).read_bytes() == content
+        for name, content in files.items()
+        if name != CONFIG_FILE
+    )
 
 
 def fit(
@@ -220,13 +225,14 @@ def report(
                 facts["notes"] = [note, *facts.get("notes", ())]
         test_report.add(scored, **facts)
 
+    newest = max(brain.tested, key=lambda meta: meta["unixtime"], default=dict[str, Any]())
     run_log = RunLog(run, resume_step=brain.optimizer_step)
     for name, entry in test_report.entries.items():
         metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
         run_log.write(
             SplitFigures(
-                epoch=brain.hparams.epoch_counter.limit,
-                step=brain.optimizer_step,
+                epoch=newest.get("epoch", brain.hparams.epoch_counter.current),
+                step=newest.get("optimizer_step", brain.optimizer_step),
                 split=name,
                 metrics=metrics,
                 decoder=entry.get("decoder"),
@@ -235,8 +241,8 @@ def report(
     run_log.close()
 
     weights = "best checkpoint"
-    if brain.num_averaged > 1:
-        weights = f"mean of {brain.num_averaged} checkpoints"
+    if len(brain.tested) > 1:
+        weights = f"mean of {len(brain.tested)} checkpoints"
     parameters = sum(p.numel() for p in brain.modules.parameters())
     training = brain.training_metrics
     speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
@@ -244,7 +250,7 @@ def report(
     test_report.write(
         note=f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}",
         model=str(run),
-        **{SETTINGS: read_records(run).get(SETTINGS)},
+        **{SETTINGS: read_run_config(run).values},
         provenance=None if bundle is None else provenance_of(bundle),
         parameters=parameters,
         train_seconds=round(training.train_seconds, 1),

@@ -28,6 +28,7 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, count_all_errors, error_of, fit_decoder
 from sbkit.decoding.words import BEAM, GREEDY
+from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
@@ -126,9 +127,11 @@ def tune(model: Path, options: TuningOptions) -> None:
             if (model / BUNDLE).exists():
                 shutil.copytree(model / BUNDLE, earlier, symlinks=True)
             set_decoder(source, model / BUNDLE, fitted, models)
+            (model / REPORT).unlink(missing_ok=True)  # of the earlier decoder
             logger.info(
-                f"The bundle of {model} has the new decoder; the earlier one is {earlier}, and the "
-                f"results are still its own. Measure again: sbkit score {model} --out DIR"
+                f"The bundle of {model} has the new decoder; the earlier one is {earlier}. Measure "
+                "it by `test()` of the run or the command that trained it, which replaces the "
+                f"results, or elsewhere: sbkit score {model} --out DIR"
             )
         else:
             logger.info(

@@ -15,11 +15,11 @@ import datasets
 from sbkit.audio.segments import longest_whole
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import seconds_to_samples
-from sbkit.checkpoint.provenance import Provenance, text_settings
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
 from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
+from sbkit.evaluate.provenance import Provenance, text_settings
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.language_models import describe_seen

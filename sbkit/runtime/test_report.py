@@ -13,9 +13,9 @@ from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.versions import git_commit, versions
 from sbkit.bundle.task import Labels, Task
-from sbkit.checkpoint.provenance import Provenance, describe_provenance, read_json
 from sbkit.data.report import encode_clips
 from sbkit.distributed.ranks import gather_on_main_rank
+from sbkit.evaluate.provenance import Provenance, describe_provenance, read_json
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices

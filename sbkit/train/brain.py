@@ -135,7 +135,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             epoch continues from where it was saved.
         optimizer_step: steps of the run so far.
         nonfinite_count: bad steps of the epoch that the host has read so far.
-        num_averaged: the number of checkpoints whose mean is tested.
+        tested: the meta data of the checkpoints whose mean is tested, once it is loaded.
 
     >>> class Line(Brain):
     ...     def compute_forward(self, batch, stage):
@@ -155,7 +155,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     metrics: ClassVar[Metrics] = {}
     evaluates_segments: ClassVar[bool] = False
     loaders: Loaders | None = None
-    num_averaged: int = 1
+    tested: Sequence[Mapping[str, Any]] = ()
 
     def __init__(
         self,
@@ -309,10 +309,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
             raise ConfigError(
                 "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `number_of_epochs`."
             )
+        checkpointer = self.checkpointer
         try:
-            with isolated_rng(self.device) if has_own_numbers else nullcontext(), self._watch():
-                if isinstance(self.checkpointer, Checkpointer):
-                    self.checkpointer.claim()
+            with (
+                isolated_rng(self.device) if has_own_numbers else nullcontext(),
+                self._watch(),
+                checkpointer.claimed() if isinstance(checkpointer, Checkpointer) else nullcontext(),
+            ):
                 self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
                 if self.step == 0:
                     self._restore_random()
@@ -324,8 +327,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step = 0  # without a checkpoint, the next `fit` starts an epoch
             self.training_metrics.close()
             self._unwrap_distributed()
-            if isinstance(self.checkpointer, Checkpointer):
-                self.checkpointer.release()
 
     def _fit_epochs(
         self,
@@ -414,11 +415,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 f"{self.run_folder} has no checkpoint, so nothing can be tested yet: the weights "
                 "are those that training starts with. Train the run first."
             )
+        keys = {"max_key": max_key, "min_key": min_key}
         self._keeps_counters = True
         try:
-            super().on_evaluate_start(max_key=max_key, min_key=min_key)
+            best = self.checkpointer and self.checkpointer.recover_if_possible(**keys)
         finally:
             self._keeps_counters = False
+        self.tested = [best.meta] if best else []
         count = int(self._hparam("average_checkpoints", 1))
         if isinstance(self.checkpointer, Checkpointer) and (
             # An export would go on with an earlier choice.
@@ -427,11 +430,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
             if self.loaders is not None:
                 self._valid_set = self.loaders.valid
             compute_error = self._averaging_error if self._valid_set else None
-            averaged = self.checkpointer.load_average(
-                count, compute_error, max_key=max_key, min_key=min_key
-            )
+            averaged = self.checkpointer.load_average(count, compute_error, **keys)
             if averaged is not None:
-                self.num_averaged = len(averaged.checkpoints)
+                saved = self.checkpointer.list_checkpoints()
+                self.tested = [c.meta for c in saved if c.path.name in averaged.checkpoints]
                 if compute_error is not None:
                     logger.info(str(averaged))
 
@@ -844,8 +846,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         )
         if self.checkpointer is not None:
             first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
+            position = {"epoch": epoch, "optimizer_step": self.optimizer_step, BEST_EPOCH: first}
             self.checkpointer.save_and_keep_only(
-                meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: best._asdict()},
+                meta={**values, **position, RANKED_BY: best._asdict()},
                 num_to_keep=num_averaged,
                 max_keys=[best.max_key] if best.max_key else [],
                 min_keys=[best.min_key] if best.min_key else [],

@@ -130,7 +130,7 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         release = prepare_prompts(language="en", cache_folder=tmp_path / "cache")
         # Named after the first package, although the other one comes first in the alphabet.
-        assert release == tmp_path / "cache/asterisk-prompts/9.9-1-r2/en"
+        assert release.match("cache/asterisk-prompts/9.9-1-*/en")
         assert len(all_clips(release)) == len(SPOKEN)
     update, download = (tmp_path / "calls").read_text().splitlines()
     assert update.endswith("update")

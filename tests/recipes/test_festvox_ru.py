@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.debian.release import RELEASE_VERSION
+from recipes.debian.release import CODE
 from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.corpus import write_release
 from sbkit.base.errors import SbkitError
+from sbkit.base.versions import TEXT_PACKAGES, hash_code
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.export.export import exported_bundle
 from sbkit.tasks.synthesis.predict import Synthesizer
@@ -57,7 +58,7 @@ def test_release_has_plain_sentences(tmp_path: Path) -> None:
 
 
 def fill_cache(cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = cache / f"festvox-ru/9-r{RELEASE_VERSION}/ru"
+    release = cache / f"festvox-ru/9-{hash_code(TEXT_PACKAGES, CODE)[:8]}/ru"
     release.mkdir(parents=True)
     write_release(package, release)
     monkeypatch.setenv("SBKIT_CACHE", str(cache))

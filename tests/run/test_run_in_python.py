@@ -25,6 +25,7 @@ from sbkit.config.overrides import parse_overrides
 from sbkit.export import formats
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
+from sbkit.logs.run_log import read_log
 from sbkit.run import ending
 from sbkit.run.run import Run
 from sbkit.tasks.recognition.predict import Transcriber
@@ -215,6 +216,61 @@ def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
     assert lines[1].startswith("huggingface (fp32) is not written: ")
     assert lines[-1].startswith("test: CER")
     assert len(run.history) == 2
+
+
+@pytest.mark.slow
+def test_tuned_decoder_is_measured_as_it_is(
+    finished: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scores of the earlier decoder used to stay, whichever way they were asked for."""
+    folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
+    run = Run.open(folder)
+    for measure, beam_size in ((Run.test, 4), (Run.train, 5)):
+        run.tune(word_lm_order=2, beam_size=beam_size, force=True)
+        assert not (folder / "report.html").exists()
+        with pytest.raises(SbkitError, match="those of another decoder .*`test"):
+            _ = run.scores
+        tuned = (folder / "bundle/config.json").read_bytes()
+        measure(Run.open(folder))
+        assert (folder / "bundle/config.json").read_bytes() == tuned
+        assert run.scores["test"]["decoder"] == "beam"
+        assert f"decoder beam, beam {beam_size}, " in (folder / "report.html").read_text()
+        (test,) = (r for r in read_log(folder / "train_log.jsonl") if r["kind"] == "test")
+        assert (test["decoder"], test["CER"]) == ("beam", run.scores["test"]["CER"])
+    run.export(tmp_path / "bundle")
+    assert "| test | beam | CER |" in (tmp_path / "bundle/README.md").read_text()
+
+    Run.open(folder, {"beam_size": 3, "word_lm_order": 2}).test()  # the YAML declares another one
+    assert read_json(folder / "bundle/config.json")["decoder"]["beam_size"] == 3
+    run.tune(word_lm_order=2, beam_size=4, force=True)
+    Run.open(folder, {"number_of_epochs": 3}).train()  # the tuned one is of other weights
+    assert read_json(folder / "bundle/config.json")["decoder"]["beam_size"] == 3
+
+
+class WorseBrain(AsrBrain):
+    """Gets worse with each epoch."""
+
+    def measure(self, results: Any) -> dict[str, float]:
+        return {**super().measure(results), "CER": float(self.hparams.epoch_counter.current)}
+
+
+class Worse(Asr):
+    brain = WorseBrain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("average", "tested"), [(1, 1), (2, 2)])
+def test_record_of_a_test_names_the_epoch_of_its_weights(
+    workplace: Workplace, tmp_path: Path, average: int, tested: int
+) -> None:
+    """It used to name `number_of_epochs`, also after an early stop."""
+    stopping = {"number_of_epochs": 40, "early_stopping": 1, "average_checkpoints": average}
+    folders = {"data_folder": workplace.release, "output_folder": tmp_path}
+    Run(YAML, {**SMALL, **stopping, **folders}, recipe=Worse).train()
+    *epochs, test = (r for r in read_log(tmp_path / "train_log.jsonl") if r["kind"] != "step")
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2]
+    (step,) = (epoch["step"] for epoch in epochs if epoch["epoch"] == tested)
+    assert (test["kind"], test["epoch"], test["step"]) == ("test", tested, step)
 
 
 @pytest.mark.slow

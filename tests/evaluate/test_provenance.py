@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.provenance import describe_difference, describe_provenance, make_provenance
+from sbkit.base.errors import BundleError, SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import DecoderWeights
+from sbkit.evaluate.compare import compare_runs
+from sbkit.evaluate.provenance import describe_difference, describe_provenance, make_provenance
 from sbkit.export.export import collect_files, set_decoder, write_bundle
 from sbkit.lm.language_models import digest_of, save
+from sbkit.run.run import Run
 from sbkit.text.tokenizer import Tokenizer
 from tests.runs import read_json
 from tests.runtime.bundles import make_run
@@ -63,8 +65,15 @@ def test_other_decoder_has_no_scores_until_measured(run: Path) -> None:
     card = export(run)
     assert "not measured with this decoder and these confidences. Measure the model: `sbkit" in card
     assert "25.75" not in card and "0.2575" not in card
-    with pytest.raises(SbkitError, match=r"not measured with this decoder .*: sbkit score "):
-        sbkit(["compare", str(run), str(run)])
+    for tell in (
+        lambda: sbkit(["compare", str(run), str(run)]),
+        lambda: compare_runs([run, run]),
+        lambda: Run.open(run).scores,
+    ):
+        with pytest.raises(BundleError, match="those of another decoder .*this decoder.*`test"):
+            tell()
+    write_decoder(run)  # as one puts `earlier_bundle` in its place
+    assert Run.open(run).scores["test"]["WER"] == 0.2575
 
 
 def test_run_without_scores_is_named(run: Path) -> None:
