@@ -240,24 +240,6 @@ EDITS = (edit_table, edit_table, edit_clip, edit_clip, edit_knobs, edit_code)
 # The oracle
 
 
-@pytest.fixture
-def take_notes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Return what lists the things that were made, read and decoded since the last call."""
-    lists = [
-        note_calls(monkeypatch, kept, "_replace", lambda path, _: f"made {path}"),
-        note_calls(monkeypatch, hashlib, "file_digest", lambda file, _: f"read {file.name}"),
-        note_calls(monkeypatch, clips, "read_audio", lambda path, *_: f"decoded {path}"),
-    ]
-
-    def take() -> list[str]:
-        notes = [*chain(*lists)]
-        for each in lists:
-            each.clear()
-        return notes
-
-    return take
-
-
 def be_version(number: int, patches: pytest.MonkeyPatch) -> None:
     """Be a version of sbkit that decodes and normalizes in a way of its own."""
     normalizer, encode = recipe.transcript_normalizer, clips.encode_audio
@@ -266,9 +248,18 @@ def be_version(number: int, patches: pytest.MonkeyPatch) -> None:
     patches.setattr(
         recipe, "transcript_normalizer", lambda *a: lambda text: f"{normalizer(*a)(text)} {number}"
     )
-    patches.setattr(
-        clips, "encode_audio", lambda samples, *a, **o: encode(samples + number, *a, **o)
-    )
+    patches.setattr(clips, "encode_audio", lambda clip, *a, **o: encode(clip + number, *a, **o))
+
+
+def prepare(corpus: Corpus, **knobs: object) -> Splits:
+    return recipe.prepare_transcripts(read_knobs(YAML, {"min_seconds": 0, **corpus.knobs, **knobs}))
+
+
+def rows_of(prepared: Splits) -> list[tuple[bytes, str]]:
+    """Return the columns and the samples of all clips."""
+    splits = prepared.named().values()
+    rows = chain(*(read_rows(split, range(len(split))) for split in splits))
+    return [(row.pop(AUDIO).tobytes(), f"{row}") for row in rows]
 
 
 def observe(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -280,53 +271,39 @@ def observe(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> str:
         if corpus.version:
             be_version(corpus.version, patches)
         try:
-            prepared = recipe.prepare_transcripts(read_knobs(YAML, corpus.knobs))
+            prepared = prepare(corpus)
             facts = measure_data(prepared, sample_rate=16_000, language="en")
-            named = prepared.named().items()
-            rows = {name: [*read_rows(split, range(len(split)))] for name, split in named}
+            told = prepared.excluded, prepared.filtered, prepared.fingerprints, facts
+            seen = f"{rows_of(prepared)} {told}"
         except SbkitError as error:
-            return f"error {error}".replace(str(kept.default_cache()), "CACHE")
-    content = {name: [(row, row.pop(AUDIO).tobytes()) for row in rows[name]] for name in rows}
-    told = repr((content, prepared.excluded, prepared.filtered, prepared.fingerprints, facts))
-    return told.replace(str(kept.default_cache()), "CACHE")
+            seen = f"error: {error}"
+    return seen.replace(str(kept.default_cache()), "CACHE")
 
 
+@pytest.mark.slow(40)
 @pytest.mark.parametrize("make", MAKERS)
 def test_edited_data_are_as_with_an_empty_cache(
-    make: Callable[[Path], Corpus],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    take_notes: Callable[[], list[str]],
+    make: Callable[[Path], Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(splits, "MAX_UNUSABLE_SHARE", 1.0)
-    random = Random(f"{make.__name__} {os.environ.get('SEED', '')}")
+    whatever_happens = [
+        note_calls(monkeypatch, kept, "_replace", lambda path, _: path),
+        note_calls(monkeypatch, hashlib, "file_digest", lambda file, _: file),
+        note_calls(monkeypatch, clips, "read_audio", lambda path, *_: path),
+    ]
+    random = Random(make.__name__)
     corpus = make(tmp_path / "corpus")
-    corpus.knobs["min_seconds"] = 0
-    num_errors = 0
-    for edit in (None, *random.choices(EDITS, k=int(os.environ.get("EDITS", 12)))):
-        if edit is not None:
-            edit(corpus, random)
+    for edit in (lambda *_: None, *random.choices(EDITS, k=12)):
+        edit(corpus, random)
         corpus.pack()
         monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "used"))
         seen = observe(corpus, monkeypatch)
-        take_notes()
-        again = observe(corpus, monkeypatch)
-        num_errors += seen.startswith("error")
-        if not seen.startswith("error"):
-            assert not take_notes()
-        else:
-            print(edit.__name__, seen[:300])
-        monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / f"empty{random.random()}"))
-        expected = observe(corpus, monkeypatch)
-        assert again == seen
-        if expected != seen:
-            i = next(i for i, (a, b) in enumerate(zip(expected, seen)) if a != b)
-            assert 0, (
-                edit.__name__,
-                expected[max(0, i - 200) : i + 100],
-                seen[max(0, i - 200) : i + 100],
-            )
-    print(num_errors, "errors")
+        for calls in whatever_happens:
+            calls.clear()
+        assert observe(corpus, monkeypatch) == seen
+        assert seen.startswith("error") or not any(whatever_happens)
+        monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / f"empty {random.random()}"))
+        assert seen == observe(corpus, monkeypatch)
 
 
 # Every kind
@@ -413,16 +390,6 @@ def test_whatever_is_kept_is_made_anew_if_one_input_changes(
 # Where a user meets it
 
 
-def prepare(corpus: Corpus, **knobs: object) -> Splits:
-    return recipe.prepare_transcripts(read_knobs(YAML, {"min_seconds": 0, **corpus.knobs, **knobs}))
-
-
-def audio_of(prepared: Splits) -> list[bytes]:
-    """Return the samples of all clips."""
-    named = prepared.named().values()
-    return [row[AUDIO].tobytes() for split in named for row in read_rows(split, range(len(split)))]
-
-
 def replace_in(file: Path, old: str, new: str) -> None:
     file.write_text(file.read_text().replace(old, new))
 
@@ -449,11 +416,11 @@ def test_clips_that_are_recorded_again_are_decoded_alone(
 ) -> None:
     caplog.set_level("INFO")
     corpus = write_tables(tmp_path / "corpus")
-    before = audio_of(prepare(corpus))
+    before = rows_of(prepare(corpus))
     decoded.clear()
     for number in range(3):
         rewrite(clip := tmp_path / f"corpus/clips/train{number}.wav", tone(50 + number))
-    after = audio_of(prepare(corpus))
+    after = rows_of(prepare(corpus))
     assert sorted(decoded) == ["train0", "train1", "train2"] and clip.stem == "train2"
     assert "3 audio files of 12 changed" in caplog.text
     assert after[3:] == before[3:] and not {*after[:3]} & {*before}
@@ -490,9 +457,9 @@ def test_clip_that_changes_while_it_is_decoded_is_not_kept(
         patches.setattr(clips, "read_audio", read)
         with pytest.raises(SbkitError, match="train0.wav has changed while it was decoded"):
             prepare(corpus)
-    found = audio_of(prepare(corpus))
+    found = rows_of(prepare(corpus))
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "empty"))
-    assert found == audio_of(prepare(corpus))
+    assert found == rows_of(prepare(corpus))
 
 
 # Copies, and caches of several users
@@ -504,7 +471,7 @@ def test_cache_that_is_copied_with_its_data_is_used(
     copy: Any, original: str, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = make_release(tmp_path / "corpus")
-    expected = audio_of(prepare(corpus))
+    expected = rows_of(prepare(corpus))
     for source, target in (("corpus", "other name"), ("cache", "copied")):
         shutil.copytree(tmp_path / source, tmp_path / target, copy_function=copy)
     for clip in sorted((tmp_path / "corpus/clips").iterdir()) if original == "changed" else ():
@@ -515,30 +482,18 @@ def test_cache_that_is_copied_with_its_data_is_used(
     decoded.clear()
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "copied"))
     corpus.knobs = {"data_folder": str(tmp_path / "other name")}
-    assert audio_of(prepare(corpus)) == expected
+    assert rows_of(prepare(corpus)) == expected
     assert not decoded
     if original == "removed":  # its folder of the cache is still needed
         prune_orphans(tmp_path / "copied")
-        assert audio_of(prepare(corpus)) == expected
+        assert rows_of(prepare(corpus)) == expected
     rewrite(tmp_path / "other name/clips/dev1.wav", tone(78))
-    assert audio_of(prepare(corpus)) != expected
+    assert rows_of(prepare(corpus)) != expected
     assert decoded == ["dev1"]
 
 
-def snapshot(folder: Path) -> dict[str, float]:
-    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
-
-
-def forbid_writing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Refuse what writes to a folder: root may do so whatever its rights are."""
-    real = os.open
-
-    def refuse(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
-        if flags & (os.O_WRONLY | os.O_RDWR) and str(path).startswith(f"{folder}/"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, flags, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", refuse)
+def snapshot(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_shared_cache_is_read_and_never_written_to(
@@ -551,13 +506,12 @@ def test_shared_cache_is_read_and_never_written_to(
         knobs = read_knobs(ROOT / "hparams/tts.yaml", {"min_seconds": 0, **corpus.knobs})
         spoken = prepare_spoken(knobs)
         facts = measure_data(spoken, sample_rate=16_000, language="en")
-        return audio_of(spoken), facts, spoken.train["symbols"], store_rows([{"text": "x"}]).name
+        return rows_of(spoken), facts, spoken.train["symbols"], store_rows([{"text": "x"}]).name
 
     shared = tmp_path / "shared"
     monkeypatch.setenv("SBKIT_CACHE", str(shared))
     seen = use()
     before = snapshot(shared)
-    forbid_writing(monkeypatch, shared)
     decoded.clear()
     for caches in (f"{tmp_path / 'own'}:{shared}", str(shared)):
         monkeypatch.setenv("SBKIT_CACHE", caches)
@@ -581,7 +535,7 @@ def test_first_starts_of_several_processes_decode_each_clip_once(tmp_path: Path)
         barrier.wait()
         with pytest.MonkeyPatch.context() as patches:
             notes = note_calls(patches, clips, "read_audio", lambda path, *_: Path(path).name)
-            results.put((audio_of(prepare(corpus)), notes))
+            results.put((rows_of(prepare(corpus)), notes))
 
     processes = [context.Process(target=start) for _ in range(3)]
     for process in processes:
