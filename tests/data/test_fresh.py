@@ -226,12 +226,12 @@ def edit_knobs(corpus: Corpus, random: Random) -> None:
 
 
 def edit_code(corpus: Corpus, random: Random) -> None:
-    """Change the user's modules, or sbkit's own code."""
-    source = f"change = lambda text: f'{{text}} {random.randrange(10)}'\n".encode()
+    """Change the user's module, or else sbkit's own code."""
     if corpus.modules:
-        rewrite(corpus.modules[1], source)
-        rewrite(corpus.modules[0], corpus.modules[0].read_bytes().replace(b"r[", b"r ["))
-    corpus.version += 1
+        source = f"change = lambda text: f'{{text}} {random.randrange(10)}'\n"
+        rewrite(corpus.modules[1], source.encode())
+    else:
+        corpus.version += 1
 
 
 EDITS = (edit_table, edit_table, edit_clip, edit_clip, edit_knobs, edit_code)
