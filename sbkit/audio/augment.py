@@ -205,7 +205,9 @@ class _FolderAugmentation(nn.Module):
             )
         # Of too many files, take some that are evenly spaced in the sorted list.
         count = min(len(files), MAX_FILES)
-        self.files = tuple(files[index * len(files) // count] for index in range(count))
+        chosen = [files[index * len(files) // count] for index in range(count)]
+        # With their times, by which `read_clips` keeps what it has read: files may be replaced.
+        self.files = tuple((file, file.stat().st_mtime_ns) for file in chosen)
         self.prob = prob
         self.sample_rate = sample_rate
 
@@ -353,11 +355,13 @@ class AddReverb(_FolderAugmentation):
 
 @lru_cache(maxsize=8)
 def read_clips(
-    files: tuple[Path, ...], sample_rate: int, max_seconds: float, device: torch.device
+    files: tuple[tuple[Path, int], ...], sample_rate: int, max_seconds: float, device: torch.device
 ) -> Clips:
     """Read the start of every file, up to ``max_seconds``, onto a device, as int16."""
     max_samples = max(1, round(max_seconds * sample_rate))
-    clips = [torch.from_numpy(read_audio(file, sample_rate)[:max_samples].copy()) for file in files]
+    clips = [
+        torch.from_numpy(read_audio(file, sample_rate)[:max_samples].copy()) for file, _ in files
+    ]
     lengths = torch.tensor([len(clip) for clip in clips])
     starts = lengths.cumsum(0) - lengths
     return Clips(torch.cat(clips).to(device), starts.to(device), lengths.to(device))
@@ -365,11 +369,11 @@ def read_clips(
 
 @lru_cache(maxsize=8)
 def read_impulse_responses(
-    files: tuple[Path, ...], sample_rate: int, device: torch.device
+    files: tuple[tuple[Path, int], ...], sample_rate: int, device: torch.device
 ) -> Tensor:
     """Read impulse responses from their loudest sample on, padded to the longest: (N, R)."""
     responses = []
-    for file in files:
+    for file, _ in files:
         response = torch.from_numpy(read_audio(file, sample_rate)).float()
         loudest = int(response.abs().argmax())  # the direct sound
         response = response[loudest : loudest + MAX_IMPULSE_SECONDS * sample_rate]

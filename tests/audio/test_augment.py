@@ -226,6 +226,18 @@ def test_ratio_and_chance_of_noise_are_drawn_per_utterance_from_the_seed(noises:
     assert not torch.equal(draw(0), draw(1))
 
 
+def test_noise_recorded_again_is_read_again_in_the_same_process(tmp_path: Path) -> None:
+    audio, lengths = 1000 * torch.ones(1, 4000), torch.tensor([4000])
+    levels = []
+    for share in (0.1, 1.0):  # of the samples that are not silent
+        noise = np.zeros(4000, np.int16)
+        noise[: int(4000 * share) : 2] = 9000
+        soundfile.write(tmp_path / "a.wav", noise, 16_000)
+        noisy, _ = AddNoise(folder=str(tmp_path), prob=1.0)(audio, lengths)
+        levels.append(int(((noisy - audio).abs() > 1e-3).sum()))
+    assert levels[0] < 400 < levels[1]
+
+
 def test_silent_utterances_and_silent_files_change_nothing(noises: Path, tmp_path: Path) -> None:
     lengths = torch.tensor([500, 0])
     noisy, _ = AddNoise(folder=str(noises), prob=1.0)(torch.zeros(2, 500), lengths)
@@ -259,7 +271,7 @@ def test_large_folders_are_sampled_evenly_and_empty_ones_refused(
         (tmp_path / f"{number}.wav").touch()
     for part in (AddNoise, AddReverb):
         monkeypatch.setattr(augment, "MAX_FILES", 3)
-        assert [file.stem for file in part(folder=str(tmp_path)).files] == ["0", "2", "4"]
+        assert [file.stem for file, _ in part(folder=str(tmp_path)).files] == ["0", "2", "4"]
         monkeypatch.setattr(augment, "MAX_FILES", 7)
         assert len(part(folder=str(tmp_path)).files) == 7
         with pytest.raises(DataError, match="none holds none"):
