@@ -25,7 +25,7 @@ from sbkit.data.corpus import KnobValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column
 from sbkit.models.vocoder import FRAME_HOPS
-from sbkit.tasks.synthesis.symbols import SYMBOL_TYPES, read_texts, to_symbols
+from sbkit.tasks.synthesis.symbols import SYMBOL_TYPES, read_texts, symbols_version, to_symbols
 from sbkit.tasks.synthesis.task import SYMBOL_FILE
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 
@@ -135,7 +135,7 @@ def prepare_spoken(knobs: KnobValues) -> Splits:
         prepare_transcripts(knobs),
         SYMBOLS,
         lambda split: read_texts(split["sentence"][:], language, symbol_type),
-        identity=[symbol_type, language],
+        identity=[symbol_type, language, symbols_version(symbol_type)],
     )
 
     def pitches(split: Dataset) -> Iterator[str]:

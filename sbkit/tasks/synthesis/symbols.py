@@ -40,6 +40,14 @@ def read_texts(texts: Sequence[str], language: str, symbol_type: str) -> list[st
     return transcribe_phonemes(spelled_out, language, symbol_type)
 
 
+def symbols_version(symbol_type: str) -> str:
+    """Return the version of espeak-ng if it writes the symbols."""
+    if symbol_type == SYMBOL_TYPES[0] or shutil.which(ESPEAK) is None:
+        return ""
+    command = [ESPEAK, "--version"]
+    return subprocess.run(command, capture_output=True, encoding="utf-8").stdout
+
+
 def transcribe_phonemes(texts: Sequence[str], language: str, symbol_type: str) -> list[str]:
     """Convert texts from `spell_out` to phonemes, or return them unchanged as characters.
 
