@@ -133,10 +133,7 @@ def keep(
     is_current: whether what is kept can be used.
     meanwhile: called in a process that waits for another one to make it.
     """
-    code = f"-{code_identity()[:NUM_CODE_DIGITS]}" if by_code else ""
-    inputs = json.dumps(made_from, default=str).encode()
-    digest = hashlib.sha256(inputs).hexdigest()[:NUM_ADDRESS_DIGITS]
-    name = Path(kind, f"{label}-{digest}{code}".lstrip("-."))
+    name = kept_name(kind, made_from, by_code=by_code, label=label)
 
     def find() -> Path | None:
         paths = (folder / name for folder in (*caches(), _session_folder()))
@@ -163,6 +160,16 @@ def keep(
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, make)
     return path
+
+
+def kept_name(
+    kind: str, made_from: Mapping[str, object], *, by_code: bool = True, label: str = ""
+) -> Path:
+    """Return where `keep` keeps something, relative to the caches."""
+    code = f"-{code_identity()[:NUM_CODE_DIGITS]}" if by_code else ""
+    inputs = json.dumps(made_from, default=str, sort_keys=True).encode()
+    digest = hashlib.sha256(inputs).hexdigest()[:NUM_ADDRESS_DIGITS]
+    return Path(kind, f"{label}-{digest}{code}".lstrip("-."))
 
 
 def _inode_of(path: Path) -> int | None:
