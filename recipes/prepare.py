@@ -20,6 +20,7 @@ from recipes.Lhotse import corpus as lhotse
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import to_json
 from sbkit.base.kept import keep
 from sbkit.base.ranges import DAY, Range, TextValue
 from sbkit.config.hparams import Knobs
@@ -40,7 +41,15 @@ from sbkit.data.mix import read_shares
 from sbkit.data.prepared import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
-from sbkit.data.splits import EMPTY, Keep, PreparedSplit, Splits, prepare_split, within_limits
+from sbkit.data.splits import (
+    EMPTY,
+    Keep,
+    PreparedSplit,
+    Splits,
+    prepare_split,
+    read_column,
+    within_limits,
+)
 from sbkit.distributed.device import Placement
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import text_table
@@ -234,6 +243,16 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
     )
 
 
+def with_fingerprints(splits: Splits, column: str) -> Splits:
+    """Fingerprint a column of the tables, so that a run is resumed with the same values only."""
+    fingerprints = {**splits.fingerprints}
+    for name, split in splits.named().items():
+        if column in split.column_names:
+            content = to_json(read_column(split, column)).encode()
+            fingerprints[f"{name}, {column}"] = hashlib.sha256(content).hexdigest()
+    return replace(splits, fingerprints=fingerprints)
+
+
 def with_column(
     splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
 ) -> Splits:
@@ -242,7 +261,6 @@ def with_column(
     ``identity`` is plain data that names what else than a split and sbkit's code decides the texts.
     """
     named = splits.named()
-    fingerprints = {**splits.fingerprints}
     for name, split in named.items():
         if column in split.column_names:
             continue
@@ -252,9 +270,8 @@ def with_column(
 
         made_from = {"split": split._fingerprint, "identity": identity}
         content = keep(column, made_from, write).read_text(encoding="utf-8")
-        fingerprints[f"{name}, {column}"] = hashlib.sha256(content.encode()).hexdigest()
         named[name] = split.add_column(column, content.split("\n"))
-    return replace(splits.with_named(named), fingerprints=fingerprints)
+    return with_fingerprints(splits.with_named(named), column)
 
 
 # Loaders

@@ -1,4 +1,4 @@
-"""A notebook's kernel survives an interrupted cell, and its cells show what a run does."""
+"""A notebook's kernel survives an interrupted cell; its cells show and run what is there now."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.runs import ROOT
+from tests.runs import ROOT, Workplace
 
 pytestmark = pytest.mark.slow(seconds=20)
 
@@ -41,6 +41,32 @@ from sbkit.logs.handlers import log_to_screen
 epochs.limit = 4
 with log_to_screen():
     brain.fit(epochs, data, data, train_loader_kwargs={"batch_size": 2})
+"""
+TRAIN = """
+import os
+os.environ["SBKIT_CACHE"] = {cache!r}
+from sbkit import Run
+from sbkit.config.overrides import parse_overrides
+from tests.runs import TINY
+more = {{"data_folder": {data!r}, "output_folder": {folder!r}, "number_of_epochs": 1}}
+run = Run("mine.yaml", {{**parse_overrides(TINY), **more}})
+run.train()
+factors = [part.factor for part in run.model.modules() if hasattr(part, "factor")]
+print("head", *factors, run.history[0]["valid_loss"])
+"""
+EDIT = """
+from pathlib import Path
+Path("my_sizes.py").write_text("FACTOR = {factor}")
+"""
+HEAD = """
+import torch
+from my_sizes import FACTOR
+
+class Head(torch.nn.Linear):
+    factor = FACTOR
+
+    def forward(self, x):
+        return self.factor * super().forward(x)
 """
 
 
@@ -74,3 +100,26 @@ def printed_lines(outputs: Sequence[Any]) -> Iterator[str]:
         if output.output_type == "stream":
             for text in output.text.splitlines():
                 yield re.split(r" loss|,", text)[0]
+
+
+def test_edited_module_takes_effect_in_the_next_run_of_a_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workplace: Workplace
+) -> None:
+    """The old class used to train, and the bundle to hold the new source beside its weights."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    text = (ROOT / "hparams/ctc.yaml").read_text()
+    text = text.replace("ctc_lin: !new:torch.nn.Linear", "ctc_lin: !new:my_models.Head")
+    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "my_models.py").write_text(HEAD)
+    paths = {"data": str(workplace.release), "cache": str(workplace.cache)}
+    trains = [TRAIN.format(folder=str(tmp_path / name), **paths) for name in "abc"]
+    edits = [EDIT.format(factor=factor) for factor in (1, 3, 5)]
+    own_import = "import sys; del sys.modules['my_sizes']; import my_sizes"
+    cells = [edits[0], trains[0], edits[1], trains[1], own_import, edits[2], trains[2]]
+    outputs = run_cells(cells, tmp_path)
+    heads = [line for cell in outputs for line in printed_lines(cell) if line.startswith("head")]
+    assert [head.split()[1] for head in heads] == ["1", "3"] and len({*heads}) == 2
+    assert outputs[-1][-1].evalue.startswith("my_sizes.py has changed since this kernel imported")
+    for name, factor in (("a", 1), ("b", 3)):
+        source = (tmp_path / name / "bundle/my_sizes.py").read_text()
+        assert source == f"FACTOR = {factor}"

@@ -13,7 +13,7 @@ from speechbrain.utils.epoch_loop import EpochCounter
 from torch.utils.data import TensorDataset
 
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import lock_folder, unlock_folder
+from sbkit.checkpoint.folder import locked_folder
 from sbkit.logs.run_log import read_log
 from tests import processes
 from tests.runs import Workplace
@@ -212,12 +212,9 @@ def test_disk_without_renamed_folders_is_refused_before_the_first_step(tmp_path:
 
 
 def test_second_run_is_refused_where_locks_of_folders_hold_on_one_machine(tmp_path: Path) -> None:
-    lock_folder(tmp_path)
-    try:
+    with locked_folder(tmp_path):
         code = f"{SHIMMED}{LOCAL_LOCKS_OF_FOLDERS}{TRAINING}"
         process = processes.run(["-c", code, tmp_path])
-    finally:
-        unlock_folder(tmp_path)
     assert process.returncode == 2
     assert "another one is training there" in process.stderr
 

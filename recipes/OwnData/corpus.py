@@ -6,15 +6,16 @@ manifest: {all: a.csv}                  has a column `split`, or is split by its
 
 import logging
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
+from os.path import normpath
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed
 from sbkit.data.columns import (
@@ -27,7 +28,7 @@ from sbkit.data.columns import (
 )
 from sbkit.data.corpus import ROLES, KnobValues, check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
-from sbkit.data.manifest import Excluded, Manifest, to_texts
+from sbkit.data.manifest import Excluded, Manifest, part_name, to_texts
 from sbkit.data.sources import (
     TableFolders,
     find_metadata,
@@ -143,12 +144,17 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
 
     column = find_split_column(names, read_column)
     if column is None:
-        ids = to_texts(manifest.rows["id"])
-        speakers = to_texts(manifest.rows["speaker"].fill_null("")) if "speaker" in names else ids
+        own = to_texts(rows["speaker"].fill_null("")) if "speaker" in names else [""] * len(rows)
+        paths = map(Path, sources.sources)
+        folders = [path if path.is_dir() else path.parent for path in paths]
+        spellings = {*map(str, folders), *map(normpath, folders)}
         # A row without a speaker is one of its own.
-        speakers = [speaker or f"clip {id}" for speaker, id in zip(speakers, ids, strict=True)]
+        speakers = [
+            speaker or f"clip {_name_clip(part, spellings)}"
+            for speaker, part in zip(own, manifest.parts, strict=True)
+        ]
         shares = check_shares(knobs.get("split_shares"))
-        split_of = deal_speakers(Counter(speakers), shares, sources.sources[0])
+        split_of = deal_speakers({*speakers}, shares, sources.sources[0])
         return manifest, [split_of[speaker] for speaker in speakers]
     splits = [split.strip().lower() for split in read_column(column)]
     for split in {*splits}:
@@ -165,6 +171,13 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
     manifest = manifest.take(np.flatnonzero(~is_empty))
     manifest = replace(manifest, excluded=(*manifest.excluded, *lost))
     return manifest, [split for split in splits if split]
+
+
+def _name_clip(part: AudioPart, folders: Set[str]) -> str:
+    """Name a clip by its file and folder, as its id changes once another clip has the same."""
+    folder, _, file = part.path.rpartition("/")
+    name = part_name(file.rpartition(".")[0] or file, part)
+    return name if folder in folders else f"{folder.rpartition('/')[2]}/{name}"
 
 
 def _read_sources(knobs: KnobValues, split_sources: SplitSources) -> Manifest | TableFolders:

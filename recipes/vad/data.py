@@ -21,7 +21,7 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.prepare import prepare_audio, prepare_transcripts, with_column
+from recipes.prepare import prepare_audio, prepare_transcripts, with_column, with_fingerprints
 from sbkit.audio.augment import color
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
@@ -46,7 +46,7 @@ def prepare_speech(knobs: KnobValues) -> Splits:
     Raises BundleError if `recognizer` is not a speech recognizer.
     """
     if knobs["recognizer"] is None:
-        return prepare_audio(knobs)
+        return with_fingerprints(prepare_audio(knobs), SPEECH)
     with exported_bundle(Path(knobs["recognizer"])) as folder:
         recognizer = load_bundle(folder)
         weights = read_checksums(folder)[WEIGHTS_FILE]

@@ -1,7 +1,8 @@
 """Imports at run time: optional packages, and the user's modules.
 
-A module of the user's runs the bytes that are noted when it is imported, whoever imports it: its
-file may change later.
+A module of the user's runs the bytes that are noted when it is imported, whoever imports it. Before
+a run begins, they are compared with the file that Python would import now: `require_current`. A
+folder that is read as data runs none of its modules: `reading_data`.
 """
 
 import ast
@@ -10,13 +11,15 @@ import os
 import re
 import site
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
-from importlib import import_module
-from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import decode_source, find_spec, resolve_name, spec_from_file_location
+from importlib import import_module, invalidate_caches
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec, resolve_name, spec_from_file_location
+from itertools import accumulate, chain
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
@@ -25,13 +28,6 @@ from weakref import WeakKeyDictionary
 from sbkit.base.errors import ConfigError, DeviceError, SbkitError, translate
 
 logger = logging.getLogger(__name__)
-
-OWN_PACKAGES = {"sbkit", "recipes"}
-LIBRARIES = tuple(
-    f"{folder}{os.sep}"
-    for folder in (Path(os.__file__).parent, *site.getsitepackages(), site.getusersitepackages())
-)
-INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by PYTHONPATH
 
 
 def require_package(name: str, *, extra: str) -> ModuleType:
@@ -73,93 +69,114 @@ def explain_torchaudio(error: Exception) -> str:
     )
 
 
-# -- the source of the user's modules --------------------------------------------------------------
+# -- the user's modules ----------------------------------------------------------------------------
+
+FOLDERS = (Path(os.__file__).parent, *site.getsitepackages(), site.getusersitepackages())
+OWN_FOLDERS = (Path(__file__).parents[2] / package for package in ("sbkit", "recipes"))
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (*FOLDERS, *OWN_FOLDERS))
+INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by PYTHONPATH
+
+_is_importing = ContextVar("is_importing", default=False)
+_read_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # not of `NotedModule`s
+_yaml_folders: list[str] = []  # the entries of sys.path that YAMLs brought, the last one's first
+_data_folders: list[tuple[Path, frozenset[str]]] = []  # with the modules that may be imported
 
 
 class NotedModule(SourceFileLoader):
-    """A module in a file of the user's, which runs the bytes noted here, never a compiled file.
+    """A module of the user's, which runs exactly the bytes noted here, and never a compiled file.
 
     Python takes a compiled file for current if the source has the same size and second.
+
+    source: that of a module in a bundle; another one is read when it is imported.
     """
 
-    source: bytes
+    is_ours = False  # whether sbkit imported it, not the user's own code
+
+    def __init__(self, name: str, path: str, source: bytes | None = None) -> None:
+        super().__init__(name, path)
+        self.is_bundled, self.source = source is not None, source
+
+    def get_data(self, path: str) -> bytes:
+        if self.source is None or path != self.path:
+            return super().get_data(path)
+        return self.source
 
     def get_code(self, fullname: str) -> CodeType:
-        self.source = self.get_data(self.path)
+        self.source, self.is_ours = self.get_data(self.path), _is_importing.get()
         return self.source_to_code(self.source, self.path)
 
 
-class _UserFiles(MetaPathFinder):
-    """Find what the other finders find; note the source of each module of the user's."""
+class _UserModules(MetaPathFinder):
+    """Find what the other finders find; note the user's modules, and refuse those of data."""
 
     def find_spec(self, fullname: str, path: Any, target: object = None) -> ModuleSpec | None:
-        if fullname.partition(".")[0] in OWN_PACKAGES | sys.stdlib_module_names:
-            return None
-        if path is not None and all(_is_library(f"{folder}{os.sep}") for folder in path):
+        if not _data_folders and path is not None and all(map(_is_library, path)):
             return None
         spec = _find(fullname, path)
-        loader = None if spec is None else spec.loader
-        if spec is not None and type(loader) is SourceFileLoader and not _is_library(loader.path):
-            spec.loader = NotedModule(fullname, loader.path)
+        _refuse_data(fullname, path, spec)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            is_users = not _is_library(spec.loader.path)
+            spec.loader = NotedModule(fullname, spec.loader.path) if is_users else spec.loader
         return spec
-
-
-_noted_later: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # or by another loader
 
 
 def note_user_modules() -> None:
     """Note the source of the user's modules from now on, and of those that are imported."""
-    sys.meta_path.insert(0, _UserFiles())
+    sys.meta_path.insert(0, _UserModules())
     for name in [*sys.modules]:
-        source_of(name)
+        user_sources(name)
 
 
-def _is_library(file: str) -> bool:
-    return file.startswith(LIBRARIES) or bool(INSTALLED.search(file))
+@contextmanager
+def importing() -> Iterator[None]:
+    """Note the modules of this block as imported by sbkit, which may import them anew."""
+    token = _is_importing.set(True)
+    try:
+        yield
+    finally:
+        _is_importing.reset(token)
 
 
-def _find(fullname: str, path: Any) -> ModuleSpec | None:
-    """Find a module as Python would import it now."""
-    finders = [finder for finder in sys.meta_path if not isinstance(finder, _UserFiles)]
-    specs = (finder.find_spec(fullname, path, None) for finder in finders)
-    return next(filter(None, specs), None)
+def _is_library(path: str) -> bool:
+    return path.startswith(LIBRARIES) or bool(INSTALLED.search(f"{path}{os.sep}"))
+
+
+def _find(name: str, path: Any) -> ModuleSpec | None:
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, _UserModules)]
+    return next(filter(None, (finder.find_spec(name, path, None) for finder in finders)), None)
+
+
+def _variables(name: str) -> dict[str, Any]:
+    return getattr(sys.modules.get(name), "__dict__", {})  # an attribute could import a lazy module
 
 
 def source_of(name: str) -> bytes | None:
-    """Return the source that an imported module of the user's runs; None for other modules."""
-    module = sys.modules.get(name)
-    variables = getattr(module, "__dict__", {})  # an attribute access could import a lazy module
-    loader, file = variables.get("__loader__"), variables.get("__file__") or ""
-    if isinstance(loader, NotedModule | BundledModule):
+    """Return the source that an imported module runs; None for a compiled one."""
+    loader, file = _variables(name).get("__loader__"), _variables(name).get("__file__") or ""
+    if isinstance(loader, NotedModule):
         return loader.source
-    is_own = name.partition(".")[0] == "sbkit" or name == "__main__"
-    if module is None or is_own or not file.endswith(".py") or _is_library(file):
+    if not file.endswith(".py"):
         return None
-    if module not in _noted_later:
-        try:
-            _noted_later[module] = Path(file).read_bytes()
-        except OSError:
-            return None
-    return _noted_later[module]
+    if (module := sys.modules[name]) not in _read_sources:
+        with suppress(OSError):
+            _read_sources[module] = Path(file).read_bytes()
+    return _read_sources.get(module)
 
 
-def user_sources(module_name: str, *, with_packages: bool = True) -> dict[str, bytes]:
-    """Return the source of a module of the user's and of those of theirs that it imports, by name.
+def user_sources(*names: str) -> dict[str, bytes]:
+    """Return the source of modules of the user's and of those of theirs that they import, by name.
 
     Empty for a module that is not imported, and for one of sbkit, recipes or an installed package.
-
-    with_packages: also of the packages that they lie in, whose `__init__.py` runs before them.
     """
     sources: dict[str, bytes] = {}
-    pending = [module_name]
+    pending = [*names]
     while pending:
         name = pending.pop()
-        is_new = name not in sources and name.partition(".")[0] not in OWN_PACKAGES
-        if is_new and (source := source_of(name)) is not None:
+        if name in {*sources, "__main__"} or _is_library(_variables(name).get("__file__") or ""):
+            continue
+        if (source := source_of(name)) is not None:
             sources[name] = source
-            package = vars(sys.modules[name]).get("__package__") or ""
-            pending += imported_modules(source, package)
-            pending += [name.rpartition(".")[0]] * with_packages
+            pending += imported_modules(source, _variables(name).get("__package__") or "")
     return sources
 
 
@@ -186,36 +203,104 @@ def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
     return frozenset(names)
 
 
+def search_folders(folders: Collection[str]) -> None:
+    """Search the folders of a YAML for modules: after Python's, and before those of other YAMLs."""
+    if _data_folders:  # a YAML that is read as data brings no code
+        folders = [str(Path.cwd())]
+    entries = [entry for entry in sys.path if entry not in _yaml_folders]
+    own = [folder for folder in folders if folder not in entries]
+    _yaml_folders[:] = dict.fromkeys([*own, *_yaml_folders])
+    sys.path[:] = [*entries, *_yaml_folders]
+
+
+def require_current(names: Iterable[str], classes: Iterable[type] = ()) -> bool:
+    """Have all modules that sbkit has imported imported anew, if one of them has changed.
+
+    Return whether they are. Objects that exist keep their classes, and a run that goes on its code.
+
+    names: what the run needs of the user's: modules, or classes in them.
+    classes: those that the user's own code gives.
+
+    Raises ConfigError if a module has changed that the user's own code has imported.
+    """
+    if _is_importing.get():
+        return False
+    given = {class_.__module__ for class_ in classes}
+    prefixes = [accumulate(name.split("."), "{}.{}".format) for name in names]
+    needed = user_sources(*given, *chain(*prefixes))
+    kept = user_sources(*given, *(name for name in needed if not _is_ours(name)))
+    for name in filter(_has_changed, kept):
+        raise ConfigError(
+            f"{name.replace('.', '/')}.py has changed since this kernel imported it. Restart the "
+            "kernel."
+        )
+    ours = {*filter(_is_ours, [*sys.modules])} - kept.keys()
+    is_old = any(map(_has_changed, ours))
+    for name in ours if is_old else ():
+        parent, _, child = name.rpartition(".")
+        _variables(parent).pop(child, None)
+        del sys.modules[name]
+    invalidate_caches()
+    return is_old
+
+
+def _is_ours(name: str) -> bool:
+    loader = _variables(name).get("__loader__")
+    return isinstance(loader, NotedModule) and loader.is_ours
+
+
+def _has_changed(name: str) -> bool:
+    """Return whether Python would import another source now; a file that is gone is no change."""
+    parent = name.rpartition(".")[0]
+    spec = _find(name, _variables(parent).get("__path__", []) if parent else None)
+    file = Path(spec.origin or "") if spec is not None and spec.has_location else Path()
+    return file.suffix == ".py" and file.is_file() and file.read_bytes() != source_of(name)
+
+
+@contextmanager
+def reading_data(folder: Path, trusted: Collection[str] = ()) -> Iterator[None]:
+    """Refuse in this block to import a module that lies in a folder, except ``trusted`` ones."""
+    entry = (folder.resolve(), frozenset(trusted))
+    _data_folders.append(entry)
+    try:
+        yield
+    finally:
+        _data_folders.remove(entry)
+
+
+def _refuse_data(name: str, path: object, spec: ModuleSpec | None) -> None:
+    for folder, trusted in _data_folders:
+        if spec is None and path is None:  # a run would find it beside its YAML
+            spec = PathFinder.find_spec(name, [str(folder)])
+        if spec is None or not spec.has_location or str(spec.origin).startswith(LIBRARIES):
+            continue
+        file = Path(str(spec.origin)).absolute()
+        parents = {*(parent.resolve() for parent in file.parents), *file.resolve().parents}
+        if folder in parents and not any(f"{t}.".startswith(f"{name}.") for t in trusted):
+            raise ConfigError(
+                f"The module {name} lies in {folder}, which is read as data, and importing it "
+                f"would run its code. If you trust it, pass --import {name}, or in Python import "
+                "it first."
+            )
+
+
 # -- `--import` ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BundledModule(InspectLoader):
-    """A user's module in a bundle, which runs exactly these bytes, and never a compiled file."""
-
-    file: Path
-    source: bytes
-
-    def get_source(self, fullname: str) -> str:
-        return decode_source(self.source)
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.source, str(self.file), "exec", dont_inherit=True)
 
 
 class _BundledModules(MetaPathFinder):
     """Find the modules of bundles, so that one of them can import another."""
 
-    def __init__(self, modules: Mapping[str, BundledModule]) -> None:
+    def __init__(self, modules: Mapping[str, NotedModule]) -> None:
         self._modules = modules
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        module = self._modules.get(fullname)
         is_package = any(name.startswith(f"{fullname}.") for name in self._modules)
-        spec = ModuleSpec(fullname, None, is_package=True) if is_package else None
-        if (module := self._modules.get(fullname)) is not None:
-            spec = spec_from_file_location(fullname, module.file, loader=module)
-            if spec is not None and is_package:
-                spec.submodule_search_locations = []
+        if module is None:
+            return ModuleSpec(fullname, None, is_package=True) if is_package else None
+        spec = spec_from_file_location(fullname, module.path, loader=module)
+        if spec is not None and is_package:
+            spec.submodule_search_locations = []
         return spec
 
 
@@ -239,8 +324,11 @@ def import_user_modules(
         sys.path.append(str(Path.cwd()))
     folders = {folder.resolve() for folder in bundles}
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() not in folders]
+    held = {name: source for sources in bundles.values() for name, source in sources.items()}
+    if any(source_of(name) not in (None, held.get(name)) for name in names):
+        require_current(names)  # what a bundle holds is right, also if its file was edited later
     bundled = [
-        (name, BundledModule(folder / f"{name}.py", source))
+        (name, NotedModule(name, str(folder / f"{name}.py"), source))
         for folder, sources in bundles.items()
         for name, source in sources.items()
     ]
@@ -252,20 +340,24 @@ def import_user_modules(
     finally:
         sys.meta_path.remove(finder)
     for name, module in bundled:
-        running = getattr(sys.modules[name], "__loader__", None)
-        if isinstance(running, BundledModule) and running.source != module.source:
+        running: Any = getattr(sys.modules[name], "__loader__", None)
+        is_noted = isinstance(running, NotedModule)
+        if is_noted and running.is_bundled and running.source != module.source:
             raise ConfigError(
-                f"The module {name} is {running.file}, but {module.file} is another module of that "
+                f"The module {name} is {running.path}, but {module.path} is another module of that "
                 "name. Use these bundles in different processes, or restart this one."
             )
     return frozenset(names)
 
 
+@importing()
 def _import_user_module(name: str) -> None:
     try:
         if name not in sys.modules and (spec := find_spec(name)) is not None:
             logger.info(f"--import {name}: running {spec.origin}")
         import_module(name)
+    except SbkitError:
+        raise
     except Exception as error:  # the user's module may fail in any way
         raise ConfigError(
             f"The user's module {name} cannot be imported: it raised {type(error).__name__} "

@@ -2,12 +2,12 @@
 
 import math
 import pydoc
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.imports import importing, search_folders
 
 DAY = 24 * 60 * 60  # seconds
 
@@ -218,12 +218,13 @@ def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] =
         raise ConfigError(error)
 
 
-def ranges_of(name: str, folders: Iterable[str] = ()) -> Mapping[str, Range]:
+@importing()
+def ranges_of(name: str, folders: Collection[str] = ()) -> Mapping[str, Range]:
     """Return the ranges that a class declares for its arguments, or a recipe for its keys.
 
     name: of the class or recipe, dotted; folders: in which its module may lie, too.
     """
-    sys.path += [folder for folder in folders if folder not in sys.path]
+    search_folders(folders)
     try:
         builder = pydoc.locate(name)
     except pydoc.ErrorDuringImport:

@@ -9,7 +9,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,12 +27,11 @@ from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import from_plain, parsing_errors, to_json, write_text_atomically
 from sbkit.checkpoint.folder import (
     checkpoint_folders,
-    lock_folder,
+    locked_folder,
     publish,
     read_checkpoint,
     remove_unfinished,
     staging_path,
-    unlock_folder,
 )
 from sbkit.checkpoint.weights import (
     CHECKPOINT_CONTENT,
@@ -128,42 +128,42 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     # -- saving -------------------------------------------------------------------------------
 
-    def claim(self) -> None:
-        """Lock the folder for this run, and clean up after a killed one; every rank calls this.
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lock the folder, unless it is claimed, and clean up after a killed run.
 
-        Raises ConfigError when another run is saving there.
+        Every rank calls this. Raises ConfigError if another run is saving there.
         """
-        if self._is_claimed:
-            return
-        with main_rank_first():
-            if rank() == 0:
-                lock_folder(self.checkpoints_dir)
-                remove_unfinished(self.checkpoints_dir)
-        self._is_claimed = True
-
-    def release(self) -> None:
-        if self._is_claimed and rank() == 0:
-            unlock_folder(self.checkpoints_dir)
-        self._is_claimed = False
+        with ExitStack() as lock:
+            if not self._is_claimed:
+                with main_rank_first():
+                    if rank() == 0:
+                        lock.enter_context(locked_folder(self.checkpoints_dir))
+                        remove_unfinished(self.checkpoints_dir)
+                self._is_claimed = True
+                lock.callback(setattr, self, "_is_claimed", False)
+            yield
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
         """Save a whole checkpoint or none; return it on rank 0, None elsewhere."""
-        self.claim()
         checkpoint: Checkpoint | None = None
         trouble: SbkitError | None = None
-        try:
-            if rank() == 0:
-                try:
-                    checkpoint = self._save_whole(*arguments, **options)
-                except SAVE_ERRORS as error:  # a disk may fail for a moment
-                    logger.warning(f"Writing a checkpoint failed ({error}); it is tried once more.")
-                    checkpoint = self._save_whole(*arguments, **options)
-        except SAVE_ERRORS as error:
-            trouble = SbkitError(
-                f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Earlier "
-                "checkpoints are untouched. Make room if the disk is full, and start again."
-            )
-            trouble.__cause__ = error
+        with self.claimed():
+            try:
+                if rank() == 0:
+                    try:
+                        checkpoint = self._save_whole(*arguments, **options)
+                    except SAVE_ERRORS as error:  # a disk may fail for a moment
+                        logger.warning(
+                            f"Writing a checkpoint failed ({error}); it is tried once more."
+                        )
+                        checkpoint = self._save_whole(*arguments, **options)
+            except SAVE_ERRORS as error:
+                trouble = SbkitError(
+                    f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Earlier "
+                    "checkpoints are untouched. Make room if the disk is full, and start again."
+                )
+                trouble.__cause__ = error
         leave_together(trouble)
         return checkpoint
 
@@ -309,9 +309,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def check_same_model(self) -> None:
         """Claim the folder, and refuse the checkpoints of another model."""
-        self.claim()
-        for checkpoint in self.find_whole(1):
-            check_weights(self, checkpoint)
+        with self.claimed():
+            for checkpoint in self.find_whole(1):
+                check_weights(self, checkpoint)
 
     # -- called by SpeechBrain's methods -------------------------------------------------------
 

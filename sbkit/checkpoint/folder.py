@@ -24,24 +24,26 @@ logger = logging.getLogger(__name__)
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
 REPLACED = "+replaced"  # suffix of a checkpoint while another one takes its name
 
-_locked: dict[tuple[int, int], int] = {}  # descriptors of locked folders by device and inode
+_locked: dict[Path, int] = {}  # the descriptors of the folders that this process has locked
 
 
-def lock_folder(folder: Path) -> None:
-    """Create a folder and lock it for this process.
+def lock_folder(folder: Path) -> Path:
+    """Create a folder and lock it; return it as `unlock_folder` takes it, with symlinks resolved.
 
-    A run locks its run folder before it writes anything there, and the Checkpointer locks the
-    folder of its checkpoints. The lock ends with `unlock_folder`, or with the process. A file
-    system without locks, as on some clusters, is used without one.
+    The lock ends with `unlock_folder`, or with the process. A file system without locks, as on some
+    clusters, is used without one.
 
     Raises:
-        ConfigError: another process has locked the folder, or no checkpoint could be saved there.
+        ConfigError: the folder is locked already, or no checkpoint could be saved there.
         SbkitError: nothing can be written there.
     """
     require_writable(folder, option="output_folder")
-    key = _key_of(folder)
-    if key in _locked:
-        return
+    resolved = folder.resolve()
+    if resolved in _locked:
+        raise ConfigError(
+            f"Only one run at a time may save to {folder}, but this process trains or tunes there "
+            "already. Wait until that has ended, or choose another `output_folder`."
+        )
     _require_renaming(folder)
     descriptor = open_lock(folder)
     if not try_lock(descriptor):
@@ -52,9 +54,8 @@ def lock_folder(folder: Path) -> None:
         )
     if not try_lock(descriptor, if_unsupported=False):
         logger.info(f"note: the file system of {folder} has no locks. Start only one run there.")
-    if not _locked:
-        os.register_at_fork(after_in_child=_close_inherited_locks)
-    _locked[key] = descriptor
+    _locked[resolved] = descriptor
+    return resolved
 
 
 def _require_renaming(folder: Path) -> None:
@@ -76,7 +77,7 @@ def _require_renaming(folder: Path) -> None:
 
 def unlock_folder(folder: Path) -> None:
     """Unlock a folder, and close its descriptor, if this process has locked it."""
-    descriptor = _locked.pop(_key_of(folder), None)
+    descriptor = _locked.pop(folder.resolve(), None)
     if descriptor is not None:
         os.close(descriptor)
 
@@ -84,16 +85,11 @@ def unlock_folder(folder: Path) -> None:
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Lock a folder inside a `with` statement; raises as `lock_folder`."""
-    lock_folder(folder)
+    locked = lock_folder(folder)
     try:
         yield
     finally:
-        unlock_folder(folder)
-
-
-def _key_of(folder: Path) -> tuple[int, int]:
-    stat = folder.stat()
-    return stat.st_dev, stat.st_ino
+        unlock_folder(locked)
 
 
 def _close_inherited_locks() -> None:
@@ -101,6 +97,9 @@ def _close_inherited_locks() -> None:
     for descriptor in _locked.values():
         os.close(descriptor)
     _locked.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:

@@ -15,6 +15,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import from_plain, parsing_errors, to_json, write_text_atomically
+from sbkit.base.imports import reading_data
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
@@ -263,13 +264,15 @@ def folder_override(yaml_file: Path) -> dict[str, object]:
 def read_run_knobs(run: Path) -> Knobs:
     """Read the plain values of the YAML in a run folder, wherever the folder lies."""
     file = run / RUN_YAML
-    return read_knobs(file, folder_override(file))
+    with reading_data(run):
+        return read_knobs(file, folder_override(file))
 
 
 def read_run_tree(run: Path) -> CommentedMap:
     """Read the YAML in a run folder with its references resolved; nothing is built."""
     file = run / RUN_YAML
-    return resolve(file, folder_override(file)).tree
+    with reading_data(run):
+        return resolve(file, folder_override(file)).tree
 
 
 def read_run_config(folder: Path | str) -> RunConfig:

@@ -23,6 +23,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_text_atomically
+from sbkit.base.imports import importing, require_current, search_folders
 from sbkit.base.ranges import KEYS, REQUIRED, ranges_of, refusal, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
@@ -155,6 +156,12 @@ class Resolved:
         plain = {key: plain_value(node) for key, node in self.tree.items() if key[:2] != "__"}
         return {key: value for key, value in plain.items() if not holds_object(value)}
 
+    @property
+    def module_names(self) -> list[str]:
+        """The modules and classes that the YAML names."""
+        tags = [tag_of(node).partition(":")[2] for _, node in walk(self.tree)]
+        return [*tags, *(str(self.knobs.get(key)) for key in (RECIPE, "corpus"))]
+
     def arguments_out_of_range(self) -> dict[Keys, str]:
         """Return an error for each argument out of its class's range, by its keys.
 
@@ -202,6 +209,7 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
     if RECIPE not in root:
         return []
     for name in overrides.keys() - root.keys() - KEYS.keys():
+        require_current([str(root[RECIPE])])
         if name in ranges_of(str(root[RECIPE]), document.module_folders):
             root[name] = None
     names = [name for name in KEYS if name not in root and KEYS[name].default is not REQUIRED]
@@ -223,6 +231,7 @@ def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
+@importing()
 def load_hparams(
     yaml_file: Path | str,
     overrides: Mapping[str, object],
@@ -236,6 +245,7 @@ def load_hparams(
     Fbank()
     """
     resolved = resolve(yaml_file, overrides)
+    search_folders(resolved.document.module_folders)
     require_in_range(resolved.knobs)
     for message in resolved.arguments_out_of_range().values():
         raise ConfigError(message)

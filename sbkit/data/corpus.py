@@ -4,8 +4,10 @@ Speakers are dealt to the splits, the same in every table and in later releases.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from bisect import bisect
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, combinations
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -248,41 +250,36 @@ def check_shares(shares: object) -> dict[str, float]:
             "`split_shares` must map dev and test to shares of the speakers that together are "
             f"below 1, such as {DEFAULT_SHARES}, but is {shares!r}."
         )
-    return dict(shares)
+    return {split: shares[split] for split in RELEASE_SPLITS if split in shares}
 
 
 def deal_speakers(
-    counts: Mapping[str, int], shares: Mapping[str, float], source: object, *, fill: bool = True
+    speakers: Collection[str], shares: Mapping[str, float], source: object, *, fill: bool = True
 ) -> dict[str, str]:
-    """Return the split of each speaker, which follows from the speaker's name.
+    """Return the split of each speaker, which follows from the speaker's name and the shares.
 
-    Speakers with more rows than a split shall have are for training.
+    So neither rows nor speakers that come later move anybody, except those who fill a split.
 
-    counts: the number of rows of each speaker.
-    source: of the rows, for an error.
-    fill: whether each split must have a speaker, if need be the one with the fewest rows.
+    source: of the speakers, for an error.
+    fill: whether each split must have a speaker. An empty one takes the speaker with the smallest
+        hash from the split that has the most.
 
     Raises DataError if there are fewer speakers than splits that must have one.
     """
-    if fill and len(counts) <= len(shares):
+    if fill and len(speakers) <= len(shares):
         raise DataError(
-            f"{source} has {len(counts)} of the {len(shares) + 1} speakers that it takes to choose "
-            "splits. Write the splits into its column `split`."
+            f"{source} has {len(speakers)} of the {len(shares) + 1} speakers that it takes to "
+            "choose splits. Write the splits into its column `split`."
         )
-    total = sum(counts.values())
-    split_of = dict.fromkeys(counts, RELEASE_SPLITS[0])
-    start = 0.0
-    for split, share in shares.items():
-        chosen = [
-            speaker
-            for speaker, count in counts.items()
-            if start <= _position(speaker) < start + share and count <= share * total
-        ]
-        if fill and not chosen:
-            undealt = [speaker for speaker in counts if split_of[speaker] == RELEASE_SPLITS[0]]
-            chosen = [min(undealt, key=lambda speaker: (counts[speaker], _position(speaker)))]
-        split_of |= dict.fromkeys(chosen, split)
-        start += share
+    splits, ends = [*shares, RELEASE_SPLITS[0]], [*accumulate(shares.values())]
+    in_order = sorted(speakers, key=_position)
+    split_of = {speaker: splits[bisect(ends, _position(speaker))] for speaker in in_order}
+    for split in splits if fill else ():
+        sizes = Counter(split_of.values())
+        if not sizes[split]:
+            largest = max(RELEASE_SPLITS, key=lambda name: sizes[name])
+            filler = next(speaker for speaker in in_order if split_of[speaker] == largest)
+            split_of[filler] = split
     return split_of
 
 

@@ -9,7 +9,6 @@ https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -125,26 +124,27 @@ def _find_speakers(table: Table, options: TableOptions) -> TableSpeakers:
 def choose_splits(own: TableSpeakers, beside: Sequence[TableSpeakers], source: object) -> list[str]:
     """Return the split of each row.
 
-    A row that has none gets the split of its speaker's other rows, in this table or another. Other
-    speakers with transcribed rows are dealt (`deal_speakers`). If the table has no row in train,
-    dev and test, the unassigned ones are dealt, too.
+    A row that has none gets the split of its speaker's other rows, in this table or another: the
+    first that has one. Other speakers with transcribed rows are dealt (`deal_speakers`). If the
+    table has no row in train, dev and test, the unassigned ones are dealt, too.
 
     source: the table, for an error.
 
     Raises DataError if there are fewer than three speakers to deal.
     """
-    tables = [*beside, own]  # its own assignments count most
+    tables = [own, *beside]  # its own assignments count most
     assigned: dict[str, str] = {}
     for table in tables:
-        pairs = zip(table.speakers, table.splits, strict=True)
-        assigned |= {speaker: split for speaker, split in pairs if split in RELEASE_SPLITS}
-    counts = Counter(
+        for speaker, split in zip(table.speakers, table.splits, strict=True):
+            if split in RELEASE_SPLITS:
+                assigned.setdefault(speaker, split)
+    others = {
         speaker
         for table in tables
         for speaker, split, filled in zip(*table, strict=True)
         if filled and split in table.free and speaker not in assigned
-    )
-    dealt = deal_speakers(counts, DEFAULT_SHARES, source, fill=not assigned)
+    }
+    dealt = deal_speakers(others, DEFAULT_SHARES, source, fill=not assigned)
     split_of = dealt | assigned
     return [
         split_of.get(speaker, UNASSIGNED) if split in own.free else split

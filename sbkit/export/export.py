@@ -23,7 +23,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 from sbkit.base.checksums import checksum, find_damage, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import atomic_folder, fsync_tree, require_writable, to_json
-from sbkit.base.imports import imported_modules, source_of, user_sources
+from sbkit.base.imports import imported_modules, reading_data, source_of, user_sources
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
@@ -127,22 +127,24 @@ def exported_bundle(
 ) -> Iterator[Path]:
     """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run.
 
+    While it is used, no module in the run folder is imported, except for ``user_modules``.
+
     >>> with exported_bundle("results/ctc/en/3407") as folder:  # doctest: +SKIP
     ...     bundle = load_bundle(folder)
     """
     model = Path(model)
-    if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
-        yield model
-        return
-    if (model / BUNDLE / CONFIG_FILE).exists():
-        yield model / BUNDLE
-        return
-    if (model / LANGUAGE_MODELS_FILE).exists():
-        logger.warning(
-            "note: this run has not ended, so its decoder has no weights yet, and the bundle "
-            f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
-        )
-    with TemporaryDirectory() as folder:
+    with reading_data(model, user_modules), TemporaryDirectory() as folder:
+        if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
+            yield model
+            return
+        if (model / BUNDLE / CONFIG_FILE).exists():
+            yield model / BUNDLE
+            return
+        if (model / LANGUAGE_MODELS_FILE).exists():
+            logger.warning(
+                "note: this run has not ended, so its decoder has no weights yet, and the bundle "
+                f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
+            )
         write_bundle(Path(folder), collect_files(model, user_modules))
         yield Path(folder)
 
@@ -345,8 +347,8 @@ def _modules_of(
     modules = [*{*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES]
     if not task.startswith(BUILT_IN_PACKAGE):
         modules.append(task.rpartition(".")[0])
-    sources = [user_sources(name, with_packages=False) for name in modules]
-    return frozenset([*modules, *(name for name in chain(*sources) if source_files([name]))])
+    imported = user_sources(*modules)
+    return frozenset([*modules, *(name for name in imported if source_files([name]))])
 
 
 def modules_of_bundle(bundle: Path) -> frozenset[str]:

@@ -10,7 +10,7 @@ import logging
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,12 +20,13 @@ from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
+from sbkit.base.imports import importing, reading_data
 from sbkit.base.kept import default_cache
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.check.check import check_before_training, check_run
 from sbkit.check.checked_run import Declared, Finding
-from sbkit.checkpoint.folder import lock_folder, newest_checkpoint, unlock_folder
+from sbkit.checkpoint.folder import locked_folder, newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
     BUNDLE,
@@ -33,6 +34,7 @@ from sbkit.checkpoint.run_config import (
     DATA_KNOBS,
     RUN_YAML,
     TEST_KEYS,
+    folder_override,
     read_run_config,
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, save_yaml
@@ -162,6 +164,9 @@ class Run:
     ) -> Self:
         """Open a finished or stopped run, wherever its folder lies now.
 
+        Its results and its model are read as data: no module that lies in the folder is imported.
+        What prepares or trains, such as `train` and `check`, runs the YAML as a program.
+
         Raises BundleError if the folder is not that of a run.
         """
         if not (Path(folder) / RUN_YAML).is_file():
@@ -171,7 +176,8 @@ class Run:
             )
         folder = Path(folder).absolute()
         here = {OUTPUT_FOLDER: folder, **(overrides or {})}
-        return cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
+        with reading_data(folder):
+            return cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
 
     # -- the whole run --------------------------------------------------------------------------
 
@@ -184,6 +190,7 @@ class Run:
                 saved. The next call goes on.
         """
         values = self.values
+        self._require_current()
         values.require_in_range()
         with self._session() as text_log:
             placement = choose_placement(values)
@@ -201,11 +208,13 @@ class Run:
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
-        with quiet():
+        self._require_current()
+        with quiet(), importing():
             return check_run(Declared(self.values)).findings
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
+        self._require_current()
         with self._session() as text_log:
             setup = self.prepare()
             setup.make_run_config().check_effective(self.folder)
@@ -272,6 +281,11 @@ class Run:
         with exported_bundle(self.folder) as folder:
             return load_bundle(folder, user_modules=modules_of_bundle(folder)).model
 
+    def _require_current(self) -> None:
+        """Have changed modules of the user's imported anew, and what they made made anew."""
+        if self.values.require_current():
+            self._setup = None
+
     def _require_own_folder(self) -> set[str]:
         """Return the keys that may differ from those of the run in the folder, and do.
 
@@ -283,7 +297,9 @@ class Run:
         values = replace(self.values, given_recipe=None)  # results need no Brain of the user's
         values = values.with_overrides(recipe=before.values["recipe"])
         is_moved = any(self.knobs.get(key) != before.values.get(key) for key in DATA_KNOBS)
-        config = values.make_run_config(self.prepare_splits() if is_moved else None)
+        is_of_run = bool(folder_override(values.yaml_file))
+        with reading_data(self.folder) if is_of_run else nullcontext():
+            config = values.make_run_config(self.prepare_splits() if is_moved else None)
         config.check_resumable(self.folder)
         if (self.folder / SUMMARY).is_file():
             config.check_effective(self.folder)
@@ -298,20 +314,23 @@ class Run:
     # -- its steps ------------------------------------------------------------------------------
 
     def prepare(self) -> RunSetup:
-        """Make all that the run needs, once, and write its labels; nothing else is written.
+        """Make all that the run needs, unless that is done, and write its labels, nothing else.
 
         Raises SbkitError if something of the run is wrong, or the folder is another run's.
         """
+        self._require_current()
         if self._setup is None:
-            with main_rank_first():
-                data = prepare_data(self.values)
-                write_labels(data)
-            self._setup = build_run(data)
+            with importing():
+                with main_rank_first():
+                    data = prepare_data(self.values)
+                    write_labels(data)
+                self._setup = build_run(data)
             require_same_on_ranks(data)
         return self._setup
 
     def prepare_splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
+        self._require_current()
         return prepare_splits(self.values, self.values.load_recipe())
 
     def make_loaders(self) -> Loaders:
@@ -386,18 +405,16 @@ class Run:
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),
             isolated_rng(device),
+            ExitStack() as lock,
+            importing(),
         ):
             with main_rank_first():
-                if rank() == 0:
-                    lock_folder(self.folder)  # before anything in it is written
-            try:
-                require_shared(self.folder, default_cache())
-                if world_size() > 1:
-                    self.values.make_run_config().check_same_on_ranks()
-                yield text_log
-            finally:
-                if rank() == 0:
-                    unlock_folder(self.folder)
+                if rank() == 0:  # before anything in the folder is written
+                    lock.enter_context(locked_folder(self.folder))
+            require_shared(self.folder, default_cache())
+            if world_size() > 1:
+                self.values.make_run_config().check_same_on_ranks()
+            yield text_log
 
 
 # -- steps of a run, in their order ----------------------------------------------------------------

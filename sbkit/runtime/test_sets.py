@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.imports import reading_data
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
@@ -56,7 +57,8 @@ def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datas
         SbkitError: the data is missing, or the run has no test sets, or no such split.
     """
     knobs = read_run_knobs(run)
-    splits = load_recipe(knobs, run / RUN_YAML).prepare_splits(knobs)
+    with reading_data(run):
+        splits = load_recipe(knobs, run / RUN_YAML).prepare_splits(knobs)
     if split is not None:
         named = splits.named()
         if split not in named:

@@ -310,10 +310,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
             raise ConfigError(
                 "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `number_of_epochs`."
             )
+        checkpointer = self.checkpointer
         try:
-            with isolated_rng(self.device) if has_own_numbers else nullcontext(), self._watch():
-                if isinstance(self.checkpointer, Checkpointer):
-                    self.checkpointer.claim()
+            with (
+                isolated_rng(self.device) if has_own_numbers else nullcontext(),
+                self._watch(),
+                checkpointer.claimed() if isinstance(checkpointer, Checkpointer) else nullcontext(),
+            ):
                 self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
                 if self.step == 0:
                     self._restore_random()
@@ -325,8 +328,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step = 0  # without a checkpoint, the next `fit` starts an epoch
             self.training_metrics.close()
             self._unwrap_distributed()
-            if isinstance(self.checkpointer, Checkpointer):
-                self.checkpointer.release()
 
     def _fit_epochs(
         self,

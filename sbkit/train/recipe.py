@@ -6,13 +6,13 @@ A YAML names its recipe, `recipe: recipes.asr.recipe.Asr`: any subclass of `Reci
 imported, including from a file beside the YAML.
 """
 
-import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.imports import importing, search_folders
 from sbkit.base.ranges import Range
 from sbkit.bundle.task import Task, dotted_path
 from sbkit.config.document import read_document
@@ -87,6 +87,7 @@ def _is_task(kind: type) -> bool:
     return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
+@importing()
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
     """Import the recipe that a YAML names.
 
@@ -99,11 +100,12 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
             "`recipe: recipes.asr.recipe.Asr`, or MODULE.NAME of your own in a file beside it. A "
             "YAML of SpeechBrain's belongs to its script, which moves over by sbkit.Brain."
         )
-    folders = read_document(yaml_file).module_folders
-    sys.path += [folder for folder in folders if folder not in sys.path]
+    search_folders(read_document(yaml_file).module_folders)
     module, _, attribute = name.rpartition(".")
     try:
         recipe = getattr(import_module(module), attribute, None)
+    except SbkitError:
+        raise
     except Exception as error:  # a user's module may fail in any way
         raise ConfigError(
             f"The module {module} of `recipe` in {yaml_file} cannot be imported: it raised "

@@ -43,6 +43,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,6 +52,7 @@ import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
+from sbkit.base.imports import importing, require_current, search_folders
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
@@ -111,6 +113,14 @@ class RunValues:
             return self.given_recipe()
         return load_recipe(self.knobs, self.yaml_file)
 
+    def require_current(self) -> bool:
+        """Have changed modules of the user's imported anew, as `sbkit.base.imports` does."""
+        resolved = resolve_yaml(self.yaml_file, self.overrides)
+        search_folders(resolved.document.module_folders)
+        recipe = self.given_recipe
+        kinds = () if recipe is None else (recipe, getattr(recipe, "brain", Brain))
+        return require_current(resolved.module_names, chain(*(kind.__mro__ for kind in kinds)))
+
     def with_overrides(self, **overrides: object) -> "RunValues":
         """Return the values with more overrides."""
         changed = {**self.overrides, **overrides}
@@ -151,12 +161,13 @@ def read_values(
     overrides: by key, such as `lr` or `Transformer.dropout`.
     recipe: replaces the recipe that the YAML names.
 
-    Raises SbkitError if the YAML, or the pretrained encoder that it names, cannot be read.
+    Raises SbkitError if the YAML, or the pretrained encoder that it names, cannot be read, or if a
+    module has changed that the user's own code has imported.
     """
     yaml_file = Path(yaml_file)
     given_overrides = nest_overrides(overrides)
     overrides = with_encoder_config(yaml_file, {**folder_override(yaml_file), **given_overrides})
-    return RunValues(
+    values = RunValues(
         yaml_file=yaml_file,
         overrides=overrides,
         given_overrides=given_overrides,
@@ -164,6 +175,8 @@ def read_values(
         given_recipe=recipe,
         count=count,
     )
+    values.require_current()
+    return values
 
 
 # -- what is made of them --------------------------------------------------------------------------
@@ -261,6 +274,7 @@ def choose_placement(values: RunValues) -> Placement:
     return resolve(device, precision, count=values.count)
 
 
+@importing()
 def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
     """Prepare the data that is not prepared yet."""
     splits = recipe.prepare_splits(values.knobs)

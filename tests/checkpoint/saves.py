@@ -59,10 +59,10 @@ import os, sys, time
 from sbkit.checkpoint.checkpointer import Checkpointer
 
 os.setsid()
-Checkpointer(sys.argv[1]).claim()
-if os.fork() == 0:
-    print("at work", flush=True)  # the inherited locks are closed by now
-time.sleep(60)
+with Checkpointer(sys.argv[1]).claimed():
+    if os.fork() == 0:
+        print("at work", flush=True)  # the inherited locks are closed by now
+    time.sleep(60)
 """
 
 

@@ -74,15 +74,16 @@ def test_kill_while_replacing_named_checkpoint_leaves_a_whole_one(
 
         return take
 
-    with monkeypatch.context() as patch:
+    second = checkpointer(tmp_path, line(2.0))
+    with second.claimed(), monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed_before(Path.rename))
         patch.setattr("sbkit.checkpoint.folder.shutil.rmtree", killed_before(shutil.rmtree))
         with nullcontext() if kill_at == 4 else pytest.raises(KeyboardInterrupt):
-            checkpointer(tmp_path, line(2.0)).save_checkpoint(name="last")
+            second.save_checkpoint(name="last")
     assert steps == ["rename", "rename", "rename", "rmtree"][:kill_at]
     newest = 1.0 if kill_at < 2 else 2.0
     assert recovered(tmp_path) == newest
-    Checkpointer(tmp_path).claim()  # as the next run does
+    Checkpointer(tmp_path).check_same_model()  # as the next run does
     assert {path.name for path in tmp_path.iterdir()} == {"CKPT+last", ".lock"}
     assert recovered(tmp_path) == newest
 
@@ -136,7 +137,6 @@ def test_full_disk_leaves_only_previous_checkpoint(tmp_path: Path, size: int) ->
 def test_checkpoint_is_synced_before_rename_and_its_name_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Checkpointer(tmp_path).claim()  # which tries whether folders can be renamed
     events, rename = list[str](), Path.rename
 
     def note_sync(descriptor: int) -> None:
@@ -147,9 +147,11 @@ def test_checkpoint_is_synced_before_rename_and_its_name_afterwards(
         events.append("renamed")
         return rename(path, target)
 
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(Path, "rename", note_rename)
-    save(tmp_path, 1.0)
+    saver = checkpointer(tmp_path, line(1.0))
+    with saver.claimed():  # which tries whether folders can be renamed
+        monkeypatch.setattr(os, "fsync", note_sync)
+        monkeypatch.setattr(Path, "rename", note_rename)
+        saver.save_checkpoint()
     assert events[-2:] == ["renamed", tmp_path.name]
 
 

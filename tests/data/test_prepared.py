@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,8 @@ from datasets.table import MemoryMappedTable
 
 from recipes.CommonVoice import corpus as common_voice
 from recipes.prepare import prepare_transcripts
+from recipes.synthesis.data import prepare_spoken
+from recipes.vad.data import prepare_speech
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
@@ -108,6 +111,31 @@ def test_other_settings_are_prepared_anew(
     read_splits.clear()
     prepare(release, lr=0.1)  # which decides no row
     assert read_splits == []
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("speech", ("0.10-0.60", "0.20-0.60")),
+        ("symbols", ("h i", "h o")),
+        ("pitch", ("120 130", "120 140")),
+    ],
+)
+def test_column_that_trains_is_in_the_fingerprints(
+    column: str, values: tuple[str, str], release: Path
+) -> None:
+    """The recipe takes it from the table, and a run was resumed with other values."""
+    yaml, prepare = ("vad", prepare_speech) if column == "speech" else ("tts", prepare_spoken)
+    knobs = {"data_folder": str(release), "min_seconds": 0, "language": "en"}
+    fingerprints: list[Mapping[str, str]] = []
+    for value in (*values, values[0]):
+        rows = f"{HEADER[:-1]}\t{column}\nann\ttrain0.wav\tHi.\t{value}\n"
+        (release / "train.tsv").write_text(rows)
+        splits = prepare(read_knobs(Path(f"hparams/{yaml}.yaml"), knobs))
+        fingerprints.append(splits.fingerprints)
+    first, second, again = fingerprints
+    assert first[f"train, {column}"] != second[f"train, {column}"]
+    assert again == first
 
 
 def test_changed_table_is_read_again(release: Path) -> None:

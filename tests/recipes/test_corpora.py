@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -27,7 +28,13 @@ from recipes.prepare import corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.cache import list_entries, remove_entry
-from sbkit.data.corpus import describe_corpus, splits_of
+from sbkit.data.corpus import (
+    DEFAULT_SHARES,
+    check_shares,
+    deal_speakers,
+    describe_corpus,
+    splits_of,
+)
 from sbkit.data.manifest import Clip, Excluded, Manifest, to_texts
 
 ROOT = Path(__file__).parents[2]
@@ -159,13 +166,38 @@ def test_one_table_is_split_by_its_speakers(tmp_path: Path) -> None:
         read_all(tmp_path / "a.csv", ["path,text,speaker", *rows], split_shares={"dev": 1})
 
 
-def test_speakers_with_many_rows_are_for_training(tmp_path: Path) -> None:
-    """Eight have more rows than a tenth; the two with fewest rows are for dev and test."""
-    rows = [f"{n}.wav,hi,speaker {n // 100}" for n in range(800)]
-    rows += [f"{n}.wav,hi,{'ann' if n % 2 else 'bob'}" for n in range(800, 810)]
-    manifests = read_all(tmp_path / "a.csv", ["path,text,speaker", *rows])
-    sizes = {split: len(manifest) for split, manifest in manifests.items()}
-    assert sizes == {"train": 800, "dev": 5, "test": 5}
+def test_later_rows_and_speakers_move_only_who_fills_a_split() -> None:
+    """In 109 of 200 such tables they moved somebody, also from train to test."""
+    random = Random(0)
+    shares = check_shares({"test": 0.1, "dev": 0.1})  # their order changes nothing
+    for trial in range(200):
+        counts = {f"{trial}-{n}": random.randint(1, 40) for n in range(60)}
+        first = deal_speakers([*counts][:12], shares, "a.csv")
+        later = deal_speakers(counts, DEFAULT_SHARES, "a.csv")
+        sizes = Counter(first.values()), Counter(later.values())
+        for speaker, split in first.items():
+            if later[speaker] != split:
+                assert sizes[0][split] == 1  # taken, as dev or test had nobody
+                assert later[speaker] == "train"
+        assert len(sizes[0]) == len(sizes[1]) == 3
+
+
+def test_each_split_of_few_speakers_has_one() -> None:
+    for trial in range(200):
+        speakers = [f"{trial}-{n}" for n in range(3 + trial % 3)]
+        split_of = deal_speakers(speakers, {"dev": 0.4, "test": 0.5}, "a.csv")  # train has few, too
+        assert {*split_of.values()} == {"train", "dev", "test"}
+
+
+def test_clip_without_speaker_stays_when_another_has_its_name(tmp_path: Path) -> None:
+    """Its id becomes longer then, and was what decided the split."""
+    rows = [f"{folder}/{n}.wav,hi" for folder in ("one", "two") for n in range(60)]
+    splits: list[dict[Path, str]] = []
+    for count, table in ((60, "a.csv"), (120, "a.csv"), (120, f"../{tmp_path.name}/a.csv")):
+        manifests = read_all(tmp_path / table, ["path,text", *rows[:count]])
+        splits.append({clip.path.resolve(): s for s, m in manifests.items() for clip in m})
+    assert splits[1].items() >= splits[0].items()
+    assert splits[1] == splits[2]
 
 
 def test_split_may_be_a_column_of_another_name_and_spelling(tmp_path: Path) -> None:

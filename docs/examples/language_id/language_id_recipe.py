@@ -1,9 +1,8 @@
 """The training of `language_id.py`: its Brain and its data. Legend: B utterances, V languages."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from language_id import COLUMN, LanguageIdentification, LanguageModel
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.prepare import CorpusRecipe
+from recipes.prepare import CorpusRecipe, with_fingerprints
 from sbkit.audio.augment import Augmentation
 from sbkit.base.errors import DataError
 from sbkit.config.hparams import Knobs
@@ -78,8 +77,7 @@ class LanguageRecipe(CorpusRecipe, LanguageIdentification):
         languages = {name: read_column(rows, COLUMN) for name, rows in splits.named().items()}
         if unknown := set[str]().union(*languages.values()) - {*languages["train"]}:
             raise DataError(f"train lacks {', '.join(sorted(unknown))}, which dev or test has.")
-        digest = sha256(str(languages).encode()).hexdigest()
-        return replace(splits, fingerprints={**splits.fingerprints, COLUMN: digest})
+        return with_fingerprints(splits, COLUMN)
 
     def prepare_labels(self, knobs: Knobs, splits: Splits) -> ClassLabels:
         """List the languages of the training set."""
