@@ -234,13 +234,16 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
     files = known.take(names)
     folders = known.folders
     indices = np.arange(len(names))  # of the files to look at
-    if len(names) > MAX_LOOKS:
-        if known.is_as_it_was(root) and not is_verifying.get():
-            indices = np.flatnonzero(files["digest"].is_null())
-        else:
-            parents = {name.rpartition(b"/")[0] for name in names.to_pylist()}
-            folders = {os.fsdecode(name): _look(root, name).stamp for name in sorted(parents)}
+    are_many = len(names) > MAX_LOOKS
+    if are_many and known.is_as_it_was(root) and not is_verifying.get():
+        indices = np.flatnonzero(files["digest"].is_null())
+    elif are_many or files["digest"].null_count:
+        parents = {name.rpartition(b"/")[0] for name in names.to_pylist()}
+        folders = {os.fsdecode(name): _look(root, name).stamp for name in sorted(parents)}
+        if are_many:
             known = _KnownFiles()  # the times of folders tell nothing of files that are not listed
+        else:  # such as a block of many files, the earlier of which were looked at by then
+            folders = {**folders, **known.folders}
     looks = _in_threads(partial(_look, root), names.take(pa.array(indices)).to_pylist())
     sizes, stamps = (files[name].to_numpy().copy() for name in ("size", "stamp"))
     new = [
