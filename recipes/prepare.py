@@ -266,11 +266,14 @@ def with_column(
             continue
 
         def write(file: Path, split: Dataset = split) -> None:
-            file.write_text("\n".join(compute(split)), encoding="utf-8")
+            file.write_text("".join(f"{text}\n" for text in compute(split)), encoding="utf-8")
+
+        def is_current(file: Path, count: int = len(split)) -> bool:
+            return file.read_bytes().count(b"\n") == count
 
         made_from = {"split": split._fingerprint, "identity": identity}
-        content = keep(column, made_from, write).read_text(encoding="utf-8")
-        named[name] = split.add_column(column, content.split("\n"))
+        content = keep(column, made_from, write, is_current=is_current).read_text(encoding="utf-8")
+        named[name] = split.add_column(column, content.split("\n")[:-1])
     return with_fingerprints(splits.with_named(named), column)
 
 

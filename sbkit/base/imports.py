@@ -180,6 +180,32 @@ def user_sources(*names: str) -> dict[str, bytes]:
     return sources
 
 
+def sources_to_import(sources: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the source, as it is now, of the user's modules that functions of these import.
+
+    sources: of imported modules, by name.
+    """
+    found: dict[str, bytes] = {}
+    packages = {name: vars(sys.modules[name]).get("__package__") or "" for name in sources}
+    pending = [(source, packages[name]) for name, source in sources.items()]
+    while pending:
+        for name in imported_modules(*pending.pop()) - {*found, *sys.modules}:
+            spec = _find_unimported(name)
+            file = str(spec.origin) if spec is not None and spec.has_location else ""
+            if spec is not None and file.endswith(".py") and not _is_library(file):
+                found[name] = Path(file).read_bytes()
+                pending.append((found[name], spec.parent or ""))
+    return found
+
+
+def _find_unimported(name: str) -> ModuleSpec | None:
+    """Find a module without importing its package."""
+    parent = name.rpartition(".")[0]
+    package = _find_unimported(parent) if parent else None
+    path = package.submodule_search_locations if package is not None else None
+    return None if parent and not path else _find(name, path)
+
+
 @cache
 def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
     """Return the modules that a source imports when it runs, not those for type checkers.

@@ -12,7 +12,9 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -42,6 +44,7 @@ from sbkit.base.versions import code_identity
 logger = logging.getLogger(__name__)
 
 NUM_ADDRESS_DIGITS, NUM_CODE_DIGITS = 16, 8
+ADDRESS = re.compile(rf"\b[0-9a-f]{{{NUM_ADDRESS_DIGITS}}}-[0-9a-f]{{{NUM_CODE_DIGITS}}}$")
 FILES_FOLDER = "files"  # of a cache: the digests of files
 MAX_LOOKS = 100_000  # files of a folder that are looked at one by one at each start
 NUM_SAMPLED_FILES = 2000  # of more files
@@ -118,7 +121,7 @@ def keep(
     *,
     by_code: bool = True,
     label: str = "",
-    is_current: Callable[[Path], bool] = os.path.lexists,
+    is_current: Callable[[Path], object] = os.path.lexists,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Path:
     """Return the file or folder that was made from these inputs, by an earlier call or by this one.
@@ -130,18 +133,14 @@ def keep(
     make: writes the file or folder, whose path it is given.
     by_code: whether the code of sbkit is an input, too.
     label: the start of its name.
-    is_current: whether what is kept can be used.
+    is_current: whether what is kept can be used; it may raise OSError or ValueError.
     meanwhile: called in a process that waits for another one to make it.
     """
     name = kept_name(kind, made_from, by_code=by_code, label=label)
 
-    def find() -> Path | None:
-        paths = (folder / name for folder in (*caches(), _session_folder()))
-        return next((path for path in paths if os.path.lexists(path) and is_current(path)), None)
-
     path = default_cache() / name
     before = _inode_of(path)
-    if kept := find():
+    if kept := find_made(name, is_current):
         return kept
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,6 +161,15 @@ def keep(
     return path
 
 
+def find_made(name: Path, is_current: Callable[[Path], object]) -> Path | None:
+    """Return what `keep` has made under a `kept_name`, if it can be used."""
+    for folder in (*caches(), _session_folder()):
+        with suppress(OSError, ValueError):  # it is damaged
+            if os.path.lexists(folder / name) and is_current(folder / name):
+                return folder / name
+    return None
+
+
 def kept_name(
     kind: str, made_from: Mapping[str, object], *, by_code: bool = True, label: str = ""
 ) -> Path:
@@ -179,8 +187,8 @@ def _inode_of(path: Path) -> int | None:
 def remove_files_of_other_code(cache_folder: Path) -> None:
     """Remove the files that this version of sbkit does not read any more."""
     code = code_identity()[:NUM_CODE_DIGITS]
-    for file in cache_folder.glob(f"*/*-{'?' * NUM_CODE_DIGITS}"):
-        if file.is_file() and not file.name.endswith(f"-{code}"):
+    for file in cache_folder.glob("*/*"):
+        if file.is_file() and ADDRESS.search(file.name) and not file.name.endswith(f"-{code}"):
             file.unlink()
 
 
@@ -216,7 +224,7 @@ class FileDigests(NamedTuple):
 
     digests: pa.Array  # null for a file that cannot be read
     sizes: npt.NDArray[np.int64]  # bytes; -1 for such a file
-    errors: Mapping[int, OSError]  # of such files
+    errors: Mapping[int, OSError | ValueError]  # of such files
 
 
 def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = True) -> FileDigests:
@@ -232,18 +240,19 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
         names = pa.array(map(os.fsencode, names), pa.binary())
     known = _KnownFiles.load(root, read)
     files = known.take(names)
-    folders = known.folders
     indices = np.arange(len(names))  # of the files to look at
-    are_many = len(names) > MAX_LOOKS
-    if are_many and known.is_as_it_was(root) and not is_verifying.get():
-        indices = np.flatnonzero(files["digest"].is_null())
-    elif are_many or files["digest"].null_count:
-        parents = {name.rpartition(b"/")[0] for name in names.to_pylist()}
-        folders = {os.fsdecode(name): _look(root, name).stamp for name in sorted(parents)}
-        if are_many:
+    unknown = np.flatnonzero(files["digest"].is_null())
+    if len(names) > MAX_LOOKS:
+        if known.is_as_it_was(root) and not is_verifying.get():
+            indices = unknown
+        else:
             known = _KnownFiles()  # the times of folders tell nothing of files that are not listed
-        else:  # such as a block of many files, the earlier of which were looked at by then
-            folders = {**folders, **known.folders}
+            unknown = indices
+    # Of many files that come in blocks, the second start looks at the folders.
+    unknown_names = names.take(pa.array(unknown)).to_pylist()
+    parents = {os.fsdecode(name.rpartition(b"/")[0]) for name in unknown_names}
+    times = {name: _look(root, os.fsencode(name)).stamp for name in sorted(parents)}
+    folders = {**times, **known.folders}
     looks = _in_threads(partial(_look, root), names.take(pa.array(indices)).to_pylist())
     sizes, stamps = (files[name].to_numpy().copy() for name in ("size", "stamp"))
     new = [
@@ -258,7 +267,7 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
         logger.info(f"{root}: {len(new)} files are new or have other times, and are read")
     new_digests = _in_threads(partial(_digest, root, read), [names[i].as_py() for i in new])
     errors = {
-        i: value for i, value in zip(new, new_digests, strict=True) if isinstance(value, OSError)
+        i: value for i, value in zip(new, new_digests, strict=True) if not isinstance(value, str)
     }
     digests = files["digest"].to_pylist()
     for index, value in zip(new, new_digests, strict=True):
@@ -270,7 +279,8 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
         "stamp": stamps,
         "digest": pa.array(digests, pa.string()),
     }
-    _KnownFiles(pa.table(columns), folders).save(root, read, known)
+    if len(errors) < len(new) or folders != known.folders:
+        _KnownFiles(pa.table(columns), folders).save(root, read, known)
     return FileDigests(columns["digest"], sizes, errors)
 
 
@@ -282,26 +292,28 @@ class _Look(NamedTuple):
 def _look(root: Path, name: bytes) -> _Look:
     try:
         status = os.stat(b"%b/%b" % (os.fsencode(root), name))  # noqa: PTH116 - twice as fast
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a null character in the name
         return _Look(-1, 0)
     # No program can set the time of a change, but some file systems have none.
     return _Look(status.st_size, status.st_mtime_ns + status.st_ctime_ns)
 
 
-def _digest(root: Path, read: bool, name: bytes) -> str | OSError:
+def _digest(root: Path, read: bool, name: bytes) -> str | OSError | ValueError:
     """Return the digest of a file, or why it has none."""
     file = root / os.fsdecode(name)
     try:
         return file_digest(file) if read else f"{file.stat().st_size} bytes"
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return error
 
 
 def file_digest(path: Path) -> str:
     """Return the digest of a file's content; of more than `MAX_READ_BYTES`, its size and times."""
-    look = _look(path.parent, os.fsencode(path.name))
-    if look.size > MAX_READ_BYTES:
-        return f"{look.size} bytes, {look.stamp}"
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe might block, and a device might not end
+        raise ValueError("it is not a regular file")
+    if status.st_size > MAX_READ_BYTES:
+        return f"{status.st_size} bytes, {status.st_mtime_ns + status.st_ctime_ns}"
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -324,11 +336,11 @@ class _KnownFiles:
 
     @classmethod
     def load(cls, root: Path, read: bool) -> Self:
-        file = find_kept(cls._name(root, read))
-        if file is None:
-            return cls()
-        table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-        return cls(table, json.loads(table.schema.metadata[b"folders"]))
+        if file := find_kept(cls._name(root, read)):
+            with suppress(OSError, ValueError):  # it is damaged
+                table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+                return cls(table, json.loads(table.schema.metadata[b"folders"]))
+        return cls()
 
     def save(self, root: Path, read: bool, earlier: Self) -> None:
         """Write these files, and other ones that are known from earlier."""

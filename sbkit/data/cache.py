@@ -163,12 +163,13 @@ def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = Tru
     for root, rows in groups.items():
         rows_of: dict[str, list[int]] = {}  # by the name of a file
         for row in rows:
-            name = paths[row].removeprefix(f"{root}/")
             try:
-                name.encode()  # it becomes text in a table
-                rows_of.setdefault(name, []).append(row)
+                paths[row].encode()  # it becomes text in a table
+                rows_of.setdefault(paths[row].removeprefix(f"{root}/"), []).append(row)
             except UnicodeEncodeError:
                 errors[row] = _unreachable(paths[row], ValueError("its name is not UTF-8"))
+        if not rows_of:
+            continue
         files = file_digests(root, [*rows_of], read=read)
         columns = {"root": pa.repeat(str(root), len(rows_of)), "name": map(os.fsencode, rows_of)}
         tables.append(pa.table({**columns, "digest": files.digests}, FILES))
@@ -185,13 +186,13 @@ def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = Tru
 def group_by_root(paths: Sequence[str], roots: Sequence[Path]) -> dict[Path, list[int]]:
     """Group indices of paths by the narrowest root that contains them.
 
-    The others are grouped by their common folder, those in a cache apart.
+    The others are grouped by their common folder, extracted ones apart.
     """
     prefixes = sorted((f"{root}/" for root in roots), key=len, reverse=True)
     groups: dict[str, list[int]] = {}
     for row, path in enumerate(paths):
         prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), None)
-        groups.setdefault(prefix or f"{is_in_caches(path)}", []).append(row)
+        groups.setdefault(prefix or f"{is_extracted(path)}", []).append(row)
     for rest in ("True", "False"):
         if rows := groups.pop(rest, []):
             parents = {paths[row].rpartition("/")[0] or "/" for row in rows}
@@ -199,9 +200,9 @@ def group_by_root(paths: Sequence[str], roots: Sequence[Path]) -> dict[Path, lis
     return {Path(prefix): rows for prefix, rows in groups.items()}
 
 
-def is_in_caches(path: str) -> bool:
-    """Return whether a path lies in a cache."""
-    return path.startswith(tuple(f"{cache}/" for cache in caches()))
+def is_extracted(path: str) -> bool:
+    """Return whether a path lies in a cache, where it was extracted from a dataset or archive."""
+    return path.startswith(tuple(f"{cache}/{EXTRACTED_FOLDER}/" for cache in caches()))
 
 
 def _unreachable(path: str, error: OSError | ValueError) -> AudioError:
@@ -336,26 +337,19 @@ class _CachedShards:
             self._read_tables((cache / self._name(root)).glob("*.parquet"))
 
     def read_others(self, digests: set[str], roots: Sequence[Path]) -> None:
-        """Read the tables for other folders if the first one has some of these clips.
+        """Read the tables for other folders that have some of these clips.
 
         So the audio of a corpus is found that lies elsewhere now, or twice.
         """
         for cache in caches():
             for folder in sorted(cache.glob(f"{AUDIO_FOLDER}/*-{self._made_by}")):
-                files = sorted({*folder.glob("*.parquet")} - self._tables.keys())
-                self._read_tables(files[:1])
-                if files and not digests.isdisjoint(self._digests_of(files[0])):
-                    self._read_tables(files[1:])
-                    with suppress(OSError):  # it may be read-only
-                        describe_folder(folder, *roots)
+                count = len(self._tables)
+                self._read_tables(folder.glob("*.parquet"), digests)
+                if len(self._tables) > count:
+                    describe_folder(folder, *roots)
 
-    def _digests_of(self, file: Path) -> Sequence[str]:
-        if file not in self._tables:  # it is damaged
-            return ()
-        digests: list[str] = self._tables[file][AUDIO].combine_chunks().field("digest").to_pylist()
-        return digests
-
-    def _read_tables(self, files: Iterable[Path]) -> None:
+    def _read_tables(self, files: Iterable[Path], wanted: set[str] | None = None) -> None:
+        """Read tables; of those that were not read yet, only the ones with a wanted clip."""
         for file in sorted({*files} - self._tables.keys()):
             audio = file.with_suffix(".arrow")
             try:
@@ -364,12 +358,17 @@ class _CachedShards:
                     raise ValueError(f"{audio.name} should have {facts.bytes} bytes")
             except (OSError, ValueError, LookupError, TypeError) as error:
                 logger.warning(f"{audio} is damaged ({error}); its clips are decoded again.")
-                with suppress(OSError):
-                    file.unlink()
+                if file.is_relative_to(default_cache()):
+                    with suppress(OSError):
+                        file.unlink()
+                continue
+            digests = pc.struct_field(table[AUDIO], "digest").to_pylist()
+            judged = {*digests, *(digest for digest, _, _ in facts.left_out)}
+            if wanted is not None and wanted.isdisjoint(judged):
                 continue
             first_row = sum(map(len, self._tables.values()))
             self._tables[file] = table
-            for row, digest in enumerate(self._digests_of(file), start=first_row):
+            for row, digest in enumerate(digests, start=first_row):
                 self._rows.setdefault(digest, row)
             if not is_verifying.get():
                 for digest, reason, message in facts.left_out:
@@ -403,9 +402,15 @@ class _CachedShards:
         names = [Path(clip.part.path).name for clip in clips]
         parts = [clip.part for clip in clips]
         with closing(ShardWriter(folder)) as writer:
-            _, errors = writer.add_clips(
+            rows, errors = writer.add_clips(
                 names, parts, self._sample_rate, store=self._store, on_clip=on_clip
             )
+            for row, digest in zip(rows, writer.digests, strict=True):
+                if digest != clips[row].digest:
+                    raise DataError(
+                        f"{clips[row].part.path} has changed while it was decoded. Run this "
+                        "command again."
+                    )
             left_out = []
             for index, error in errors.items():
                 clip = clips[index]
@@ -416,10 +421,7 @@ class _CachedShards:
             writer.publish(Storage(folder), uuid4().hex, {}, left_out=left_out)
 
     def locate(self, clips: Sequence[CachedClip | None], files: LookedAtFiles) -> StoredAudio:
-        """Return where the audio of clips is.
-
-        Raises DataError if a file has changed since it was looked at.
-        """
+        """Return where the audio of clips is."""
         errors = dict(files.errors)
         stored_rows = []
         for row, clip in enumerate(clips):
@@ -427,13 +429,10 @@ class _CachedShards:
                 continue
             if clip.digest in self._rows:  # also one that an earlier verdict left out
                 stored_rows.append(self._rows[clip.digest])
-            elif (verdict := self._unreadable.get(clip.digest)) is not None:
+            else:
+                verdict = self._unreadable[clip.digest]
                 message = str(verdict).replace(PATH_MARK, clip.part.path)
                 errors[row] = AudioError(verdict.reason, message)
-            else:
-                raise DataError(
-                    f"{clip.part.path} has changed while it was decoded. Run this command again."
-                )
         tables = [NO_AUDIO]
         for file, table in self._tables.items():
             audio = name_in_caches(file.with_suffix(".arrow"))
@@ -445,11 +444,12 @@ class _CachedShards:
 
 
 def describe_folder(folder: Path, *corpora: Path) -> None:
-    """Record the paths of the corpora that use a folder of the cache."""
+    """Record the paths of the corpora that use a folder of this cache, not of a shared one."""
     known = _read_corpora(folder)
-    if not {*corpora} <= {*known}:
+    if folder.is_relative_to(default_cache()) and not {*corpora} <= {*known}:
         paths = sorted(map(str, {*known, *corpora}))
-        write_text_atomically(folder / CORPUS_FILE, json.dumps({"folders": paths}) + "\n")
+        with suppress(OSError):  # a cache may be read-only
+            write_text_atomically(folder / CORPUS_FILE, json.dumps({"folders": paths}) + "\n")
 
 
 # Archives
@@ -482,6 +482,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
         by_code=False,
         label=archive.name,
     )
+    describe_folder(unpacked, archive)
     return _innermost(unpacked)
 
 
@@ -490,7 +491,6 @@ def _unpack(archive: Path, folder: Path) -> None:
         logger.info(f"unpacking {archive} into {folder.parent}, once")
         folder.mkdir()
         _extract(archive, folder)
-        describe_folder(folder, archive)
 
 
 def _extract(archive: Path, folder: Path) -> None:

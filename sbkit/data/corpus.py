@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.imports import user_sources
+from sbkit.base.imports import sources_to_import, user_sources
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import TableFolders
 from sbkit.data.tables import RELEASE_SPLITS
@@ -52,19 +52,20 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
     """Return the tables of a corpus, from its optional function ``files(knobs)``.
 
-    They are files, or folders whose files are tables. A change of a corpus shows in their names,
-    sizes and times; None if the corpus does not tell them.
+    They are files, or folders whose files are tables. A change of a corpus shows in their names
+    and contents; None if the corpus does not tell them.
     """
     files = getattr(corpus, "files", None)
     paths: Sequence[Path] | None = files and files(knobs)
-    return paths
+    return paths and [path.absolute() for path in paths]
 
 
 def corpus_sources(corpus: Corpus) -> dict[str, str]:
-    """Return the checksums of the modules of the user's that read a corpus."""
+    """Return the checksums of the modules of the user's that read a corpus, or will."""
     corpora = corpus.corpora if isinstance(corpus, JoinedCorpora) else [("", "", corpus)]
     names = [str(getattr(module, "__name__", "")) for _, _, module in corpora]
     sources = {name: source for module in names for name, source in user_sources(module).items()}
+    sources |= sources_to_import(sources)
     return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
 
 

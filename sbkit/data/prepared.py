@@ -6,8 +6,8 @@ NAME-SETTINGS-.../files.arrow    the audio files as they were
 NAME-SETTINGS-.../SPLIT.arrow    the rows of a split, as `datasets` maps them
 
 They are made from the values of `DATA_KEYS`, the tables, the code of the corpus, and the audio
-files, which are looked at each time (`sbkit.base.kept.file_digests`). Paths are relative to the
-folders of the tables and to the cache, so that both can be moved.
+files, which are looked at each time (`sbkit.base.kept.file_digests`). The paths of shards are
+relative to the cache, which can be moved. Tables that were moved are read again.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from sbkit.base.files import to_json
 from sbkit.base.kept import file_digests, find_kept, is_verifying, keep
 from sbkit.base.messages import plural
 from sbkit.config.hparams import Knobs
-from sbkit.data.cache import PREPARED_FOLDER, describe_folder, is_in_caches
+from sbkit.data.cache import PREPARED_FOLDER, describe_folder, is_extracted
 from sbkit.data.corpus import Corpus, KnobValues, corpus_sources, list_files, list_roots
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import AUDIO, LAZY
@@ -98,25 +98,26 @@ def prepare_once(
     knobs = DataKnobs(knobs)
     roots = list_roots(corpus, knobs)
     is_lazy = knobs.get("audio_store") == LAZY
-    values = json.dumps([kind, {**knobs}], default=str)
+    values = [kind, {**knobs}, tables, roots]
     made_from = {
-        "values": values if is_lazy else _without(roots, values),  # lazy rows name their files
+        "values": values,
         "tables": [*_digests_of(tables)],
         "corpus": corpus_sources(corpus),
     }
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        _describe(folder, make(knobs, partial(_write_rows, folder)), tables[0], roots)
+        data = make(knobs, partial(_write_rows, folder))
+        _describe(folder, data, tables[0], is_lazy)
 
     def decode_share() -> None:
         if not is_lazy:
             make(knobs, _leave_to_others)
 
     def is_current(folder: Path) -> bool:
-        return _is_current(folder, roots, read=not is_lazy) and not is_verifying.get()
+        return _is_current(folder, read=not is_lazy) and not is_verifying.get()
 
-    label = hashlib.sha256(f"{values}{tables}".encode()).hexdigest()[:12]
+    label = hashlib.sha256(json.dumps(values, default=str).encode()).hexdigest()[:12]
     folder = keep(
         PREPARED_FOLDER,
         made_from,
@@ -134,7 +135,10 @@ def measure_once(identity: Mapping[str, object], measure: Callable[[], Any]) -> 
     def write(file: Path) -> None:
         file.write_text(to_json(measure()), encoding="utf-8")
 
-    return json.loads(keep(FACTS_FOLDER, identity, write).read_text(encoding="utf-8"))
+    def read(file: Path) -> Any:
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    return read(keep(FACTS_FOLDER, identity, write, is_current=lambda file: bool(read(file))))
 
 
 def _digests_of(tables: Sequence[Path]) -> Iterator[list[tuple[str, str]]]:
@@ -146,13 +150,6 @@ def _digests_of(tables: Sequence[Path]) -> Iterator[list[tuple[str, str]]]:
             names = sorted(inner.name for inner in path.iterdir() if not inner.is_dir())
         digests = file_digests(folder, names).digests.to_pylist()
         yield [*zip(names, digests, strict=True)]
-
-
-def _without(roots: Sequence[Path], text: str) -> str:
-    """Replace the paths of roots by their numbers."""
-    for number, root in enumerate(roots):
-        text = text.replace(json.dumps(str(root))[1:-1], f"<{number}>")
-    return text
 
 
 def _write_rows(folder: Path, split: str, blocks: Iterator[pa.Table]) -> Table:
@@ -168,7 +165,7 @@ def _leave_to_others(split: str, blocks: Iterator[pa.Table]) -> None:
     next(blocks)  # before which the clips of a split are decoded
 
 
-def _describe(folder: Path, data: PreparedData, source: Path, roots: Sequence[Path]) -> None:
+def _describe(folder: Path, data: PreparedData, source: Path, is_lazy: bool) -> None:
     records = {
         name: {
             "excluded": [asdict(row) for row in split.excluded],
@@ -183,37 +180,33 @@ def _describe(folder: Path, data: PreparedData, source: Path, roots: Sequence[Pa
     record = {"roles": data.roles, "splits": records}
     (folder / RECORD_FILE).write_text(to_json(record), **PATH_ENCODING)
     files = pa.concat_tables([split.files for split in data.splits.values()])
-    kept = [root for root in pc.unique(files["root"]).to_pylist() if is_in_caches(root)]
-    is_kept = pc.is_in(files["root"], value_set=pa.array(kept, pa.string()))  # it was in a table
-    files = files.filter(pc.invert(is_kept))
-    numbers = {str(root): f"<{number}>" for number, root in enumerate(roots)}
-    names = pa.array([numbers.get(root, root) for root in files["root"].to_pylist()], pa.string())
-    files = files.set_column(0, "root", names).combine_chunks()
+    if not is_lazy:  # the audio that was in a table or an archive is decoded, and changes with it
+        kept = [*filter(is_extracted, pc.unique(files["root"]).to_pylist())]
+        is_kept = pc.is_in(files["root"], value_set=pa.array(kept, pa.string()))
+        files = files.filter(pc.invert(is_kept))
     file = str(folder / FILES_FILE)
     with pa.OSFile(file, "wb") as stream, pa.ipc.new_stream(stream, files.schema) as writer:
         writer.write_table(files)
 
 
-def _is_current(folder: Path, roots: Sequence[Path], *, read: bool) -> bool:
+def _is_current(folder: Path, *, read: bool) -> bool:
     """Return whether all rows, their shards and their audio files are as they were prepared.
 
     read: whether files are read if their times are new; else only their sizes are compared.
+
+    Raises OSError or ValueError if rows are missing or damaged.
     """
-    try:
-        splits = json.loads((folder / RECORD_FILE).read_text(**PATH_ENCODING))["splits"]
-        files = MemoryMappedTable.from_file(str(folder / FILES_FILE)).table
-    except FileNotFoundError:
-        return False
-    names = [folder / f"{name}.arrow" for name in splits]
-    names += [shard for split in splits.values() for shard in split["shards"]]
-    if not all("://" in str(name) or find_kept(name) for name in names):
+    _read(folder)
+    splits = json.loads((folder / RECORD_FILE).read_text(**PATH_ENCODING))["splits"]
+    files = MemoryMappedTable.from_file(str(folder / FILES_FILE)).table
+    shards = chain(*(split["shards"] for split in splits.values()))
+    if not all("://" in shard or find_kept(shard) for shard in shards):
         return False
     num_changed = 0
     for root in pc.unique(files["root"]).to_pylist():
         of_root = files.filter(pc.equal(files["root"], root)).combine_chunks()
-        path = roots[int(root[1:-1])] if root.startswith("<") else Path(root)
         before = of_root["digest"].combine_chunks()
-        now = file_digests(path, of_root["name"].combine_chunks(), read=read).digests
+        now = file_digests(Path(root), of_root["name"].combine_chunks(), read=read).digests
         if not now.equals(before):
             pairs = zip(now.to_pylist(), before.to_pylist(), strict=True)
             num_changed += sum(new != old for new, old in pairs)

@@ -197,7 +197,7 @@ class ShardWriter:
         self._batch_bytes = 0
         self._crcs: list[int] = []
         self._samples: list[int] = []
-        self._digests: list[str] = []
+        self.digests: list[str] = []
         self._mix_faults: list[str] = []
         self.audio_bytes = 0  # size of the audio added so far
 
@@ -229,7 +229,7 @@ class ShardWriter:
             self._batch_bytes += len(decoded.audio)
             self._crcs.append(zlib.crc32(decoded.audio))
             self._samples.append(decoded.samples)
-            self._digests.append(decoded.digest)
+            self.digests.append(decoded.digest)
             self._mix_faults.append(decoded.mix_fault)
             self.audio_bytes += len(decoded.audio)
             added.append(index)
@@ -266,7 +266,7 @@ class ShardWriter:
         file_size = self._path.stat().st_size
         starts, sizes = locate_audio(self._path)
         crcs = pa.array(self._crcs, pa.int64())
-        digests = pa.array(self._digests, pa.string())
+        digests = pa.array(self.digests, pa.string())
         field_names = ["start", "size", "crc32", "digest"]
         audio = pa.StructArray.from_arrays([starts, sizes, crcs, digests], field_names)
         samples = pa.array(self._samples, pa.int64())

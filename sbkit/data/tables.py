@@ -81,8 +81,6 @@ DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips withou
 
 logger = logging.getLogger(__name__)
 
-_file_rate = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
-
 Row = dict[str, str]  # the text of each column
 WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
@@ -695,7 +693,8 @@ def _find_clips(
     fields = (read_text_column(table, name) for name in names)
     numbers = [time.strip() or "0" for time in chain(times[0], times[2])]
     in_samples = part_names.counts_samples and all(map(str.isdecimal, numbers))
-    parse = _parse_samples if in_samples else parse_part
+    rate_of = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
+    parse = partial(_parse_samples, rate_of) if in_samples else parse_part
     for index, values in enumerate(zip(*fields, *times, strict=True)):
         name, id, channel, start, length, end = values
         file = find_audio(name.strip())
@@ -717,13 +716,15 @@ def _find_clips(
     return clips, rows
 
 
-def _parse_samples(path: str, start: str, _: str, stop: str, channel: str) -> AudioPart | Excluded:
+def _parse_samples(
+    rate_of: Callable[[str], int], path: str, start: str, _: str, stop: str, channel: str
+) -> AudioPart | Excluded:
     """Return the part of a file from a sample of it to another, as SpeechBrain counts them."""
+    rate = 1
+    with suppress(AudioError):  # which excludes the clip when it is decoded
+        rate = rate_of(path) if start.strip() else 1
     try:
-        rate = _file_rate(path) if start.strip() else 1
         times = [repr(int(sample) / rate) if sample.strip() else "" for sample in (start, stop)]
-    except AudioError as error:
-        return Excluded("", error.reason, str(error))
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
     return parse_part(path, times[0], "", times[1], channel)

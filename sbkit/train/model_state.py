@@ -5,11 +5,12 @@ mean and deviation of the features.
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
@@ -20,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import widest_float
 from sbkit.base.imports import user_sources
-from sbkit.base.kept import find_kept, keep, kept_name
+from sbkit.base.kept import find_made, keep, kept_name
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Batch, Loader
@@ -200,21 +201,29 @@ def measure_normalization(
     compute: from audio (B, S) and lengths (B,) to features (B, T, M), zero past their lengths.
     made_from: the `inputs_of_statistics`, by which rank 0 keeps the sums.
     """
-    file = made_from and find_kept(kept_name(STATISTICS_FOLDER, made_from))
-    kept = gather_over_ranks(torch.load(file, weights_only=True) if file else None)[0]
+
+    def read(file: Path) -> tuple[Any, int]:
+        sums, frames = json.loads(file.read_text())
+        return sums, frames
+
+    def write(file: Path) -> None:
+        file.write_text(json.dumps((sums, frames)))
+
+    file = made_from and find_made(kept_name(STATISTICS_FOLDER, made_from), read)
+    kept = gather_over_ranks(read(file) if file else None)[0]
     sums, frames = kept or _sum_features(compute, batches, device, num_bins=len(norms[0].mean))
-    if kept is not None:
+    if kept:
         logger.info("The mean and deviation of the features are those of an earlier run.")
     elif made_from is not None:
-        keep(STATISTICS_FOLDER, made_from, partial(torch.save, (sums, frames)))
+        keep(STATISTICS_FOLDER, made_from, write, is_current=read)
     for norm in norms:
-        norm.set_statistics(sums, frames)
+        norm.set_statistics(torch.tensor(sums, dtype=widest_float(device)), torch.tensor(frames))
 
 
 def _sum_features(
     compute: ComputeFeatures, batches: Iterable[Batch], device: torch.device, *, num_bins: int
-) -> tuple[Tensor, Tensor]:
-    """Return the sums of features and of their squares (2, M), and the number of frames."""
+) -> tuple[Any, int]:
+    """Return the sums of features and of their squares, as lists (2, M), and their frames."""
     frames = torch.zeros((), dtype=torch.int64, device=device)
     sums = torch.zeros(2, num_bins, dtype=widest_float(device), device=device)
     with preserve_rng(device):  # of which a loader draws a number
@@ -224,7 +233,7 @@ def _sum_features(
             rows = features.to(sums.dtype).flatten(0, 1)  # (B*T, M)
             sums += torch.stack([rows.sum(0), rows.square().sum(0)])
             frames += lengths.sum()
-    return sum_over_ranks(sums).cpu(), sum_over_ranks(frames).cpu()
+    return sum_over_ranks(sums).tolist(), int(sum_over_ranks(frames))
 
 
 @torch.no_grad()

@@ -9,21 +9,24 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import datasets
 import numpy as np
 import pytest
 import soundfile
 import torch
 from torch import Tensor, nn
 
-from sbkit.data.batch import UtteranceDataset, collate_audio, make_loader
+from sbkit.data.batch import Batch, Loader, UtteranceDataset, collate_audio, make_loader
 from sbkit.data.sampler import EvalSampler
+from sbkit.data.splits import sample_counts
 from sbkit.train import model_state
 from sbkit.train.model_state import inputs_of_statistics
 from tests import processes
 from tests.data.test_splits import make_clips, prepare
-from tests.runs import Workplace, losses_of, row_of
+from tests.runs import Workplace, losses_of
 from tests.stores import Utterance, make_store
 
+CPU = torch.device("cpu")
 TAKEN = "The mean and deviation of the features are those of an earlier run."
 USER_PART = """from torch import nn
 class Levels(nn.Module):
@@ -86,23 +89,25 @@ def test_ranks_agree_whether_to_measure_even_without_a_common_cache(
     assert [path.parent.name for path in tmp_path.glob("caches/*/statistics")] == ["0"]
 
 
-def inputs_of(
-    compute: Callable[..., Any], clips: UtteranceDataset, batch_seconds: float = 10.0
-) -> dict[str, object] | None:
-    lengths = [len(clips[row]["audio"]) for row in range(len(clips))]
-    loader = make_loader(
-        clips._store,
-        sampler=EvalSampler(samples=lengths, batch_seconds=batch_seconds),
-        collate=lambda rows: collate_audio([row_of("", row["audio"]) for row in rows], 16_000),
+def loader_of(clips: datasets.Dataset, batch_seconds: float = 10.0) -> Loader:
+    return make_loader(
+        clips,
+        sampler=EvalSampler(samples=sample_counts(clips), batch_seconds=batch_seconds),
+        collate=lambda rows: Batch(**collate_audio(rows, 16_000)),
         num_workers=0,
         pin_memory=False,
     )
-    return inputs_of_statistics(loader, compute, __name__, torch.device("cpu"))
 
 
-def noise(seed: int) -> UtteranceDataset:
+def inputs_of(
+    compute: Callable[..., Any], clips: datasets.Dataset, batch_seconds: float = 10.0
+) -> dict[str, object] | None:
+    return inputs_of_statistics(loader_of(clips, batch_seconds), compute, __name__, CPU)
+
+
+def noise(seed: int) -> datasets.Dataset:
     audio = np.random.default_rng(seed).integers(-99, 99, 4000).astype("<i2").tobytes()
-    return UtteranceDataset(make_store(Utterance(c, "a", "a", "", 4000, audio) for c in "bcd"))
+    return make_store(Utterance(c, "a", "a", "", 4000, audio) for c in "bcd")
 
 
 def test_each_setting_of_features_and_their_code_is_an_input(
