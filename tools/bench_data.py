@@ -60,7 +60,7 @@ WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 LARGEST_FIGURES = {"wall s", "peak"}  # the largest of all ranks is shown, of others the sum
-START = ("tools.bench_data", "--start")  # the module and option of a process that `launch` starts
+START = ("tools.bench_data", "--begin")  # the module and option of a process that `launch` starts
 SMALL = (
     *("--device=cpu", "--audio_store=lazy", "--word_lm_order=0", "--token_lm_order=0"),
     *("--token_type=bpe", "--vocab_size=500", "--batch_seconds=400", "--check=False"),
@@ -75,10 +75,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--shards", action="store_true")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--start", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--begin", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.start:
-        start_run(*options.start)
+    if options.begin:
+        start_run(*options.begin)
         return
     with TemporaryDirectory() as folder:
         measure_starts(Path(folder), options)

@@ -121,7 +121,7 @@ def keep(
     *,
     by_code: bool = True,
     label: str = "",
-    is_current: Callable[[Path], bool] = os.path.lexists,
+    is_current: Callable[[Path], object] = os.path.lexists,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Path:
     """Return the file or folder that was made from these inputs, by an earlier call or by this one.
@@ -136,23 +136,11 @@ def keep(
     is_current: whether what is kept can be used; it may raise OSError or ValueError.
     meanwhile: called in a process that waits for another one to make it.
     """
-    code = f"-{code_identity()[:NUM_CODE_DIGITS]}" if by_code else ""
-    inputs = json.dumps(made_from, default=str).encode()
-    digest = hashlib.sha256(inputs).hexdigest()[:NUM_ADDRESS_DIGITS]
-    name = Path(kind, f"{label}-{digest}{code}".lstrip("-."))
-
-    def is_usable(path: Path) -> bool:
-        with suppress(OSError, ValueError):  # it is damaged
-            return os.path.lexists(path) and is_current(path)
-        return False
-
-    def find() -> Path | None:
-        paths = (folder / name for folder in (*caches(), _session_folder()))
-        return next(filter(is_usable, paths), None)
+    name = kept_name(kind, made_from, by_code=by_code, label=label)
 
     path = default_cache() / name
     before = _inode_of(path)
-    if kept := find():
+    if kept := find_made(name, is_current):
         return kept
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,6 +159,25 @@ def keep(
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, make)
     return path
+
+
+def find_made(name: Path, is_current: Callable[[Path], object]) -> Path | None:
+    """Return what `keep` has made under a `kept_name`, if it can be used."""
+    for folder in (*caches(), _session_folder()):
+        with suppress(OSError, ValueError):  # it is damaged
+            if os.path.lexists(folder / name) and is_current(folder / name):
+                return folder / name
+    return None
+
+
+def kept_name(
+    kind: str, made_from: Mapping[str, object], *, by_code: bool = True, label: str = ""
+) -> Path:
+    """Return where `keep` keeps something, relative to the caches."""
+    code = f"-{code_identity()[:NUM_CODE_DIGITS]}" if by_code else ""
+    inputs = json.dumps(made_from, default=str, sort_keys=True).encode()
+    digest = hashlib.sha256(inputs).hexdigest()[:NUM_ADDRESS_DIGITS]
+    return Path(kind, f"{label}-{digest}{code}".lstrip("-."))
 
 
 def _inode_of(path: Path) -> int | None:
@@ -233,17 +240,19 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
         names = pa.array(map(os.fsencode, names), pa.binary())
     known = _KnownFiles.load(root, read)
     files = known.take(names)
-    folders = known.folders
     indices = np.arange(len(names))  # of the files to look at
+    unknown = np.flatnonzero(files["digest"].is_null())
     if len(names) > MAX_LOOKS:
         if known.is_as_it_was(root) and not is_verifying.get():
-            indices = np.flatnonzero(files["digest"].is_null())
+            indices = unknown
         else:
             known = _KnownFiles()  # the times of folders tell nothing of files that are not listed
-        new_names = names.take(pa.array(indices)).to_pylist()
-        parents = {os.fsdecode(name.rpartition(b"/")[0]) for name in new_names}
-        times = {name: _look(root, os.fsencode(name)).stamp for name in sorted(parents)}
-        folders = {**times, **known.folders}
+            unknown = indices
+    # Of many files that come in blocks, the second start looks at the folders.
+    unknown_names = names.take(pa.array(unknown)).to_pylist()
+    parents = {os.fsdecode(name.rpartition(b"/")[0]) for name in unknown_names}
+    times = {name: _look(root, os.fsencode(name)).stamp for name in sorted(parents)}
+    folders = {**times, **known.folders}
     looks = _in_threads(partial(_look, root), names.take(pa.array(indices)).to_pylist())
     sizes, stamps = (files[name].to_numpy().copy() for name in ("size", "stamp"))
     new = [

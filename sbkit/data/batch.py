@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from multiprocessing.queues import Queue
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
 import datasets
@@ -29,14 +30,15 @@ from torch.utils.data import DataLoader, Dataset
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
 from sbkit.base.errors import FAILED, ConfigError
+from sbkit.base.kept import file_digests
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
 from sbkit.data.mix import require_utterances, sources_of
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
-from sbkit.data.shard import Row, read_rows
-from sbkit.data.splits import Splits, sample_counts, shard_numbers
+from sbkit.data.shard import AUDIO, Row, read_rows
+from sbkit.data.splits import Splits, sample_counts, shard_numbers, take_columns
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
@@ -154,6 +156,13 @@ class UtteranceDataset(Dataset[Row]):
 
     def __len__(self) -> int:
         return len(self._store)
+
+    def identity(self) -> list[str | None]:
+        """Return what changes if a row or its audio does; files of lazy clips are looked at."""
+        audio = take_columns(self._store, AUDIO)[AUDIO].combine_chunks()
+        lazy_files = audio.field("file").filter(audio.field("start").is_null()).to_pylist()
+        names = [os.path.abspath(file).lstrip("/") for file in lazy_files]  # noqa: PTH100
+        return [self._store._fingerprint, *file_digests(Path("/"), names).digests.to_pylist()]
 
 
 def _join(rows: Sequence[Row], example: Example) -> Row:

@@ -51,6 +51,7 @@ from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
     agree_on_buffers,
+    inputs_of_statistics,
     measure_normalization,
     unmeasured_norms,
 )
@@ -817,8 +818,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if compute is None or not norms:
             return
         assert self.loaders is not None, "make the Brain by run.make_brain(run.make_loaders())"
-        batches = self.watched(self.loaders.measure, "measure")
-        measure_normalization(norms, compute, batches, self.device)
+        loader = self.loaders.measure
+        made_from = inputs_of_statistics(loader, compute, type(self).__module__, self.device)
+        batches = self.watched(loader, "measure")
+        measure_normalization(norms, compute, batches, self.device, made_from)
 
     # -- after a stage ------------------------------------------------------------------------
 

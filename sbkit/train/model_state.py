@@ -4,20 +4,42 @@ This is a moving average of the weights, the running statistics of normalization
 mean and deviation of the features.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.utils.rnn import pad_sequence
 
+from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import widest_float
+from sbkit.base.imports import user_sources
+from sbkit.base.kept import find_made, keep, kept_name
 from sbkit.base.torch_internals import batch_norms
-from sbkit.data.batch import Batch
-from sbkit.distributed.ranks import from_main_rank, sum_over_ranks, world_size
+from sbkit.checkpoint.rng import preserve_rng
+from sbkit.data.batch import Batch, Loader
+from sbkit.data.splits import spread_rows
+from sbkit.distributed.ranks import (
+    from_main_rank,
+    gather_over_ranks,
+    rank,
+    sum_over_ranks,
+    world_size,
+)
 from sbkit.models.layers import GlobalNorm
 
+logger = logging.getLogger(__name__)
+
+STATISTICS_FOLDER = "statistics"  # of the cache
+NUM_PROBED_CLIPS, MAX_PROBED_SAMPLES = 3, 1 << 18
+PROBE_SAMPLES = 1 << 14  # of silence, and of a chirp
 ComputeFeatures = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -168,24 +190,82 @@ def measure_normalization(
     compute: ComputeFeatures,
     batches: Iterable[Batch],
     device: torch.device,
+    made_from: Mapping[str, object] | None = None,
 ) -> None:
-    """Set the mean and deviation of GlobalNorms, in one exact pass.
+    """Set the mean and deviation of GlobalNorms, in one exact pass or as an earlier run did.
 
     Each rank reads its own batches. The sums are in float64, so that the order of a million
     utterances does not matter.
 
     norms: at least one.
     compute: from audio (B, S) and lengths (B,) to features (B, T, M), zero past their lengths.
+    made_from: the `inputs_of_statistics`, by which rank 0 keeps the sums.
     """
-    frames = torch.zeros((), dtype=torch.int64, device=device)
-    sums = torch.zeros(2, len(norms[0].mean), dtype=widest_float(device), device=device)
-    for host_batch in batches:
-        batch = host_batch.to(device)
-        features, lengths = compute(batch.audio.float(), batch.audio_lengths)
-        rows = features.to(sums.dtype).flatten(0, 1)  # (B*T, M)
-        sums += torch.stack([rows.sum(0), rows.square().sum(0)])
-        frames += lengths.sum()
-    sum_over_ranks(sums)
-    sum_over_ranks(frames)
+
+    def read(file: Path) -> tuple[Any, int]:
+        sums, frames = json.loads(file.read_text())
+        return sums, frames
+
+    def write(file: Path) -> None:
+        file.write_text(json.dumps((sums, frames)))
+
+    file = made_from and find_made(kept_name(STATISTICS_FOLDER, made_from), read)
+    kept = gather_over_ranks(read(file) if file else None)[0]
+    sums, frames = kept or _sum_features(compute, batches, device, num_bins=len(norms[0].mean))
+    if kept:
+        logger.info("The mean and deviation of the features are those of an earlier run.")
+    elif made_from is not None:
+        keep(STATISTICS_FOLDER, made_from, write, is_current=read)
     for norm in norms:
-        norm.set_statistics(sums, frames)
+        norm.set_statistics(torch.tensor(sums, dtype=widest_float(device)), torch.tensor(frames))
+
+
+def _sum_features(
+    compute: ComputeFeatures, batches: Iterable[Batch], device: torch.device, *, num_bins: int
+) -> tuple[Any, int]:
+    """Return the sums of features and of their squares, as lists (2, M), and their frames."""
+    frames = torch.zeros((), dtype=torch.int64, device=device)
+    sums = torch.zeros(2, num_bins, dtype=widest_float(device), device=device)
+    with preserve_rng(device):  # of which a loader draws a number
+        for host_batch in batches:
+            batch = host_batch.to(device)
+            features, lengths = compute(batch.audio.float(), batch.audio_lengths)
+            rows = features.to(sums.dtype).flatten(0, 1)  # (B*T, M)
+            sums += torch.stack([rows.sum(0), rows.square().sum(0)])
+            frames += lengths.sum()
+    return sum_over_ranks(sums).tolist(), int(sum_over_ranks(frames))
+
+
+@torch.no_grad()
+def inputs_of_statistics(
+    loader: Loader, compute: ComputeFeatures, module_name: str, device: torch.device
+) -> dict[str, object] | None:
+    """Return all that the sums of features depend on; None on other ranks, and without a dataset.
+
+    Settings of ``compute`` show in the features of a few clips, and of silence before a chirp that
+    grows louder. If it draws random numbers, their state shows there, too.
+
+    module_name: of the Brain.
+    """
+    clips = getattr(loader, "dataset", None)  # a check has a list of batches
+    if rank() > 0 or clips is None:
+        return None
+    ramp = torch.arange(PROBE_SAMPLES) / PROBE_SAMPLES
+    chirp = torch.sin(ramp.square() * (PROBE_SAMPLES * torch.pi / 2)) * FULL_SCALE**ramp
+    rows = clips.__getitems__(spread_rows(len(clips), NUM_PROBED_CLIPS))
+    signals = [torch.from_numpy(row["audio"][:MAX_PROBED_SAMPLES]).float() for row in rows]
+    signals.append(torch.cat([torch.zeros(PROBE_SAMPLES), chirp]))
+    lengths = torch.tensor([len(signal) for signal in signals])
+    audio = pad_sequence(signals, batch_first=True).to(device)
+    modules = {module_name}  # and those of the parts that compute the features
+    hook = register_module_forward_pre_hook(lambda part, _: modules.add(type(part).__module__))
+    with preserve_rng(device), hook:
+        features, num_frames = compute(audio, lengths)
+    return {
+        "clips": clips.identity(),
+        "batches": [len(batch) for batch in loader.batch_sampler or ()],
+        "machine": (world_size(), torch.get_num_threads(), device.type),
+        "features": hashlib.sha256(features.cpu().double().numpy().tobytes()).hexdigest(),
+        "frames": num_frames.tolist(),
+        "sources": {name: user_sources(name) for name in modules},
+    }

@@ -7,13 +7,15 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from recipes.prepare import corpus_of
+from sbkit.base import kept
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import open_lock, try_lock
-from sbkit.base.kept import default_cache
+from sbkit.base.kept import default_cache, file_digests
 from sbkit.commands import cli
 from sbkit.data.cache import list_entries, unpack_corpus
 from tests.data.test_splits import make_clips, prepare
@@ -251,3 +253,24 @@ def test_hard_links_within_an_archive_are_copied(tmp_path: Path, empty_cache: Pa
         "a.wav": b"audio",
         "b.wav": b"audio",
     }
+
+
+def test_many_files_that_came_in_blocks_are_known_by_their_folders(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MAX_LOOKS", 5)
+    monkeypatch.setattr(kept, "NUM_SAMPLED_FILES", 2)
+    root = tmp_path / "clips"
+    root.mkdir()
+    names = [f"{index}.wav" for index in range(9)]
+    for name in names:
+        (root / name).write_text(name)
+    blocks = [file_digests(root, names[start : start + 3]).digests for start in (0, 3, 6)]
+    digests = [digest for block in blocks for digest in block.to_pylist()]
+    with patch.object(kept, "_look", wraps=kept._look) as look:
+        assert file_digests(root, names).digests.to_pylist() == digests
+    assert look.call_count == 3  # of the folder and of a sample
+    (root / "new").write_text("again")
+    (root / "new").rename(root / names[4])
+    later = file_digests(root, names).digests.to_pylist()
+    assert [index for index in range(9) if later[index] != digests[index]] == [4]

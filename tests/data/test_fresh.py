@@ -28,6 +28,7 @@ import pytest
 from recipes import prepare as recipe
 from recipes.synthesis import data as synthesis
 from recipes.synthesis.data import prepare_spoken
+from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import encode_audio
 from sbkit.base import kept
 from sbkit.base.errors import SbkitError
@@ -38,8 +39,11 @@ from sbkit.data.report import measure_data
 from sbkit.data.rows import store_rows
 from sbkit.data.shard import AUDIO, read_rows
 from sbkit.data.splits import Splits, read_column, read_transcripts
+from sbkit.models.layers import GlobalNorm
 from sbkit.text.tokenizer import ensure_tokenizer
+from sbkit.train.model_state import inputs_of_statistics, measure_normalization
 from tests.calls import note_calls
+from tests.train.test_statistics import CPU, loader_of
 
 ROOT = Path(__file__).parents[2]
 YAML = ROOT / "hparams" / "ctc.yaml"
@@ -322,7 +326,7 @@ def list_kinds() -> set[object]:
 
 
 def use_every_kind(folder: Path) -> None:
-    """Prepare a recognizer's data, a voice's, rows that Python holds, and an archive."""
+    """Prepare a recognizer's data, a voice's, rows that Python holds, an archive; measure it."""
     corpus = make_archive(folder)
     corpus.pack()
     knobs = {"min_seconds": 0, **corpus.knobs}
@@ -335,6 +339,9 @@ def use_every_kind(folder: Path) -> None:
     )
     read_transcripts(spoken.train, tokenizer)
     store_rows([{"audio": "a.wav", "text": "x"}])
+    features, loader = Fbank(n_mels=23), loader_of(spoken.train)
+    inputs = inputs_of_statistics(loader, features, __name__, CPU)
+    measure_normalization([GlobalNorm(n_mels=23)], features, loader, CPU, inputs)
 
 
 def leaves(value: Any) -> Iterator[tuple[Any, ...]]:
