@@ -154,7 +154,10 @@ class LookedAtFiles(NamedTuple):
 
 def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = True) -> LookedAtFiles:
     """Look at the files of all clips; see `file_digests`."""
-    paths = [os.path.abspath(path) for path in manifest.paths]  # noqa: PTH100
+    paths = [
+        os.path.realpath(path) if "/../" in path else os.path.abspath(path)  # noqa: PTH100
+        for path in manifest.paths
+    ]
     digests: list[str | None] = [None] * len(paths)
     sizes = [0] * len(paths)
     errors: dict[int, AudioError] = {}
