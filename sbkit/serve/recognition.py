@@ -369,10 +369,35 @@ class RecognitionService:
         Raises:
             ApiError: the file is no audio, or too long, or has no such channel.
         """
+
+        def work(on_text: Callable[[str], None]) -> Transcript:
+            if isinstance(audio, IOBase):
+                self._check_seconds(declared_seconds(audio))
+            total_seconds = 0.0
+
+            def count(seconds: float) -> None:
+                nonlocal total_seconds
+                total_seconds += seconds
+                self._check_seconds(total_seconds)  # again: the header may declare too few
+                self._metrics.audio.inc(seconds)
+
+            (result,) = self._transcriber.stream(
+                [audio],
+                self.sample_rate,
+                on_seconds=count,
+                on_text=on_text,
+                phrases=phrases,
+                times=times,
+                channel=channel,
+            )
+            if isinstance(result, AudioError):
+                raise ApiError(422, str(result), "file")
+            if isinstance(result, SbkitError):
+                raise result
+            return result
+
         close = audio.close if isinstance(audio, IOBase) else lambda: None
-        return self._workers.results(
-            partial(self._work, audio, times, phrases, channel), on_end=close
-        )
+        return self._workers.results(work, on_end=close)
 
     async def transcript(
         self,
@@ -433,39 +458,6 @@ class RecognitionService:
         self._sessions.close()
         self.batcher.close()
         self._transcriber.close()
-
-    def _work(
-        self,
-        audio: IOBase | Samples,
-        times: bool,
-        phrases: tuple[str, ...],
-        channel: int | None,
-        on_text: Callable[[str], None],
-    ) -> Transcript:
-        if isinstance(audio, IOBase):
-            self._check_seconds(declared_seconds(audio))
-        total_seconds = 0.0
-
-        def count(seconds: float) -> None:
-            nonlocal total_seconds
-            total_seconds += seconds
-            self._check_seconds(total_seconds)  # again: the header may declare too few
-            self._metrics.audio.inc(seconds)
-
-        (result,) = self._transcriber.stream(
-            [audio],
-            self.sample_rate,
-            on_seconds=count,
-            on_text=on_text,
-            phrases=phrases,
-            times=times,
-            channel=channel,
-        )
-        if isinstance(result, AudioError):
-            raise ApiError(422, str(result), "file")
-        if isinstance(result, SbkitError):
-            raise result
-        return result
 
     def _check_seconds(self, seconds: float) -> None:
         if seconds > self._max_seconds:
