@@ -293,6 +293,14 @@ class ClipTurn:
         self.parts.append(samples)
 
 
+async def last_of(results: AsyncGenerator[str | Transcript]) -> Transcript:
+    """Return the transcript that the results of a file or a turn end with."""
+    async with aclosing(results):
+        while isinstance(result := await anext(results), str):
+            pass
+    return result
+
+
 class RecognitionService:
     """Transcribe the files and turns of many clients at a time.
 
@@ -399,21 +407,6 @@ class RecognitionService:
         close = audio.close if isinstance(audio, IOBase) else lambda: None
         return self._workers.results(work, on_end=close)
 
-    async def transcript(
-        self,
-        audio: IOBase | Samples,
-        *,
-        times: bool,
-        phrases: tuple[str, ...] = (),
-        channel: int | None = None,
-    ) -> Transcript:
-        """Return the transcript; takes and raises what `transcribe` does."""
-        results = self.transcribe(audio, times=times, phrases=phrases, channel=channel)
-        async with aclosing(results):
-            while isinstance(result := await anext(results), str):
-                pass
-        return result
-
     async def turns(
         self, phrases: tuple[str, ...], silence: float | None
     ) -> Callable[[int], Session | ClipTurn]:
@@ -448,7 +441,7 @@ class RecognitionService:
             return ()
         samples = np.concatenate(turn.parts)
         start = samples_to_seconds(turn.start, self.sample_rate)
-        transcript = await self.transcript(samples, times=True, phrases=turn.phrases)
+        transcript = await last_of(self.transcribe(samples, times=True, phrases=turn.phrases))
         end = start + transcript.seconds
         words = tuple(word.later(start) for word in transcript.words)
         final = Final(seconds=end, text=transcript.text, start=start, end=end, words=words)
