@@ -117,28 +117,22 @@ class _Queued:
     output: Future[Encoded] = field(compare=False, default_factory=Future)
 
 
+@dataclass(eq=False)
 class Batcher:
-    """Run the segments of many threads together in one model."""
+    """Run the segments of many threads together in one model.
 
-    def __init__(
-        self,
-        thread: ModelThread,
-        *,
-        shapes: BatchShapes,
-        wait_seconds: float,
-        on_batch: Callable[[int, int], object],
-    ) -> None:
-        """Start to collect segments.
+    shapes: a closed table.
+    wait_seconds: how long a segment waits for others while the model is idle.
+    on_batch: called for each batch with its number of clips and the samples of a padded clip.
+    """
 
-        shapes: a closed table.
-        wait_seconds: how long a segment waits for others while the model is idle.
-        on_batch: called for each batch with its number of clips and the samples of a padded clip.
-        """
-        self._thread = thread
-        self._shapes = shapes
-        self._wait_seconds = wait_seconds
-        self._on_batch = on_batch
-        self._round_samples = thread.parallel_batches * shapes.max_samples
+    thread: ModelThread
+    shapes: BatchShapes
+    wait_seconds: float
+    on_batch: Callable[[int, int], object]
+
+    def __post_init__(self) -> None:
+        self._round_samples = self.thread.parallel_batches * self.shapes.max_samples
         self._queue: list[_Queued] = []  # a heap
         self._queued_samples = self._round = 0  # with padding; the rounds so far
         self._changed = threading.Condition()
@@ -181,7 +175,7 @@ class Batcher:
         self._collector.join()
 
     def _padded_length(self, segment: _Queued) -> int:
-        return round_up(len(segment.samples), self._shapes.padded_lengths)
+        return round_up(len(segment.samples), self.shapes.padded_lengths)
 
     def _run(self) -> None:
         while (segments := self._next_round()) is not None:
@@ -199,7 +193,7 @@ class Batcher:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:
                 return None
-            wait_seconds = self._queue[0].arrival + self._wait_seconds - monotonic()
+            wait_seconds = self._queue[0].arrival + self.wait_seconds - monotonic()
             self._changed.wait_for(is_full, max(0, wait_seconds))
             self._round += 1
             while self._queue and room > 0:
@@ -215,8 +209,8 @@ class Batcher:
     def _encode(self, segments: Sequence[_Queued]) -> None:
         """Run segments in batches, and hand out the outputs."""
         try:
-            outputs = self._thread.encode_by_length(
-                [segment.samples for segment in segments], self._shapes, on_batch=self._on_batch
+            outputs = self.thread.encode_by_length(
+                [segment.samples for segment in segments], self.shapes, on_batch=self.on_batch
             )
         except Exception as error:
             if len(segments) == 1:
