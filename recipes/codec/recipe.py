@@ -50,7 +50,7 @@ class CodecBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        features = self.network.features
+        features = self.network.compute_features
         self.measure_normalization(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: Batch, stage: Stage) -> CodedBatch:
@@ -58,7 +58,7 @@ class CodecBrain(Brain):
         audio = audio.float() / FULL_SCALE
         decoded, codes, num_frames = self.network.forward(audio, lengths)
         decoded = decoded * length_mask(lengths, audio.shape[1], audio.device)
-        distance = mel_distance(self.network.features, decoded, audio, lengths)
+        distance = mel_distance(self.network.compute_features, decoded, audio, lengths)
         return CodedBatch(audio, lengths, decoded, codes, num_frames, distance)
 
     def compute_objectives(
@@ -72,7 +72,7 @@ class CodecBrain(Brain):
         audio = outputs.audio
         decoded = outputs.decoded
         lengths = outputs.lengths.to(audio.device, non_blocking=True)
-        samples_per_frame = self.network.features.frame_samples
+        samples_per_frame = self.network.compute_features.frame_samples
         generator_loss = knobs.mel_weight * outputs.mel_distance_sum * samples_per_frame
         spectral = spectral_distance(decoded, audio, lengths)
         generator_loss = generator_loss + knobs.spectral_weight * spectral

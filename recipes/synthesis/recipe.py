@@ -94,7 +94,7 @@ class SynthesisBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        features = self.network.features
+        features = self.network.compute_features
         self.measure_normalization(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
@@ -102,7 +102,7 @@ class SynthesisBrain(Brain):
         audio = batch.audio.float() / FULL_SCALE
         model = self.network
         with torch.autocast(audio.device.type, enabled=False):
-            raw, frames = model.features(audio, batch.audio_lengths)
+            raw, frames = model.compute_features(audio, batch.audio_lengths)
             mask = length_mask(frames, raw.shape[1], raw.device).unsqueeze(2).float()
             target = model.mel_decoder.normalize(raw) * mask
         symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
@@ -111,7 +111,7 @@ class SynthesisBrain(Brain):
         limit = self.hparams.longest_symbol * self.hparams.sample_rate
         is_pause = self._is_pause[batch.symbols]
         is_misaligned = find_misaligned(
-            durations, batch.symbol_lengths, is_pause, limit / model.features.frame_samples
+            durations, batch.symbol_lengths, is_pause, limit / model.compute_features.frame_samples
         )
         index = frame_index(durations, scores.shape[1])
         aligned = Aligned(scores, durations, index, is_misaligned)
@@ -123,7 +123,7 @@ class SynthesisBrain(Brain):
         used = variances if stage is Stage.TRAIN else predicted
         frame_states = expand(model.adaptor(states, used, text_mask), index)
         segment, decoded, lengths = self._vocode(audio, raw, frames, stage)
-        distance = mel_distance(model.features, decoded, segment, lengths)
+        distance = mel_distance(model.compute_features, decoded, segment, lengths)
         features = model.mel_decoder(frame_states, mask) * mask
         if stage is Stage.TEST:
             restored = model.mel_decoder.denormalize(features[:NUM_EXAMPLES])
@@ -143,7 +143,7 @@ class SynthesisBrain(Brain):
             segment=segment,
             decoded=decoded,
             segment_lengths=lengths,
-            distance=distance * model.features.frame_samples / lengths.to(distance.device),
+            distance=distance * model.compute_features.frame_samples / lengths.to(distance.device),
             examples=examples,
         )
 
@@ -152,7 +152,7 @@ class SynthesisBrain(Brain):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Vocode a segment of each clip: a random one in training, else its middle."""
         size = self.hparams.segment_frames + 2 * EDGE_FRAMES
-        frame = self.network.features.frame_samples
+        frame = self.network.compute_features.frame_samples
         room = (frames - size).clamp(min=0)
         shares = torch.full((len(frames),), 0.5)
         if stage is Stage.TRAIN:

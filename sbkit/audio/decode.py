@@ -134,12 +134,12 @@ def check_values(name: str, block: npt.NDArray[np.float32]) -> None:
         )
 
 
+@dataclass(frozen=True)
 class _Reader:
-    def __init__(self, file: BinaryIO, name: str, header: Header, options: ReadOptions) -> None:
-        self.file = file
-        self.name = name
-        self.header = header
-        self.options = options
+    file: BinaryIO
+    name: str
+    header: Header
+    options: ReadOptions
 
     def block_frames(self, rate: int, channels: int) -> int:
         check_rate(self.name, rate)
@@ -285,6 +285,7 @@ class _PacketReader(_Reader):
         return (container.duration or 0) / AV_TIME_BASE
 
 
+@dataclass(eq=False)
 class _PacketClock:
     """Yield the packets of a stream, but none that ends long before a time; count the time.
 
@@ -292,18 +293,13 @@ class _PacketClock:
     which the first packets show.
     """
 
-    def __init__(
-        self,
-        container: "InputContainer",
-        stream: "AudioStream",
-        decoder: "AudioCodecContext",
-        skip_seconds: int,
-    ) -> None:
-        self._decoder = decoder
-        self._container = container
-        self._stream = stream
-        self._goal = skip_seconds
-        self._tick = float(stream.time_base or 0)
+    container: "InputContainer"
+    stream: "AudioStream"
+    decoder: "AudioCodecContext"
+    goal: int
+
+    def __post_init__(self) -> None:
+        self._tick = float(self.stream.time_base or 0)
         self._packet_end = 0.0  # of the latest packet
         self._lag: float | None = None  # None: until a packet is skipped
         self._sound_end: float | None = None  # of the latest packet, as the file counts
@@ -315,38 +311,38 @@ class _PacketClock:
     @property
     def is_sounding(self) -> bool:
         """Whether there was sound, after the goal."""
-        return 0 < self.seconds >= self._goal
+        return 0 < self.seconds >= self.goal
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
-        packets = self._container.demux(self._stream)
-        if self._container.format.name in FORMATS_WITH_FILE_DURATION:
+        packets = self.container.demux(self.stream)
+        if self.container.format.name in FORMATS_WITH_FILE_DURATION:
             packets = self._demux_all()
-        for packet in islice(packets, FIRST_PACKETS if self._goal else None):
+        for packet in islice(packets, FIRST_PACKETS if self.goal else None):
             self._packet_end += (packet.duration or 0) * self._tick
             yield packet
         lag = self._packet_end - self.seconds
         # Durations in ticks that are no parts of a sample are rounded.
-        is_exact = (self._stream.rate * (self._stream.time_base or 0)).numerator == 1
+        is_exact = (self.stream.rate * (self.stream.time_base or 0)).numerator == 1
         is_skipping = False
         for packet in packets:
             self._packet_end += (packet.duration or 0) * self._tick
-            if is_exact and packet.duration and self._packet_end + LEAD_IN_SECONDS < self._goal:
+            if is_exact and packet.duration and self._packet_end + LEAD_IN_SECONDS < self.goal:
                 self._lag = lag
                 self._sound_end = None
                 is_skipping = True
                 continue
             if is_skipping:
-                self._decoder.flush_buffers()
+                self.decoder.flush_buffers()
                 is_skipping = False
             yield packet
 
     def _demux_all(self) -> "Iterator[Packet[AudioStream]]":
         """Yield the packets of the stream; note where those of all streams end."""
-        for packet in self._container.demux():
+        for packet in self.container.demux():
             if packet.pts is not None and packet.time_base is not None:
                 end = float((packet.pts + (packet.duration or 0)) * packet.time_base)
                 self.file_end = max(self.file_end, end)
-            if packet.stream is self._stream:
+            if packet.stream is self.stream:
                 yield cast("Packet[AudioStream]", packet)
 
     def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> tuple[int, int]:
@@ -367,7 +363,7 @@ class _PacketClock:
         self._sound_end = (start or 0.0) + max(duration, (packet.duration or 0) * self._tick)
         if self._lag is not None and packet.size:
             self.seconds = self._packet_end - self._lag - duration
-        num_early = round((self._goal - self.seconds) * rate)
+        num_early = round((self.goal - self.seconds) * rate)
         self.seconds += duration
         return num_samples, min(max(0, num_early), num_samples)
 

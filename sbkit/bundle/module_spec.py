@@ -1,6 +1,6 @@
 """Module specifications: how a bundle describes the parts of its model in JSON.
 
-`node_to_spec` turns a node of a resolved YAML into a specification, and `build_from_spec` builds
+`SpecWriter` turns a node of a resolved YAML into a specification, and `build_from_spec` builds
 the part from it. `!new:torch.nn.Linear {in_features: 2}` becomes
 
     {"new": "torch.nn.modules.linear.Linear", "arguments": {"in_features": 2}}
@@ -49,26 +49,18 @@ CLASS_MODULES = re.compile(r'"(?:new|name)": "([\w.]+)\.\w+"')  # in the JSON of
 # ---- export
 
 
-def node_to_spec(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
-    """Turn a node of a resolved YAML into a specification.
-
-    key: the YAML key of the node, for errors.
-    objects: built objects by the `id` of their node. The YAML may refer to their attributes.
-
-    Raises:
-        ConfigError: the value is outside the grammar, or known only by running code.
-    """
-    return _SpecWriter(key, objects).write(node)
-
-
 @dataclass(frozen=True)
-class _SpecWriter:
-    """Write the node of ``key`` as a specification."""
+class SpecWriter:
+    """Turn the node of a key of a resolved YAML into a specification.
+
+    objects: built objects by the `id` of their node. The YAML may refer to their attributes.
+    """
 
     key: str
     objects: Mapping[int, object]
 
     def write(self, node: object) -> Plain:
+        """Raise ConfigError for a value outside the grammar, or known only by running code."""
         tag = tag_of(node)
         value = getattr(node, "value", node)
         if tag == GETATTR_TAG:

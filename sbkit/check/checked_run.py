@@ -274,3 +274,6 @@ class CheckedRun:
 
     def finding(self, *keys: str | int, **options: Any) -> Finding:
         return self.declared.finding(*keys, **options)
+
+    def note(self, *keys: str | int, **options: Any) -> Finding:
+        return self.finding(*keys, stops=False, **options)

@@ -173,13 +173,12 @@ def check_recordings(run: CheckedRun) -> Iterator[Finding]:
     if run.sampler is None:
         return  # the batches may have other lengths
     for split, ids in recordings_to_cut(run).items():
-        yield run.finding(
+        yield run.note(
             "eval_batch_seconds",
             problem=f"{split} has {plural(len(ids), 'recording')} longer than "
             f"`eval_batch_seconds`, decoded whole: {listed(ids)}. Each may take gigabytes, and "
             "longer than `stall_seconds`, which ends several processes",
             fix="Cut it into utterances, for example by `sbkit segment`.",
-            stops=False,
             ids=tuple(ids),
         )
 

@@ -171,11 +171,10 @@ def _check_transcripts(
     train = run.data.splits.train
     text = next(chain.from_iterable(read_texts(train)), "")
     if len(train) > 1 and text and all({*texts} == {text} for texts in read_texts(train)):
-        yield run.finding(
+        yield run.note(
             "data_folder",
             problem=f"All {len(train):,} transcripts of train are {text[:MAX_SHOWN_TEXT]!r}",
             fix="Check the column of the transcripts, `text_column`.",
-            stops=False,
         )
 
 
@@ -230,12 +229,11 @@ def check_masks(run: CheckedRun) -> Iterator[Finding]:
         )
     hidden = run.values.knobs["encoder_config"]["hidden_size"]
     if channel_share > 0 and width > hidden:
-        yield run.finding(
+        yield run.note(
             "mask_channel_length",
             problem=f"A mask of {width} channels is wider than the encoder ({hidden}), so no "
             "channel is masked",
             fix="Lower `mask_channel_length`, or set `mask_channel_prob: 0`.",
-            stops=False,
         )
 
 
@@ -289,12 +287,11 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
     for group in facts["left_out"]:
         if group["reason"] in outside | unusable:
             examples = (f"{row['id']} ({row['detail']})" for row in group["examples"])
-            yield run.finding(
+            yield run.note(
                 "max_seconds" if group["reason"] in outside else "data_folder",
                 problem=f"{group['split']} is without {plural(group['utterances'], 'row')} "
                 f"({group['reason']}): {listed(examples)}",
                 fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
-                stops=False,
             )
 
     def ids_of(fact: str) -> dict[str, list[str]]:
@@ -344,13 +341,12 @@ def _check_split_column(run: CheckedRun) -> Iterator[Finding]:
                 if name not in roles.get(role_of(value) or "", {name})
             ]
             if misplaced:
-                yield run.finding(
+                yield run.note(
                     "data_folder",
                     problem=f"{name} has rows whose column `{column}` names another split: "
                     f"{listed(misplaced)}",
                     fix="Name the table as `manifest: {all: FILE}`, which follows the column, or "
                     "rename it.",
-                    stops=False,
                 )
 
 
@@ -378,7 +374,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     for kind, (key, fix) in FIXES.items():
         if changes := by_kind.get(kind):
             problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
-            yield run.finding(key, problem=problem, fix=fix, stops=False)
+            yield run.note(key, problem=problem, fix=fix)
 
 
 def _describe_changes(changes: Sequence[Facts]) -> str:

@@ -274,11 +274,10 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     for part in has_gradient:
         if has_gradient[part]:
             continue
-        yield run.finding(
+        yield run.note(
             part,
             problem=f"In two steps, all gradients of `{part}` are zero, so it does not learn",
             fix="Look for round(), sign(), clamp() or a factor of 0 between it and the loss.",
-            stops=False,
         )
 
 
@@ -299,13 +298,12 @@ def check_padding(run: CheckedRun) -> Iterator[Finding]:
         return  # a mean of the batch
     change = max(map(_relative_change, batched, single))
     if change > MAX_STATE_CHANGE:
-        yield run.finding(
+        yield run.note(
             "model",
             problem=f"The output for an utterance changes by {change:.1%} beside a longer one: "
             "results would depend on the number of processes and on `batch_seconds`",
             fix="Let parts take lengths; leave padding out of means, norms and attention, and "
             "start the backward direction of recurrent layers at the end of each utterance.",
-            stops=False,
         )
 
 

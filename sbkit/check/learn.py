@@ -63,16 +63,15 @@ def check_causes(run: CheckedRun) -> Iterator[Finding]:
     if share > MAX_MASKED_SHARE:
         probabilities = _mask_probabilities(knobs)
         names = [*probabilities] or ["time_masks", "freq_masks"]
-        yield run.finding(
+        yield run.note(
             next(iter(probabilities), "spec_augment"),
             problem=f"The masks of training hide {share:.0%} of the features",
             fix=f"Try {' and '.join(f'`{name}: 0`' for name in names)}.",
-            stops=False,
         )
     dropout = knobs.get("dropout")
     if isinstance(dropout, int | float) and dropout > MAX_DROPOUT:  # or a layer of one's own YAML
         problem = f"Dropout hides {dropout:.0%} of the model"
-        yield run.finding("dropout", problem=problem, fix="Lower `dropout`.", stops=False)
+        yield run.note("dropout", problem=problem, fix="Lower `dropout`.")
 
 
 def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
@@ -81,23 +80,21 @@ def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Fi
     train = read_transcripts(run.own.loaders.splits.train, tokenizer)
     correlation = length_correlation(train)
     if correlation is not None and correlation < MIN_LENGTH_CORRELATION:
-        yield run.finding(
+        yield run.note(
             "data_folder",
             problem="The transcripts do not seem to belong to their clips, since longer clips do "
             f"not have longer transcripts (correlation {correlation:.2f})",
             fix="Compare some of them in data_report.html.",
-            stops=False,
         )
     uses = train.tokens.sum() / tokenizer.vocab_size
     is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:
         hours = samples_to_seconds(int(train.samples.sum()), knobs["sample_rate"]) / 3600
-        yield run.finding(
+        yield run.note(
             "token_type",
             problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
             f"hours: a token is seen {uses:.1f} times on average",
             fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
-            stops=False,
         )
 
 
@@ -112,12 +109,11 @@ def _check_rate(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
     peak = rate * factor
     if not lowest <= peak <= highest:
         ratio = max(peak / usual, usual / max(peak, 1e-9))
-        yield run.finding(
+        yield run.note(
             "lr",
             problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
             f"{'high' if peak > usual else 'low'}",
             fix=f"Try `lr: {usual / factor:g}`.",
-            stops=False,
         )
 
 

@@ -152,12 +152,11 @@ def check_freezing(run: CheckedRun) -> Iterator[Finding]:
     parts = [part for part, end in steps.items() if end == ALWAYS]
     has_weights = any(map(run.values.knobs.get, ("pretrained", "init_from")))
     if parts and not has_weights and not run.values.has_checkpoint():
-        yield run.finding(
+        yield run.note(
             FREEZE,
             problem=f"`freeze` keeps {', '.join(parts)} at random weights: neither `pretrained` "
             "nor `init_from` names others",
             fix="Name a run as `init_from`, or let these parts learn.",
-            stops=False,
         )
 
 
@@ -186,17 +185,16 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
     num_samples = samples_per_epoch(run.data.splits)
     seconds = samples_to_seconds(num_samples, run.values.knobs["sample_rate"])
     if len(steps) < MIN_STEPS and seconds < MIN_STEPS * batch_seconds:
-        yield run.finding(
+        yield run.note(
             "batch_seconds",
             problem=f"An epoch has too few steps to learn from: with batches of {batch_seconds:g} "
             f"s, its {seconds:,.0f} s of train make {len(steps)}, fewer than {MIN_STEPS}",
             fix="Lower `batch_seconds`.",
-            stops=False,
         )
     num_empty = int(np.maximum(micro_batches_per_step - steps.sizes, 0).sum())
     empty_share = num_empty / (micro_batches_per_step * len(steps))
     if empty_share > MAX_EMPTY_SHARE:
-        yield run.finding(
+        yield run.note(
             "batch_seconds",
             problem=f"Batches of {batch_seconds:g} s are too small to share: "
             f"{plural(num_processes, 'process', 'processes')} with "
@@ -204,7 +202,6 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
             f"{empty_share:.0%} of the micro-batches for nothing, because they are empty",
             fix="Raise `batch_seconds`, lower `grad_accumulation_factor`, or start fewer "
             "processes.",
-            stops=False,
         )
 
 

@@ -55,10 +55,10 @@ def score(options: Namespace) -> None:
     Raises SbkitError if the model or a source cannot be read, or if ``options.out`` has scores
     already or cannot be written.
     """
-    from sbkit.evaluate.run_results import SETTINGS, SUMMARY
+    from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_records
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
-    from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
+    from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of
     from sbkit.runtime.test_report import TestReport
 
     (folder,) = options.models
@@ -96,10 +96,12 @@ def score(options: Namespace) -> None:
             for text in facts.get("notes", []):
                 print(printable(f"{name}: {text}"), flush=True)
         if out is not None:
+            config = bundle.config
+            few_settings = {"sample_rate": config.sample_rate, "language": config.language}
             report.write(
                 note=f"{folder.name}, sbkit {__version__}",
                 model=str(folder),
-                **{SETTINGS: settings_of(bundle, folder)},
+                **{SETTINGS: read_records(folder).get(SETTINGS, few_settings)},
                 provenance=provenance_of(bundle),
                 device=bundle.model.effective.device,
             )

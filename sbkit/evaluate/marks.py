@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from sbkit.evaluate.wer import FigureDict, ScoredUtterance, UnitPairs, align_units
+from sbkit.evaluate.wer import FigureDict, ScoredUtterance, align_units
 from sbkit.text.normalization import is_mark
 
 CAPITALS = "capitals"
@@ -22,7 +22,10 @@ def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
     """
     right, written, expected = Counter[str](), Counter[str](), Counter[str]()
     for utterance in scored:
-        for reference, hypothesis in _pair_words(utterance):
+        split = str.split if utterance.by_words else _characters
+        references, hypotheses = split(utterance.reference), split(utterance.hypothesis)
+        pairs = align_units(references, hypotheses, key=lambda word: _bare(word).lower())
+        for reference, hypothesis in pairs:
             in_reference, in_hypothesis = _find(reference), _find(hypothesis)
             if not in_reference and not in_hypothesis:
                 continue
@@ -57,12 +60,6 @@ def describe_marks(figures: Mapping[str, FigureDict]) -> str:
 
 def _percent(share: float | None) -> str:
     return "none" if share is None else f"{100 * share:.1f} %"
-
-
-def _pair_words(utterance: ScoredUtterance) -> UnitPairs:
-    split = str.split if utterance.by_words else _characters
-    references, hypotheses = split(utterance.reference), split(utterance.hypothesis)
-    return align_units(references, hypotheses, key=lambda word: _bare(word).lower())
 
 
 def _characters(text: str) -> list[str]:

@@ -26,21 +26,14 @@ Provenance = dict[str, Any]
 
 def make_provenance(
     *,
-    weights: bytes | None,
-    decoder: Mapping[str, Any] | None,
-    language_models: bytes | None,
-    confidence: Any,
+    weights: bytes,
+    decoder: Mapping[str, Any] | None = None,
+    language_models: bytes | None = None,
+    confidence: Any = None,
 ) -> Provenance:
-    """Return the record as plain data.
-
-    Args:
-        weights: a safetensors file.
-        decoder: its settings; None for greedy decoding.
-        language_models: a safetensors file.
-        confidence: of words, as plain data.
-    """
+    """Return the record of files and of plain data; without a decoder, of greedy decoding."""
     return {
-        "weights": _hash(weights),
+        "weights": hashlib.sha256(weights).hexdigest(),
         "decoder": text_settings(decoder),
         "language_models": _hash(language_models),
         "confidence": _hash(None if confidence is None else to_json(confidence).encode()),

@@ -12,7 +12,6 @@ from typing import TypeVar
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import write_lines_atomically
 from sbkit.base.messages import printable
-from sbkit.base.units import samples_to_seconds
 from sbkit.evaluate.wer import FigureDict
 
 Result = TypeVar("Result")  # of an utterance
@@ -37,26 +36,7 @@ def require_columns(report_by: Sequence[str], tests: Mapping[str, Sequence[str]]
                 )
 
 
-def slice_columns(
-    names: Sequence[str],
-    columns: Mapping[str, Sequence[str]],
-    samples: Sequence[int],
-    sample_rate: int,
-) -> list[tuple[str, ...]]:
-    """Return the values of each utterance in the columns ``names``.
-
-    Args:
-        names: of the columns; `length` is computed, unless the data has it.
-        columns: of the data.
-        samples: the length of each utterance.
-        sample_rate: of the utterances.
-    """
-    seconds = [samples_to_seconds(count, sample_rate) for count in samples]
-    values = {LENGTH: [*map(_group_of, seconds)], **columns}
-    return list(zip(*(values[name] for name in names), strict=True))
-
-
-def _group_of(seconds: float) -> str:
+def length_group(seconds: float) -> str:
     """Name the group of a length; the names sort like the lengths."""
     index = bisect_right(LENGTH_GROUPS, seconds) - 1
     if index == len(LENGTH_GROUPS) - 1:
@@ -65,20 +45,16 @@ def _group_of(seconds: float) -> str:
 
 
 def measure_slices(
-    names: Sequence[str],
-    columns: Sequence[Sequence[str]],
+    columns: Mapping[str, Sequence[str]],
     results: Sequence[Result],
     measure: Callable[[Sequence[Result]], Mapping[str, object]],
 ) -> Slices:
-    """Measure the results for each value of each column.
-
-    columns: for each result, its values in the columns ``names``.
-    """
+    """Measure the results for each value of each column, which has a value for each result."""
     slices: Slices = {}
-    for index, name in enumerate(names):
+    for name, values in columns.items():
         by_value: dict[str, list[Result]] = defaultdict(list)
-        for values, result in zip(columns, results, strict=True):
-            by_value[values[index] or EMPTY_VALUE].append(result)
+        for value, result in zip(values, results, strict=True):
+            by_value[value or EMPTY_VALUE].append(result)
         parts = sorted(by_value.items(), key=lambda part: len(part[1]))  # equal sizes share draws
         figures = {value: {"utterances": len(part), **measure(part)} for value, part in parts}
         slices[name] = {value: figures[value] for value in sorted(figures)}

@@ -29,7 +29,7 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.allowed import ALLOWED_MODULES
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
-from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, node_to_spec
+from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.run_config import (
@@ -309,9 +309,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         "declared_decoder": hash_declared_decoder(run),
         "decoder": None,
         "confidence": None,
-        PROVENANCE: make_provenance(
-            weights=weights, decoder=None, language_models=None, confidence=None
-        ),
+        PROVENANCE: make_provenance(weights=weights),
         "checkpoints": [
             {key: meta[key] for key in ("epoch", *task.metrics) if key in meta}
             for meta in (checkpoint.meta for checkpoint in checkpoints)
@@ -408,7 +406,7 @@ def describe_parts(
     }
     parts: dict[str, Any] = {}
     for name in (*listed_names, *other_names):
-        part: Any = node_to_spec(root[name], key=name, objects=objects_by_node)
+        part: Any = SpecWriter(name, objects_by_node).write(root[name])
         is_object = isinstance(part, dict)  # otherwise a number or a text
         if is_object and part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
             part[ARGUMENTS_KEY]["lora"] = None  # the exported weights contain the adapters

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
 
@@ -151,6 +152,7 @@ def _format_duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+@dataclass(kw_only=True, eq=False)
 class TrainingProgress:
     """On rank 0, show a live line on a terminal or in a notebook, and log a line per epoch.
 
@@ -160,19 +162,14 @@ class TrainingProgress:
     last steps, and the remaining validations, each as long as the last one.
     """
 
-    def __init__(
-        self,
-        *,
-        total_epochs: int,
-        total_steps: int,
-        metrics: Metrics | None = None,
-        clock: Clock = time.perf_counter,
-    ) -> None:
-        self._live_line = _LiveLine(to_stderr=False, is_hidden=not is_first_rank(), now=clock())
-        self._total_epochs = total_epochs
-        self._total_steps = total_steps
-        self._metrics = metrics or {}
-        self._clock = clock
+    total_epochs: int
+    total_steps: int
+    metrics: Metrics = field(default_factory=dict)
+    clock: Clock = time.perf_counter
+
+    def __post_init__(self) -> None:
+        now = self.clock()
+        self._live_line = _LiveLine(to_stderr=False, is_hidden=not is_first_rank(), now=now)
         # The last steps, each with the seconds of training up to it.
         self._recent_steps: deque[tuple[int, float]] = deque(maxlen=50)
         self._paused_since: float | None = None
@@ -181,36 +178,36 @@ class TrainingProgress:
 
     def pause(self) -> None:
         """Stop the training clock, and remove the live line."""
-        self._paused_since = self._clock()
+        self._paused_since = self.clock()
         self.close()
 
     def resume(self) -> None:
         """Restart the training clock, if it is stopped."""
         if self._paused_since is not None:
-            self._paused_seconds += self._clock() - self._paused_since
+            self._paused_seconds += self.clock() - self._paused_since
             self._paused_since = None
 
     def report_step(self, figures: StepFigures) -> None:
         """Update the live line, which is logged if the last line was logged a minute ago."""
-        now = self._clock()
+        now = self.clock()
         self._recent_steps.append((figures.step, now - self._paused_seconds))
         line = self._line(
             figures,
             values=[f"lr {figures.learning_rate:.1e}"],
             waiting_text=f"waiting {100 * figures.data_wait_share:.0f} %",
-            validations_left=self._total_epochs - figures.epoch + 1,
+            validations_left=self.total_epochs - figures.epoch + 1,
         )
         self._live_line.show(line, now)
 
     def report_epoch(self, figures: EpochFigures) -> None:
-        now = self._clock()
+        now = self.clock()
         self._live_line.logged_at = now
         if self._paused_since is not None:
             self._validation_seconds = now - self._paused_since
-        values = describe_values(self._metrics, figures.metrics)
+        values = describe_values(self.metrics, figures.metrics)
         if figures.valid_loss is not None:
             values = [f"valid loss {figures.valid_loss:.3f}", *values]
-        validations_left = self._total_epochs - figures.epoch
+        validations_left = self.total_epochs - figures.epoch
         line = self._line(figures, values=values, validations_left=validations_left)
         logger.info(line)
         if self._live_line.is_in_cell and not is_logged_to_screen(logger):
@@ -229,7 +226,7 @@ class TrainingProgress:
     ) -> str:
         source_losses = [f"{name} {loss:.3f}" for name, loss in figures.source_losses.items()]
         parts = (
-            f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}",
+            f"epoch {figures.epoch}/{self.total_epochs} step {figures.step}",
             f"loss {figures.loss:.3f}",
             f"({', '.join(source_losses)})" if source_losses else "",
             *values,
@@ -250,7 +247,7 @@ class TrainingProgress:
         first_step, first_seconds = self._recent_steps[0]
         last_step, last_seconds = self._recent_steps[-1]
         seconds_per_step = (last_seconds - first_seconds) / max(last_step - first_step, 1)
-        training = seconds_per_step * max(self._total_steps - step, 0)
+        training = seconds_per_step * max(self.total_steps - step, 0)
         if self._validation_seconds is None:
             return f"> {_format_duration(training)} left"
         validating = max(validations_left, 0) * self._validation_seconds

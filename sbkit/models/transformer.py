@@ -475,20 +475,18 @@ def attend(
     """
     if mask is not None and mask.dtype == torch.bool:
         mask = scores_mask(mask, query, bias)
-    # On a GPU, PyTorch would choose cuDNN's attention, which takes 2 ms of the host's time to plan
-    # each new shape: a third of a step (H200, torch 2.11, bf16).
-    backends = sdpa_kernel(PLANLESS_BACKENDS) if query.is_cuda else nullcontext()
-    if mask is None:
-        with backends:
-            out = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-    elif torch.compiler.is_exporting():
+    if mask is not None and torch.compiler.is_exporting():
         # In ONNX, scaled_dot_product_attention would check for rows without frames, which takes 8 %
         # of the time.
         scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5
         out = torch.matmul((scores + mask).softmax(-1), value)
     else:
-        with backends:
-            out = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        # On a GPU, PyTorch would choose cuDNN's attention, which takes 2 ms of the host's time to
+        # plan each new shape: a third of a step (H200, torch 2.11, bf16).
+        with sdpa_kernel(PLANLESS_BACKENDS) if query.is_cuda else nullcontext():
+            out = scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None
+            )
     return out.transpose(1, 2).flatten(2)
 
 

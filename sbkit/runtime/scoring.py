@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -20,7 +19,6 @@ from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
 from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.provenance import Provenance, text_settings
-from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.language_models import describe_seen
 from sbkit.logs.progress import ping, progress_bar
@@ -120,14 +118,6 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
         description["hotwords"] = bundle.decoder.phrases
         description["refused_hotwords"] = bundle.refused_hotwords
     return description
-
-
-def settings_of(bundle: TorchBundle, model: Path) -> FigureDict:
-    """Return the settings of a run, or the few that a bundle has."""
-    config = bundle.config
-    bundle_settings = {"sample_rate": config.sample_rate, "language": config.language}
-    settings: FigureDict = read_records(model).get(SETTINGS, bundle_settings)
-    return settings
 
 
 def provenance_of(bundle: TorchBundle) -> Provenance:

@@ -11,6 +11,7 @@ import torch
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.messages import plural
+from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import git_commit, versions
 from sbkit.bundle.task import Labels, Task
 from sbkit.data.report import encode_clips
@@ -18,7 +19,7 @@ from sbkit.distributed.ranks import gather_on_main_rank
 from sbkit.evaluate.provenance import Provenance, describe_provenance, read_json
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
-from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
+from sbkit.evaluate.slices import LENGTH, length_group, measure_slices, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE, utterances_file
 from sbkit.logs.curves import CURVES
@@ -101,16 +102,13 @@ class TestReport:
         notes = [*entry.get("notes", ()), *facts.get("notes", ())]
         entry |= facts | ({"notes": notes} if notes else {})
         if self._report_by:
-            present = [column for column in self._report_by if column in rows.column_names]
-            columns = slice_columns(
-                self._report_by,
-                {column: rows[column][:] for column in present},
-                rows["samples"][:],
-                self._rate,
-            )
+            seconds = (samples_to_seconds(count, self._rate) for count in rows["samples"][:])
+            columns = {LENGTH: [*map(length_group, seconds)]}  # unless the data has it
+            columns |= {
+                name: rows[name][:] for name in self._report_by if name in rows.column_names
+            }
             slices = measure_slices(
-                self._report_by,
-                columns,
+                {name: columns[name] for name in self._report_by},
                 results,
                 lambda part: task.slice_figures(part) or self._measure(part),
             )

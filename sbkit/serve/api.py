@@ -29,7 +29,7 @@ from sbkit.serve.middleware import (
     request_facts,
     wrong_field,
 )
-from sbkit.serve.recognition import RecognitionService
+from sbkit.serve.recognition import RecognitionService, last_of
 from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
 from sbkit.tasks.recognition.predict import Transcript
 from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
@@ -385,15 +385,15 @@ async def transcription_response(
 ) -> Response:
     """Transcribe a file, which the recognizer closes, and return its text as requested."""
     phrases = split_phrases(fields.prompt)
+    with_word_times = fields.response_format not in STREAMED_FORMATS
+    results = recognizer.transcribe(
+        file, times=with_word_times, phrases=phrases, channel=fields.channel
+    )
     if fields.stream:
-        results = recognizer.transcribe(file, times=False, phrases=phrases, channel=fields.channel)
         first_result = await anext(results)  # its error is still an answer with its own status
         events = _transcript_events(first_result, results)
         return StreamingResponse(events, media_type=EVENT_STREAM)
-    with_word_times = fields.response_format not in STREAMED_FORMATS
-    transcript = await recognizer.transcript(
-        file, times=with_word_times, phrases=phrases, channel=fields.channel
-    )
+    transcript = await last_of(results)
     request_facts.get()["audio_seconds"] = transcript.seconds
     match fields.response_format:
         case "text":

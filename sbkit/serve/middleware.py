@@ -184,6 +184,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+@dataclass(frozen=True)
 class Observer:
     """Log every request, and count the requests to ``paths`` by status; 499 is a lost client.
 
@@ -192,13 +193,10 @@ class Observer:
     While the server drains, each answer closes its connection.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, paths: Container[str], metrics: Metrics, state: State
-    ) -> None:
-        self._app = app
-        self._paths = paths
-        self._metrics = metrics
-        self._state = state
+    app: ASGIApp
+    paths: Container[str]
+    metrics: Metrics
+    state: State
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_facts.set({})
@@ -210,7 +208,7 @@ class Observer:
             nonlocal status, is_answered, is_events
             kind = message["type"].rpartition("http.response")[2]
             status = 101 if kind == "websocket.accept" else message.get("status", status)
-            if kind == ".start" and self._state.phase in (DRAINING, STOPPING):
+            if kind == ".start" and self.state.phase in (DRAINING, STOPPING):
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
             if kind == ".start":
                 is_events = Headers(raw=message["headers"]).get("content-type") == EVENT_STREAM
@@ -218,7 +216,7 @@ class Observer:
             is_answered = kind == ".body" and not message.get("more_body")
 
         try:
-            await self._app(scope, receive, observed_send)
+            await self.app(scope, receive, observed_send)
         except Exception as error:
             # Once an answer has begun, Starlette raises another error in place of an ApiError.
             cause = error.__cause__ if isinstance(error.__cause__, ApiError) else error
@@ -235,9 +233,9 @@ class Observer:
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
         facts = request_facts.get()
-        if path in self._paths:
-            self._metrics.requests.labels(path, status).inc()
-            self._metrics.latency.observe(seconds)
+        if path in self.paths:
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.latency.observe(seconds)
         line = f"{scope.get('method', 'GET')} {printable(path)} {status} {seconds:.3f} s"
         if "model" in facts:
             audio_seconds = facts.get("audio_seconds", 0.0)
@@ -271,6 +269,7 @@ class Keys:
         self.digests = [*map(_digest, keys)]
 
 
+@dataclass(frozen=True)
 class KeyGuard:
     """Admit requests that carry a valid API key. If no keys are configured, admit all.
 
@@ -278,9 +277,8 @@ class KeyGuard:
     header there.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keys) -> None:
-        self._app = app
-        self._keys = keys
+    app: ASGIApp
+    keys: Keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -289,7 +287,7 @@ class KeyGuard:
             key = "".join(name for name in protocols if name.startswith(KEY_SUBPROTOCOL))
             key = key.removeprefix(KEY_SUBPROTOCOL)
         client_digest = _digest(key.strip())
-        digests = self._keys.digests
+        digests = self.keys.digests
         # Compare all keys, each in a time that does not depend on the number of equal bytes.
         matches = [hmac.compare_digest(client_digest, digest) for digest in digests]
         if digests and not sum(matches):
@@ -298,7 +296,7 @@ class KeyGuard:
                 "The API key is missing or not valid for this server. Send the header "
                 "`Authorization: Bearer KEY`.",
             )
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
 
 def _digest(key: str) -> bytes:
@@ -351,30 +349,25 @@ def _host_name(host: str) -> str:
     return re.sub(r":\d+$", "", host).strip("[]")
 
 
+@dataclass(frozen=True)
 class Admission:
-    """Count the requests in flight, and refuse requests whose headers exceed a limit.
+    """Count the requests in flight, and refuse requests whose headers exceed a limit."""
 
-    Bodies must have the media type, and at most ``max_bytes``.
-    """
-
-    def __init__(
-        self, app: ASGIApp, *, media_type: str, max_bytes: int, limits: Limits, state: State
-    ) -> None:
-        self._app = app
-        self._media_type = media_type
-        self._max_bytes = max_bytes
-        self._limits = limits
-        self._state = state
+    app: ASGIApp
+    media_type: str  # of bodies
+    max_bytes: int  # of a body
+    limits: Limits
+    state: State
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limits, state, headers = self._limits, self._state, Headers(scope=scope)
+        limits, state, headers = self.limits, self.state, Headers(scope=scope)
         state.require_ready()
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != self._media_type:
+        if media_type != self.media_type:
             actual = media_type or "of no type"
-            raise ApiError(415, f"A request must be {self._media_type}, but is {actual}.")
-        if int(headers.get("content-length", 0)) > self._max_bytes:
-            raise too_large(f"{self._max_bytes / 1e6:g} MB", "body")
+            raise ApiError(415, f"A request must be {self.media_type}, but is {actual}.")
+        if int(headers.get("content-length", 0)) > self.max_bytes:
+            raise too_large(f"{self.max_bytes / 1e6:g} MB", "body")
         max_in_flight = limits.max_concurrent + limits.max_queue
         if state.in_flight >= max_in_flight:
             message = f"{max_in_flight} requests are in flight, the limit. Try again later."
@@ -382,7 +375,7 @@ class Admission:
         state.in_flight += 1
         try:
             async with asyncio.timeout(limits.answer_seconds):
-                await self._app(scope, receive, send)
+                await self.app(scope, receive, send)
         except TimeoutError:
             seconds = f"{limits.answer_seconds:g} s"
             message = f"The server did not answer within {seconds}. Try again, or send less."

@@ -136,28 +136,22 @@ class Item:
         return join_segments([*(final.text for final in self.finals), partial])
 
 
+@dataclass(eq=False)
 class RealtimeSession:
     """A client's session; times are in seconds from its first sample."""
 
-    def __init__(
-        self,
-        socket: WebSocket,
-        *,
-        models: ServedModels,
-        limits: Limits,
-        state: State,
-        metrics: Metrics,
-    ) -> None:
-        """Take a WebSocket that is not yet accepted."""
-        self._socket = socket
-        self._models = models
-        self._limits = limits
-        self._metrics = metrics
+    socket: WebSocket  # not yet accepted
+    models: ServedModels
+    limits: Limits
+    state: State
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
         self._options = AudioInput()
         self._id = f"sess_{uuid4().hex}"
-        self._stopping = asyncio.ensure_future(state.stopping.wait())
+        self._stopping = asyncio.ensure_future(self.state.stopping.wait())
         self._now = 0.0
-        self._until = monotonic() + limits.max_session_seconds
+        self._until = monotonic() + self.limits.max_session_seconds
         self._last_item: str | None = None
 
     async def run(self) -> None:
@@ -165,8 +159,8 @@ class RealtimeSession:
 
         In the last two cases, the audio of the open turn is transcribed first.
         """
-        subprotocols = self._socket.scope["subprotocols"]
-        await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
+        subprotocols = self.socket.scope["subprotocols"]
+        await self.socket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
         try:
             await self._configure(self._options)
             await self._send("session.created", session=self._plain())
@@ -176,13 +170,13 @@ class RealtimeSession:
                 with suppress(ApiError):  # too short
                     await self._commit()
             reason = "The server stops, or the session was silent or too long."
-            await self._socket.close(GOING_AWAY, reason)
+            await self.socket.close(GOING_AWAY, reason)
         except WebSocketDisconnect:
             pass
         except Exception as error:
             with suppress(WebSocketDisconnect):
                 await self._fail(error)
-                await self._socket.close(FAILED, "Internal server error; see the server log.")
+                await self.socket.close(FAILED, "Internal server error; see the server log.")
             raise
         finally:
             self._stopping.cancel()
@@ -190,8 +184,8 @@ class RealtimeSession:
 
     async def _receive(self) -> Message | None:
         """Return the client's next message, or None if a limit is reached or the server stops."""
-        receiving = asyncio.ensure_future(self._socket.receive())
-        timeout = min(self._limits.answer_seconds, self._until - monotonic())
+        receiving = asyncio.ensure_future(self.socket.receive())
+        timeout = min(self.limits.answer_seconds, self._until - monotonic())
         first = asyncio.FIRST_COMPLETED
         try:
             if timeout > 0:
@@ -237,9 +231,9 @@ class RealtimeSession:
         await self._send("session.updated", session=self._plain())
 
     async def _configure(self, options: AudioInput) -> None:
-        first, *_ = self._models.engines(RecognitionService)
-        model = self._socket.query_params.get("model") or first
-        self._recognizer = options.choose_recognizer(self._models, model)
+        first, *_ = self.models.engines(RecognitionService)
+        model = self.socket.query_params.get("model") or first
+        self._recognizer = options.choose_recognizer(self.models, model)
         self._options = options
         self._rate = self._recognizer.sample_rate
         self._make_turn = await self._recognizer.turns(options.phrases, options.silence_seconds)
@@ -267,7 +261,7 @@ class RealtimeSession:
         if len(content) % sample_bytes:
             raise wrong_field("audio", "whole samples of 16 bits", f"{len(content)} bytes")
         format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
-        max_seconds = min(self._limits.max_seconds, self._limits.max_bytes / 2 / self._rate)
+        max_seconds = min(self.limits.max_seconds, self.limits.max_bytes / 2 / self._rate)
         for start in range(0, len(content), BLOCK_BYTES):
             if self._now - self._item.begin > max_seconds:
                 raise too_large(f"{max_seconds:g} s of audio in a turn", "audio")
@@ -294,7 +288,7 @@ class RealtimeSession:
     async def _feed(self, samples: Samples, *, is_last: bool = False) -> None:
         """Process samples of the turn, and send its new events."""
         if self._recognizer.streaming is not None:  # otherwise the turn is counted as a file
-            self._metrics.audio.inc(samples_to_seconds(len(samples), self._rate))
+            self.metrics.audio.inc(samples_to_seconds(len(samples), self._rate))
         self._turn.feed(samples)
         self._turn.is_finished = is_last
         for event in await self._recognizer.advance(self._turn):
@@ -381,7 +375,7 @@ class RealtimeSession:
 
     async def _send(self, kind: str, **content: Json) -> None:
         event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
-        await self._socket.send_text(json.dumps(event))  # in ASCII: UTF-8 has no lone surrogates
+        await self.socket.send_text(json.dumps(event))  # in ASCII: UTF-8 has no lone surrogates
 
     def _plain(self) -> JsonObject:
         return {

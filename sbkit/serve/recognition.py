@@ -117,28 +117,22 @@ class _Queued:
     output: Future[Encoded] = field(compare=False, default_factory=Future)
 
 
+@dataclass(eq=False)
 class Batcher:
-    """Run the segments of many threads together in one model."""
+    """Run the segments of many threads together in one model.
 
-    def __init__(
-        self,
-        thread: ModelThread,
-        *,
-        shapes: BatchShapes,
-        wait_seconds: float,
-        on_batch: Callable[[int, int], object],
-    ) -> None:
-        """Start to collect segments.
+    shapes: a closed table.
+    wait_seconds: how long a segment waits for others while the model is idle.
+    on_batch: called for each batch with its number of clips and the samples of a padded clip.
+    """
 
-        shapes: a closed table.
-        wait_seconds: how long a segment waits for others while the model is idle.
-        on_batch: called for each batch with its number of clips and the samples of a padded clip.
-        """
-        self._thread = thread
-        self._shapes = shapes
-        self._wait_seconds = wait_seconds
-        self._on_batch = on_batch
-        self._round_samples = thread.parallel_batches * shapes.max_samples
+    thread: ModelThread
+    shapes: BatchShapes
+    wait_seconds: float
+    on_batch: Callable[[int, int], object]
+
+    def __post_init__(self) -> None:
+        self._round_samples = self.thread.parallel_batches * self.shapes.max_samples
         self._queue: list[_Queued] = []  # a heap
         self._queued_samples = self._round = 0  # with padding; the rounds so far
         self._changed = threading.Condition()
@@ -181,7 +175,7 @@ class Batcher:
         self._collector.join()
 
     def _padded_length(self, segment: _Queued) -> int:
-        return round_up(len(segment.samples), self._shapes.padded_lengths)
+        return round_up(len(segment.samples), self.shapes.padded_lengths)
 
     def _run(self) -> None:
         while (segments := self._next_round()) is not None:
@@ -199,7 +193,7 @@ class Batcher:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:
                 return None
-            wait_seconds = self._queue[0].arrival + self._wait_seconds - monotonic()
+            wait_seconds = self._queue[0].arrival + self.wait_seconds - monotonic()
             self._changed.wait_for(is_full, max(0, wait_seconds))
             self._round += 1
             while self._queue and room > 0:
@@ -215,8 +209,8 @@ class Batcher:
     def _encode(self, segments: Sequence[_Queued]) -> None:
         """Run segments in batches, and hand out the outputs."""
         try:
-            outputs = self._thread.encode_by_length(
-                [segment.samples for segment in segments], self._shapes, on_batch=self._on_batch
+            outputs = self.thread.encode_by_length(
+                [segment.samples for segment in segments], self.shapes, on_batch=self.on_batch
             )
         except Exception as error:
             if len(segments) == 1:
@@ -291,6 +285,14 @@ class ClipTurn:
 
     def feed(self, samples: Samples) -> None:
         self.parts.append(samples)
+
+
+async def last_of(results: AsyncGenerator[str | Transcript]) -> Transcript:
+    """Return the transcript that the results of a file or a turn end with."""
+    async with aclosing(results):
+        while isinstance(result := await anext(results), str):
+            pass
+    return result
 
 
 class RecognitionService:
@@ -369,25 +371,35 @@ class RecognitionService:
         Raises:
             ApiError: the file is no audio, or too long, or has no such channel.
         """
-        close = audio.close if isinstance(audio, IOBase) else lambda: None
-        return self._workers.results(
-            partial(self._work, audio, times, phrases, channel), on_end=close
-        )
 
-    async def transcript(
-        self,
-        audio: IOBase | Samples,
-        *,
-        times: bool,
-        phrases: tuple[str, ...] = (),
-        channel: int | None = None,
-    ) -> Transcript:
-        """Return the transcript; takes and raises what `transcribe` does."""
-        results = self.transcribe(audio, times=times, phrases=phrases, channel=channel)
-        async with aclosing(results):
-            while isinstance(result := await anext(results), str):
-                pass
-        return result
+        def work(on_text: Callable[[str], None]) -> Transcript:
+            if isinstance(audio, IOBase):
+                self._check_seconds(declared_seconds(audio))
+            total_seconds = 0.0
+
+            def count(seconds: float) -> None:
+                nonlocal total_seconds
+                total_seconds += seconds
+                self._check_seconds(total_seconds)  # again: the header may declare too few
+                self._metrics.audio.inc(seconds)
+
+            (result,) = self._transcriber.stream(
+                [audio],
+                self.sample_rate,
+                on_seconds=count,
+                on_text=on_text,
+                phrases=phrases,
+                times=times,
+                channel=channel,
+            )
+            if isinstance(result, AudioError):
+                raise ApiError(422, str(result), "file")
+            if isinstance(result, SbkitError):
+                raise result
+            return result
+
+        close = audio.close if isinstance(audio, IOBase) else lambda: None
+        return self._workers.results(work, on_end=close)
 
     async def turns(
         self, phrases: tuple[str, ...], silence: float | None
@@ -423,7 +435,7 @@ class RecognitionService:
             return ()
         samples = np.concatenate(turn.parts)
         start = samples_to_seconds(turn.start, self.sample_rate)
-        transcript = await self.transcript(samples, times=True, phrases=turn.phrases)
+        transcript = await last_of(self.transcribe(samples, times=True, phrases=turn.phrases))
         end = start + transcript.seconds
         words = tuple(word.later(start) for word in transcript.words)
         final = Final(seconds=end, text=transcript.text, start=start, end=end, words=words)
@@ -433,39 +445,6 @@ class RecognitionService:
         self._sessions.close()
         self.batcher.close()
         self._transcriber.close()
-
-    def _work(
-        self,
-        audio: IOBase | Samples,
-        times: bool,
-        phrases: tuple[str, ...],
-        channel: int | None,
-        on_text: Callable[[str], None],
-    ) -> Transcript:
-        if isinstance(audio, IOBase):
-            self._check_seconds(declared_seconds(audio))
-        total_seconds = 0.0
-
-        def count(seconds: float) -> None:
-            nonlocal total_seconds
-            total_seconds += seconds
-            self._check_seconds(total_seconds)  # again: the header may declare too few
-            self._metrics.audio.inc(seconds)
-
-        (result,) = self._transcriber.stream(
-            [audio],
-            self.sample_rate,
-            on_seconds=count,
-            on_text=on_text,
-            phrases=phrases,
-            times=times,
-            channel=channel,
-        )
-        if isinstance(result, AudioError):
-            raise ApiError(422, str(result), "file")
-        if isinstance(result, SbkitError):
-            raise result
-        return result
 
     def _check_seconds(self, seconds: float) -> None:
         if seconds > self._max_seconds:

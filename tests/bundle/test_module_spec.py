@@ -13,7 +13,7 @@ from torch import nn
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import import_user_modules
 from sbkit.bundle.allowed import ALLOWED_TAGS, canonical, find_allowed
-from sbkit.bundle.module_spec import build_from_spec, node_to_spec
+from sbkit.bundle.module_spec import SpecWriter, build_from_spec
 
 
 class Sizes:
@@ -23,7 +23,7 @@ class Sizes:
 
 def plain_of(text: str) -> Any:
     root = YAML().load(text)
-    return node_to_spec(root["part"], key="part", objects={id(root.get("tokenizer")): Sizes()})
+    return SpecWriter("part", {id(root.get("tokenizer")): Sizes()}).write(root["part"])
 
 
 def test_build_restores_a_tree_of_modules() -> None:

@@ -84,7 +84,7 @@ def test_run_without_scores_is_named(run: Path) -> None:
 
 def test_provenance_describes_only_what_the_decoder_uses() -> None:
     decoder = DECODER | {"attention_rescoring": True, "weights": None}
-    record = make_provenance(weights=b"", decoder=decoder, language_models=b"", confidence=None)
+    record = make_provenance(weights=b"", decoder=decoder, language_models=b"")
     assert describe_provenance(record).endswith("decoder beam, beam 8, attention rescoring")
 
 

@@ -9,13 +9,13 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.batch import user_columns
 from sbkit.evaluate.slices import (
     EMPTY_VALUE,
+    length_group,
     measure_slices,
     require_columns,
-    slice_columns,
     write_slices,
 )
 
-COLUMNS = [("ann", "en"), ("bob", "en"), ("ann", "fr"), ("", "fr")]
+COLUMNS = {"speaker": ["ann", "bob", "ann", ""], "language": ["en", "en", "fr", "fr"]}
 
 
 def mean(results: Any) -> dict[str, float]:
@@ -23,7 +23,7 @@ def mean(results: Any) -> dict[str, float]:
 
 
 def test_slices_measure_each_value_of_each_column(tmp_path: Path) -> None:
-    slices = measure_slices(["speaker", "language"], COLUMNS, [1, 2, 3, 6], mean)
+    slices = measure_slices(COLUMNS, [1, 2, 3, 6], mean)
     assert slices == {
         "speaker": {
             EMPTY_VALUE: {"utterances": 1, "mean": 6.0},
@@ -42,12 +42,9 @@ def test_slices_measure_each_value_of_each_column(tmp_path: Path) -> None:
     assert [row.split("\t")[1] for row in hostile] == ["'=cmd|' /C calc'!A0", r"a\x1b[2Jb"]
 
 
-def test_slice_columns_groups_lengths_unless_the_data_has_them() -> None:
-    samples = [0, 31_999, 32_000, 100_000, 320_000]
-    values = slice_columns(["speaker", "length"], {"speaker": [*"abcde"]}, samples, 16_000)
-    lengths = ["00 to 02 s", "00 to 02 s", "02 to 05 s", "05 to 10 s", "20 s or more"]
-    assert values == [*zip("abcde", lengths, strict=True)]
-    assert slice_columns(["length"], {"length": ["short"]}, [1], 16_000) == [("short",)]
+def test_lengths_are_grouped() -> None:
+    groups = ["00 to 02 s", "00 to 02 s", "02 to 05 s", "05 to 10 s", "20 s or more"]
+    assert [*map(length_group, (0, 1.99, 2, 6.25, 20))] == groups
 
 
 def test_require_columns_refuses_a_missing_column() -> None:

@@ -167,7 +167,7 @@ def test_vocoder_is_validated_on_middle_of_clip_without_edges(
     assert outputs.segment_lengths.tolist() == [40 * FRAME, 30 * FRAME]
     assert torch.equal(outputs.segment[0], audio[0, 10 * FRAME : 50 * FRAME])
     assert torch.equal(outputs.segment[1, : 30 * FRAME], audio[1, FRAME : 31 * FRAME])
-    features, _ = brain.network.features(audio, batch.audio_lengths)
+    features, _ = brain.network.compute_features(audio, batch.audio_lengths)
     decoded = brain.network.vocode(features[:1, 9:51], torch.ones(1, 42, 1))
     torch.testing.assert_close(outputs.decoded[:1], decoded[:, FRAME:-FRAME])
     assert not outputs.segment[1, 30 * FRAME :].any() and not outputs.decoded[1, 30 * FRAME :].any()

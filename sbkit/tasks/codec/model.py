@@ -5,6 +5,7 @@ codebook.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -63,23 +64,15 @@ class FiniteScalarQuantizer(nn.Module):
         return self.from_levels((centered_digits * 2 / (self.levels - 1)).flatten(2))
 
 
+@dataclass(eq=False, kw_only=True)
 class CodecModel:
     """A codec as one model: encoder, quantizer and decoder."""
 
-    def __init__(
-        self,
-        *,
-        model: nn.ModuleList,
-        compute_features: LogMel,
-        encoder: VocoderEncoder,
-        quantizer: FiniteScalarQuantizer,
-        decoder: VocoderDecoder,
-    ) -> None:
-        self.model = model
-        self.features = compute_features
-        self.encoder = encoder
-        self.quantizer = quantizer
-        self.decoder = decoder
+    model: nn.ModuleList
+    compute_features: LogMel
+    encoder: VocoderEncoder
+    quantizer: FiniteScalarQuantizer
+    decoder: VocoderDecoder
 
     @property
     def settings(self) -> dict[str, object]:
@@ -87,7 +80,7 @@ class CodecModel:
         return {
             "groups": space.groups,
             "levels": space.levels,
-            "frame": self.features.frame_samples,
+            "frame": self.compute_features.frame_samples,
             "encoder_context": self.encoder.context,
             "decoder_context": self.decoder.context,
         }
@@ -121,7 +114,7 @@ class CodecModel:
     def _quantize(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return quantized states, codes, the number of frames (B,), and their mask (B, U, 1)."""
         with torch.autocast(audio.device.type, enabled=False):
-            features, frames = self.features(audio.float(), lengths)
+            features, frames = self.compute_features(audio.float(), lengths)
         mask = length_mask(frames, features.shape[1], features.device).unsqueeze(2).float()
         states, codes = self.quantizer(self.encoder(features, mask))
         return states, codes, frames, mask

@@ -28,32 +28,26 @@ class VoiceState(NetworkState):
     hidden: Tensor  # (B, 1, D): the state of the GRU
 
 
+@dataclass(eq=False, kw_only=True)
 class VoiceActivityModel:
     """A detector for whole clips, and a `StreamingNetwork` whose chunks are frames."""
 
-    def __init__(
-        self,
-        *,
-        model: nn.ModuleList,
-        compute_features: Fbank,
-        normalize: nn.Module,
-        conv: nn.Conv1d,
-        rnn: nn.GRU,
-        speech_lin: nn.Linear,
-    ) -> None:
-        parts = {"normalize": normalize, "conv": conv, "rnn": rnn, "speech_lin": speech_lin}
-        require_registered(model, parts)
-        self.model = model
-        require_causal_level(compute_features)
-        self.features = FeatureExtractor(compute_features)
-        self._fbank = compute_features
-        self.normalize = normalize
-        self.conv = conv
-        self.rnn = rnn
-        self.speech_lin = speech_lin
-        shift = shift_samples(compute_features.sample_rate)
-        self.min_samples = window_samples(compute_features.sample_rate)
-        self.chunk_shift_samples = self.samples_per_frame = conv.stride[0] * shift
+    model: nn.ModuleList
+    compute_features: Fbank
+    normalize: nn.Module
+    conv: nn.Conv1d
+    rnn: nn.GRU
+    speech_lin: nn.Linear
+
+    def __post_init__(self) -> None:
+        names = ("normalize", "conv", "rnn", "speech_lin")
+        require_registered(self.model, {name: getattr(self, name) for name in names})
+        require_causal_level(self.compute_features)
+        self.features = FeatureExtractor(self.compute_features)
+        rate = self.compute_features.sample_rate
+        shift = shift_samples(rate)
+        self.min_samples = window_samples(rate)
+        self.chunk_shift_samples = self.samples_per_frame = self.conv.stride[0] * shift
         self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
 
     def as_streaming(self) -> Self:
@@ -81,7 +75,9 @@ class VoiceActivityModel:
 
         audio: chunk_samples + (U - 1) * chunk_shift_samples samples, for sessions that continue.
         """
-        features, lengths, level = self._fbank.forward_chunk(audio, audio_lengths, state.level)
+        features, lengths, level = self.compute_features.forward_chunk(
+            audio, audio_lengths, state.level
+        )
         x = torch.cat([state.features, self.normalize(features)], 1)  # (B, K + T, M)
         y = silu(self.conv(x))
         y, hidden = self.rnn(y, state.hidden.transpose(0, 1).contiguous())

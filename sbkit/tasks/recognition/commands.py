@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -50,18 +51,14 @@ def transcribe(options: Namespace) -> int:
         from sbkit.tasks.recognition.live import transcribe_live
 
         return transcribe_live(options)
-    from sbkit.tasks.recognition.recordings import (
-        find_audio,
-        open_errors,
-        open_transcriber,
-        show_seconds,
-    )
+    from sbkit.tasks.recognition.recordings import find_audio, open_transcriber, show_seconds
 
     with find_audio(options.files, options.raw_rate) as files:
         _check_output(options, files)  # of all parts, which may share a folder
         share = (options.part or Share()).of(files)
+        file = options.errors  # is opened early: if it cannot be written, nothing is read
         with (
-            open_errors(options.errors) as errors,
+            nullcontext() if file is None else file.open("w", encoding="utf-8") as errors,
             open_transcriber(options, times=options.format != "text") as transcriber,
             show_seconds("transcribing", share) as on_seconds,
         ):
@@ -76,15 +73,16 @@ def _write_results(
     errors: TextIO | None,
 ) -> int:
     """Write the result of each file, or print its error; return the exit code."""
-    from sbkit.tasks.recognition.recordings import report_error
-
     num_failed = 0
     for file, result in zip(files, results, strict=True):
         if not isinstance(result, SbkitError):
             _write(file, result, options, with_name=len(files) > 1 or options.part is not None)
             continue
         num_failed += 1
-        report_error(file, result, errors)
+        print(result, file=sys.stderr)
+        if errors is not None:
+            line = json.dumps({"file": str(file), "error": str(result)}, ensure_ascii=False)
+            print(printable_json(line), file=errors, flush=True)
     if len(files) > 1:
         line = f"{len(files) - num_failed} written, {num_failed} failed"
         if num_failed:

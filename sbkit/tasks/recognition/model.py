@@ -6,7 +6,7 @@ bins, D model width, V vocabulary.
 Training, transcription and export all call this model.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -161,30 +161,26 @@ class AsrModel(AcousticModel):
         return None
 
 
+@dataclass(eq=False)
 class StreamingAsrModel:
     """A recognizer as a `StreamingNetwork`, which holds no state of any session."""
 
-    def __init__(
-        self,
-        model: AsrModel,
-        features: Fbank,
-        front_end: ConvFrontEnd,
-        encoder: Transformer,
-        chunk_frames: int,
-    ) -> None:
-        self._model = model
-        self._features = features
-        self._front_end = front_end
-        self._encoder = encoder
-        shift = shift_samples(features.sample_rate)
-        self.min_samples = window_samples(features.sample_rate)
-        self.chunk_shift_samples = chunk_frames * front_end.subsampling.stride * shift
+    model: AsrModel
+    features: Fbank
+    front_end: ConvFrontEnd
+    encoder: Transformer
+    chunk_frames: int
+
+    def __post_init__(self) -> None:
+        shift = shift_samples(self.features.sample_rate)
+        self.min_samples = window_samples(self.features.sample_rate)
+        self.chunk_shift_samples = self.chunk_frames * self.front_end.subsampling.stride * shift
         self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
 
     def start(self) -> EncoderState:
-        start = self._front_end.start()
+        start = self.front_end.start()
         level = start["features"].new_zeros(1, 2)
-        return EncoderState(level=level, **start, **self._encoder.start())
+        return EncoderState(level=level, **start, **self.encoder.start())
 
     def forward_chunk(
         self, audio: Tensor, audio_lengths: Tensor, state: EncoderState
@@ -193,11 +189,11 @@ class StreamingAsrModel:
 
         audio_lengths: ``chunk_samples``, or less for a session that ends with this chunk.
         """
-        features, lengths, level = self._features.forward_chunk(audio, audio_lengths, state.level)
+        features, lengths, level = self.features.forward_chunk(audio, audio_lengths, state.level)
         state = replace(state, level=level)
-        x, lengths, state = self._front_end.forward_chunk(features, lengths, state)
-        states, state = self._encoder.forward_chunk(x, lengths, state)
-        return self._model.ctc_log_probs(states), lengths, state
+        x, lengths, state = self.front_end.forward_chunk(features, lengths, state)
+        states, state = self.encoder.forward_chunk(x, lengths, state)
+        return self.model.ctc_log_probs(states), lengths, state
 
 
 def require_frame_length(front_end: nn.Module | None, encoder: nn.Module | None) -> None:

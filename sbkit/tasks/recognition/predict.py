@@ -290,46 +290,38 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
     def _encode_batches(
         self, audios: Iterable[AudioSource], sample_rate: float | None, channel: int | None
     ) -> Iterator[tuple[list[_SegmentResult], list[DecoderInput]]]:
-        """Read ahead, and run the model; yield results, and the decoder's input of each segment."""
+        """Read ahead, and run the model; yield results, and the decoder's input of each segment.
+
+        The inputs lack the frames that the previous segment or the next one provides.
+        """
+        frame_samples = self._model.samples_per_frame
+        silent = self._bundle.tokenizer.silent
         frames_to_skip = 0  # of the next segment, which belong to the previous one
         results = self._read(audios, sample_rate, channel)
         for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
-            inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip)
-            yield batch, inputs
-
-    def _decoder_inputs(
-        self, batch: Sequence[_SegmentResult], frames_to_skip: int
-    ) -> tuple[list[DecoderInput], int]:
-        """Run the model on the segments of a batch, and return the inputs of the decoder.
-
-        They lack the frames that the previous segment or the next one provides. Return also how
-        many frames the first segment of the next batch must skip.
-        """
-        segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
-        names = dict.fromkeys(item.file or "an array" for item in batch)
-        with model_errors(listed(names)):
-            outputs = iter(self._encode([segment.samples for segment in segments]))
-        frame_samples = self._model.samples_per_frame
-        silent = self._bundle.tokenizer.silent
-        inputs: list[DecoderInput] = []
-        for item in batch:
-            segment = item.segment
-            if isinstance(segment, SbkitError):
-                frames_to_skip = 0
-                continue
-            encoded = next(outputs)
-            end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
-            last_sample = end * frame_samples if segment.overlap else len(segment.samples)
-            first_sample = frames_to_skip * frame_samples
-            inputs.append(
-                self._bundle.decoder_input(
-                    encoded.part(frames_to_skip, end),
-                    samples=last_sample - first_sample,
-                    start=self._seconds(segment.start + first_sample),
+            segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
+            names = dict.fromkeys(item.file or "an array" for item in batch)
+            with model_errors(listed(names)):
+                outputs = iter(self._encode([segment.samples for segment in segments]))
+            inputs: list[DecoderInput] = []
+            for item in batch:
+                segment = item.segment
+                if isinstance(segment, SbkitError):
+                    frames_to_skip = 0
+                    continue
+                encoded = next(outputs)
+                end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
+                last_sample = end * frame_samples if segment.overlap else len(segment.samples)
+                first_sample = frames_to_skip * frame_samples
+                inputs.append(
+                    self._bundle.decoder_input(
+                        encoded.part(frames_to_skip, end),
+                        samples=last_sample - first_sample,
+                        start=self._seconds(segment.start + first_sample),
+                    )
                 )
-            )
-            frames_to_skip = skipped_by_next
-        return inputs, frames_to_skip
+                frames_to_skip = skipped_by_next
+            yield batch, inputs
 
     def _join(
         self, recognized: Sequence[Recognition], file: str | None, last: Segment, nbest: int

@@ -1,25 +1,23 @@
 """The recordings that a command reads, with their progress and their errors."""
 
-import json
 import os
 import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from glob import glob, has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 import soundfile
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.decode import check_rate
 from sbkit.audio.io import declared_seconds, find_audio_files, stream_audio
-from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.machine import usable_cores
-from sbkit.base.messages import printable_json
 from sbkit.logs.progress import progress_bar, shows_progress
 from sbkit.runtime.runtimes import model_options
 from sbkit.tasks.detection.predict import open_detector
@@ -103,22 +101,9 @@ def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:
     return transcriber
 
 
-def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
-    """Open the file of ``--errors`` early: if it cannot be written, nothing is read."""
-    return nullcontext() if file is None else file.open("w", encoding="utf-8")
-
-
 def show_seconds(
     title: str, files: Sequence[Path]
 ) -> AbstractContextManager[Callable[[float], object]]:
     """Show how many seconds of audio are done; yield a function that adds to them."""
     seconds = sum(map(declared_seconds, files)) if shows_progress.get() else None
     return progress_bar(title, seconds)
-
-
-def report_error(file: Path, error: SbkitError, errors: TextIO | None) -> None:
-    """Print the error of a file, and write it to the file of ``--errors``."""
-    print(error, file=sys.stderr)
-    if errors is not None:
-        line = json.dumps({"file": str(file), "error": str(error)}, ensure_ascii=False)
-        print(printable_json(line), file=errors, flush=True)

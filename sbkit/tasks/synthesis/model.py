@@ -4,6 +4,8 @@ Legend: B utterances, L symbols, U frames of 25 ms, M mel bins, D model width, S
 consists of two hops, so that its features have 2 M values.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -224,6 +226,7 @@ class MelDecoder(nn.Module):
         return features * self.normalize.std + self.normalize.mean
 
 
+@dataclass(eq=False, kw_only=True)
 class SynthesisModel:
     """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder.
 
@@ -231,35 +234,27 @@ class SynthesisModel:
     of a single tensor.
     """
 
-    def __init__(
-        self,
-        *,
-        model: nn.ModuleList,
-        compute_features: LogMel,
-        aligner: DurationAligner,
-        text_encoder: TextEncoder,
-        adaptor: VarianceAdaptor,
-        mel_decoder: MelDecoder,
-        vocoder_encoder: VocoderEncoder,
-        vocoder_decoder: VocoderDecoder,
-    ) -> None:
-        if compute_features.hop_samples != vocoder_decoder.hop_samples:
+    model: nn.ModuleList
+    compute_features: LogMel
+    aligner: DurationAligner
+    text_encoder: TextEncoder
+    adaptor: VarianceAdaptor
+    mel_decoder: MelDecoder
+    vocoder_encoder: VocoderEncoder
+    vocoder_decoder: VocoderDecoder
+
+    def __post_init__(self) -> None:
+        hop, decoder_hop = self.compute_features.hop_samples, self.vocoder_decoder.hop_samples
+        if hop != decoder_hop:
             raise ConfigError(
-                f"`vocoder_decoder` has a hop of {vocoder_decoder.hop_samples}, but "
-                f"`compute_features` has {compute_features.hop_samples}. Let both refer to one key."
+                f"`vocoder_decoder` has a hop of {decoder_hop}, but `compute_features` has {hop}. "
+                "Let both refer to one key."
             )
-        self.model = model
-        self.features = compute_features
-        self.aligner = aligner
-        self.text_encoder = text_encoder
-        self.adaptor = adaptor
-        self.mel_decoder = mel_decoder
-        self.vocoder_encoder = vocoder_encoder
-        self.vocoder_decoder = vocoder_decoder
 
     @property
     def settings(self) -> dict[str, object]:
-        return {"symbol_type": self.text_encoder.symbol_type, "frame": self.features.frame_samples}
+        frame = self.compute_features.frame_samples
+        return {"symbol_type": self.text_encoder.symbol_type, "frame": frame}
 
     def align(
         self, symbols: Tensor, symbol_lengths: Tensor, features: Tensor, frames: Tensor
@@ -301,6 +296,6 @@ class SynthesisModel:
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
         """Vocode the features of audio in the scale of int16: (B, S), (B,) -> (B, S)."""
-        features, frames = self.features(audio / FULL_SCALE, audio_lengths)
+        features, frames = self.compute_features(audio / FULL_SCALE, audio_lengths)
         mask = length_mask(frames, features.shape[1], features.device).unsqueeze(2).float()
         return self.vocode(features, mask)[:, : audio.shape[1]]
