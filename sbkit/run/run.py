@@ -20,7 +20,7 @@ from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
-from sbkit.base.imports import importing, reading_data
+from sbkit.base.imports import reading_data
 from sbkit.base.kept import default_cache
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
@@ -209,7 +209,7 @@ class Run:
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
         self._require_current()
-        with quiet(), importing():
+        with quiet():
             return check_run(Declared(self.values)).findings
 
     def test(self) -> Mapping[str, FigureDict]:
@@ -320,11 +320,10 @@ class Run:
         """
         self._require_current()
         if self._setup is None:
-            with importing():
-                with main_rank_first():
-                    data = prepare_data(self.values)
-                    write_labels(data)
-                self._setup = build_run(data)
+            with main_rank_first():
+                data = prepare_data(self.values)
+                write_labels(data)
+            self._setup = build_run(data)
             require_same_on_ranks(data)
         return self._setup
 
@@ -406,7 +405,6 @@ class Run:
             process_group(device),
             isolated_rng(device),
             ExitStack() as lock,
-            importing(),
         ):
             with main_rank_first():
                 if rank() == 0:  # before anything in the folder is written

@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.base import imports
 from sbkit.base.errors import ConfigError
-from sbkit.base.imports import import_user_modules, importing, user_sources
+from sbkit.base.imports import import_user_modules, user_sources
 from sbkit.config.hparams import load_hparams
 from sbkit.export.export import source_files
 from sbkit.train.setup import read_values
@@ -83,8 +83,7 @@ def test_edited_part_of_a_package_takes_effect(tmp_path: Path) -> None:
     assert {*user_sources("my_lab.models")} == {"my_lab.models", "my_lab.sizes"}
     write(tmp_path, {"my_lab/sizes": "SIZE = 64"})
     assert build(tmp_path, "my_lab.models.Encoder").size == 64
-    with importing():
-        assert import_module("my_lab").models.Encoder.size == 64
+    assert import_module("my_lab").models.Encoder.size == 64
 
 
 def test_helper_that_is_imported_by_a_text_takes_effect(tmp_path: Path) -> None:
