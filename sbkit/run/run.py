@@ -9,6 +9,7 @@ import gc
 import logging
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -214,7 +215,6 @@ class Run:
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
-        self._require_current()
         with self._session() as text_log:
             setup = self.prepare()
             setup.make_run_config().check_effective(self.folder)
@@ -248,7 +248,8 @@ class Run:
         """
         self._require_model()
         bundle = self.folder / BUNDLE
-        modules = modules_of_bundle(bundle) if bundle.exists() else frozenset[str]()
+        named = modules_of_bundle(bundle) if bundle.exists() else ()
+        modules = frozenset(name for name in named if name in sys.modules)  # run no stranger's
         return export_run(
             self.folder, Path(out), formats=formats, license=license, user_modules=modules
         )

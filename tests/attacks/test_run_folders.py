@@ -1,5 +1,6 @@
 """A run folder is data: none of its modules runs unless `--import` names it."""
 
+import json
 import py_compile
 import re
 import shutil
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from sbkit.base import imports
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.run_config import read_run_knobs
 from sbkit.commands.cli import run
+from sbkit.export.export import export_run
 from sbkit.run.run import Run
 from sbkit.runtime.test_sets import prepare_test_sets
 from tests.runs import Workplace
@@ -80,6 +83,16 @@ def test_score_runs_a_module_of_a_run_folder_only_if_it_is_named(
     assert not (folder / "evil.ran").exists() and str(folder) not in sys.path
     run(["score", str(folder), "--import", "evil"])
     assert capsys.readouterr().out.startswith("test: CER")
+
+
+def test_export_of_a_run_runs_no_module_of_its_bundle(folder: Path) -> None:
+    export_run(folder, folder / "bundle")
+    config = folder / "bundle/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "user_modules": ["evil"]}))
+    (folder / "bundle/evil.py").write_text(EVIL)
+    write_checksums(folder / "bundle")
+    Run.open(folder).export(folder.parent / "out")
+    assert "evil" not in sys.modules
 
 
 def test_module_beside_the_yaml_of_a_run_is_imported_from_there(
