@@ -231,10 +231,7 @@ def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
-def load_hparams(
-    yaml_file: Path | str,
-    overrides: Mapping[str, object],
-) -> Knobs:
+def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     """Check the ranges of all values, and build everything that the file declares.
 
     overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.
