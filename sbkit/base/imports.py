@@ -237,19 +237,21 @@ def require_current(names: Iterable[str] = (), classes: Iterable[type] = ()) -> 
     paths = {path for name in names for path in accumulate(name.split("."), "{}.{}".format)}
     loaders = {name: _variables(name).get("__loader__") for name in [*sys.modules]}
     ours = {name for name, loader in loaders.items() if getattr(loader, "is_ours", False)}
-    own = user_sources(*(loaders.keys() - ours), *given)
-    for name in filter(_has_changed, own.keys() & user_sources(*given, *paths)):
+    needed = user_sources(*given, *paths)
+    invalidate_caches()
+    changed = {*filter(_has_changed, ours | needed.keys())}
+    own = user_sources(*(loaders.keys() - ours), *given) if changed else {}
+    for name in changed & needed.keys() & own.keys():
         raise ConfigError(
             f"{name.replace('.', '/')}.py has changed since this kernel imported it. Restart the "
             "kernel."
         )
     ours -= own.keys()
-    is_old = any(map(_has_changed, ours))
+    is_old = not changed.isdisjoint(ours)
     for name in ours if is_old else ():
         parent, _, child = name.rpartition(".")
         _variables(parent).pop(child, None)
         del sys.modules[name]
-    invalidate_caches()
     return is_old
 
 
