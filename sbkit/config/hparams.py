@@ -132,6 +132,11 @@ class Resolved:
     tree: CommentedMap  # with the references resolved, too
     defaults: Sequence[str]  # the keys that the YAML leaves out and no override sets
 
+    @cached_property
+    def text(self) -> str:
+        """The YAML with its references resolved."""
+        return _dump(self.tree)
+
     @property
     def one_file(self) -> str:
         """The YAML merged with its base, overrides and defaults; references and comments stay."""
@@ -252,7 +257,7 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knob
             return value
 
     try:
-        return Knobs(load_hyperpyyaml(_dump(resolved.tree), loader=TracingLoader))
+        return Knobs(load_hyperpyyaml(resolved.text, loader=TracingLoader))
     except Exception as error:  # of any class or function that the YAML names
         raise ConfigError(_describe(error, path, resolved.document)) from error
 
