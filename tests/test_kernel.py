@@ -42,31 +42,25 @@ epochs.limit = 4
 with log_to_screen():
     brain.fit(epochs, data, data, train_loader_kwargs={"batch_size": 2})
 """
-TRAIN = """
-import os
-os.environ["SBKIT_CACHE"] = {cache!r}
-from sbkit import Run
-from sbkit.config.overrides import parse_overrides
-from tests.runs import TINY
-more = {{"data_folder": {data!r}, "output_folder": {folder!r}, "number_of_epochs": 1}}
-run = Run("mine.yaml", {{**parse_overrides(TINY), **more}})
-run.train()
-factors = [part.factor for part in run.model.modules() if hasattr(part, "factor")]
-print("head", *factors, run.history[0]["valid_loss"])
-"""
-EDIT = """
-from pathlib import Path
-Path("my_sizes.py").write_text("FACTOR = {factor}")
-"""
 HEAD = """
 import torch
 from my_sizes import FACTOR
 
 class Head(torch.nn.Linear):
     factor = FACTOR
+"""
+TRAIN = """
+from pathlib import Path
+from sbkit import Run
+from sbkit.config.overrides import parse_overrides
+from tests.runs import TINY
 
-    def forward(self, x):
-        return self.factor * super().forward(x)
+def train(name, factor):
+    Path("my_sizes.py").write_text(f"FACTOR = {{factor}}")
+    overrides = {{**parse_overrides(TINY), "data_folder": {data!r}, "number_of_epochs": 1}}
+    run = Run("mine.yaml", overrides | {{"output_folder": name}})
+    run.train()
+    print("head", *[part.factor for part in run.model.modules() if hasattr(part, "factor")])
 """
 
 
@@ -107,18 +101,16 @@ def test_edited_module_takes_effect_in_the_next_run_of_a_cell(
 ) -> None:
     """The old class used to train, and the bundle to hold the new source beside its weights."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     text = (ROOT / "hparams/ctc.yaml").read_text()
     text = text.replace("ctc_lin: !new:torch.nn.Linear", "ctc_lin: !new:my_models.Head")
     (tmp_path / "mine.yaml").write_text(text)
     (tmp_path / "my_models.py").write_text(HEAD)
-    paths = {"data": str(workplace.release), "cache": str(workplace.cache)}
-    trains = [TRAIN.format(folder=str(tmp_path / name), **paths) for name in "abc"]
-    edits = [EDIT.format(factor=factor) for factor in (1, 3, 5)]
     own_import = "import sys; del sys.modules['my_sizes']; import my_sizes"
-    cells = [edits[0], trains[0], edits[1], trains[1], own_import, edits[2], trains[2]]
-    outputs = run_cells(cells, tmp_path)
-    heads = [line for cell in outputs for line in printed_lines(cell) if line.startswith("head")]
-    assert [head.split()[1] for head in heads] == ["1", "3"] and len({*heads}) == 2
+    trains = ["train('a', 1)", "train('b', 3)", own_import, "train('c', 5)"]
+    outputs = run_cells([TRAIN.format(data=str(workplace.release)), *trains], tmp_path)
+    lines = [line for cell in outputs for line in printed_lines(cell)]
+    assert [line for line in lines if line.startswith("head")] == ["head 1", "head 3"]
     assert outputs[-1][-1].evalue.startswith("my_sizes.py has changed since this kernel imported")
     for name, factor in (("a", 1), ("b", 3)):
         source = (tmp_path / name / "bundle/my_sizes.py").read_text()

@@ -64,10 +64,9 @@ def find_damage(folder: Path) -> str | None:
     expected = read_checksums(folder)
     if not expected:
         return f"its {CHECKSUMS} cannot be read"
-    unknown = sorted(_files(folder) - expected.keys())
-    unknown = [name for name in unknown if not name.startswith(".")]
-    if unknown:
-        return f"{unknown[0]} has no checksum"
+    for name in sorted(_files(folder) - expected.keys()):
+        if not name.startswith("."):
+            return f"{name} has no checksum"
     for name, digest in expected.items():
         if not (folder / name).is_file():  # reading a device would never end, a pipe never begin
             return f"{name} is missing"

@@ -13,14 +13,14 @@ import site
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from functools import cache
 from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec, resolve_name, spec_from_file_location
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
+from traceback import walk_stack
 from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -76,10 +76,9 @@ OWN_FOLDERS = (Path(__file__).parents[2] / package for package in ("sbkit", "rec
 LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (*FOLDERS, *OWN_FOLDERS))
 INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by PYTHONPATH
 
-_is_importing = ContextVar("is_importing", default=False)
 _read_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # not of `NotedModule`s
 _yaml_folders: list[str] = []  # the entries of sys.path that YAMLs brought, the last one's first
-_data_folders: list[tuple[Path, frozenset[str]]] = []  # with the modules that may be imported
+_data_folders: list[tuple[Path, Collection[str]]] = []  # with the modules that may be imported
 
 
 class NotedModule(SourceFileLoader):
@@ -90,19 +89,16 @@ class NotedModule(SourceFileLoader):
     source: that of a module in a bundle; another one is read when it is imported.
     """
 
-    is_ours = False  # whether sbkit imported it, not the user's own code
+    is_ours = False  # whether sbkit had it imported, not the user's own code
 
     def __init__(self, name: str, path: str, source: bytes | None = None) -> None:
         super().__init__(name, path)
         self.is_bundled, self.source = source is not None, source
 
-    def get_data(self, path: str) -> bytes:
-        if self.source is None or path != self.path:
-            return super().get_data(path)
-        return self.source
-
     def get_code(self, fullname: str) -> CodeType:
-        self.source, self.is_ours = self.get_data(self.path), _is_importing.get()
+        if self.source is None:
+            self.source = self.get_data(self.path)
+        self.is_ours = _is_called_by_sbkit()
         return self.source_to_code(self.source, self.path)
 
 
@@ -110,35 +106,49 @@ class _UserModules(MetaPathFinder):
     """Find what the other finders find; note the user's modules, and refuse those of data."""
 
     def find_spec(self, fullname: str, path: Any, target: object = None) -> ModuleSpec | None:
-        if not _data_folders and path is not None and all(map(_is_library, path)):
-            return None
         spec = _find(fullname, path)
-        _refuse_data(fullname, path, spec)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
-            is_users = not _is_library(spec.loader.path)
-            spec.loader = NotedModule(fullname, spec.loader.path) if is_users else spec.loader
+        for folder, trusted in _data_folders:
+            if spec is None and path is None:  # a run would find it beside its YAML
+                spec = PathFinder.find_spec(fullname, [str(folder)])
+            is_trusted = any(f"{name}.".startswith(f"{fullname}.") for name in trusted)
+            if spec is not None and not is_trusted and _lies_in(folder, spec):
+                raise ConfigError(
+                    f"The module {fullname} lies in {folder}, which is read as data, and importing "
+                    f"it would run its code. If you trust it, pass --import {fullname}, or in "
+                    "Python import it first."
+                )
+        if spec is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        if not _is_library(spec.loader.path):
+            spec.loader = NotedModule(fullname, spec.loader.path)
         return spec
 
 
 def note_user_modules() -> None:
     """Note the source of the user's modules from now on, and of those that are imported."""
     sys.meta_path.insert(0, _UserModules())
-    for name in [*sys.modules]:
-        user_sources(name)
+    user_sources(*sys.modules)
 
 
-@contextmanager
-def importing() -> Iterator[None]:
-    """Note the modules of this block as imported by sbkit, which may import them anew."""
-    token = _is_importing.set(True)
-    try:
-        yield
-    finally:
-        _is_importing.reset(token)
+def _is_called_by_sbkit() -> bool:
+    """Return whether a function of sbkit's imports a module, perhaps through other modules."""
+    for frame, _ in walk_stack(sys._getframe()):
+        caller = frame.f_globals.get("__name__", "")
+        if caller.startswith(("sbkit.", "recipes.")) and caller != __name__:
+            return frame.f_code.co_name != "<module>"  # that one imports what it is made of
+    return False
 
 
 def _is_library(path: str) -> bool:
     return path.startswith(LIBRARIES) or bool(INSTALLED.search(f"{path}{os.sep}"))
+
+
+def _lies_in(folder: Path, spec: ModuleSpec) -> bool:
+    """Return whether the file of a module lies in a folder, perhaps by links."""
+    if not spec.has_location or str(spec.origin).startswith(LIBRARIES):
+        return False
+    parents = Path(str(spec.origin)).absolute().parents
+    return any(parent.resolve().is_relative_to(folder) for parent in parents)
 
 
 def _find(name: str, path: Any) -> ModuleSpec | None:
@@ -239,40 +249,36 @@ def search_folders(folders: Collection[str]) -> None:
     sys.path[:] = [*entries, *_yaml_folders]
 
 
-def require_current(names: Iterable[str], classes: Iterable[type] = ()) -> bool:
+def require_current(names: Iterable[str] = (), classes: Iterable[type] = ()) -> bool:
     """Have all modules that sbkit has imported imported anew, if one of them has changed.
 
-    Return whether they are. Objects that exist keep their classes, and a run that goes on its code.
+    Return whether they are. Objects that exist keep their classes. What the user's own code has
+    imported, or needs for the ``classes`` that it gives, stays.
 
-    names: what the run needs of the user's: modules, or classes in them.
-    classes: those that the user's own code gives.
+    names: what the run needs of the user's, too: modules, or classes in them.
 
-    Raises ConfigError if a module has changed that the user's own code has imported.
+    Raises ConfigError if a module that stays has changed, and the run needs it.
     """
-    if _is_importing.get():
-        return False
-    given = {class_.__module__ for class_ in classes}
-    prefixes = [accumulate(name.split("."), "{}.{}".format) for name in names]
-    needed = user_sources(*given, *chain(*prefixes))
-    kept = user_sources(*given, *(name for name in needed if not _is_ours(name)))
-    for name in filter(_has_changed, kept):
+    given = {base.__module__ for class_ in classes for base in class_.__mro__}
+    paths = {path for name in names for path in accumulate(name.split("."), "{}.{}".format)}
+    loaders = {name: _variables(name).get("__loader__") for name in [*sys.modules]}
+    ours = {name for name, loader in loaders.items() if getattr(loader, "is_ours", False)}
+    needed = user_sources(*given, *paths)
+    invalidate_caches()
+    changed = {*filter(_has_changed, ours | needed.keys())}
+    own = user_sources(*(loaders.keys() - ours), *given) if changed else {}
+    for name in changed & needed.keys() & own.keys():
         raise ConfigError(
             f"{name.replace('.', '/')}.py has changed since this kernel imported it. Restart the "
             "kernel."
         )
-    ours = {*filter(_is_ours, [*sys.modules])} - kept.keys()
-    is_old = any(map(_has_changed, ours))
+    ours -= own.keys()
+    is_old = not changed.isdisjoint(ours)
     for name in ours if is_old else ():
         parent, _, child = name.rpartition(".")
         _variables(parent).pop(child, None)
         del sys.modules[name]
-    invalidate_caches()
     return is_old
-
-
-def _is_ours(name: str) -> bool:
-    loader = _variables(name).get("__loader__")
-    return isinstance(loader, NotedModule) and loader.is_ours
 
 
 def _has_changed(name: str) -> bool:
@@ -286,28 +292,11 @@ def _has_changed(name: str) -> bool:
 @contextmanager
 def reading_data(folder: Path, trusted: Collection[str] = ()) -> Iterator[None]:
     """Refuse in this block to import a module that lies in a folder, except ``trusted`` ones."""
-    entry = (folder.resolve(), frozenset(trusted))
-    _data_folders.append(entry)
+    _data_folders.append((folder.resolve(), trusted))
     try:
         yield
     finally:
-        _data_folders.remove(entry)
-
-
-def _refuse_data(name: str, path: object, spec: ModuleSpec | None) -> None:
-    for folder, trusted in _data_folders:
-        if spec is None and path is None:  # a run would find it beside its YAML
-            spec = PathFinder.find_spec(name, [str(folder)])
-        if spec is None or not spec.has_location or str(spec.origin).startswith(LIBRARIES):
-            continue
-        file = Path(str(spec.origin)).absolute()
-        parents = {*(parent.resolve() for parent in file.parents), *file.resolve().parents}
-        if folder in parents and not any(f"{t}.".startswith(f"{name}.") for t in trusted):
-            raise ConfigError(
-                f"The module {name} lies in {folder}, which is read as data, and importing it "
-                f"would run its code. If you trust it, pass --import {name}, or in Python import "
-                "it first."
-            )
+        _data_folders.pop()
 
 
 # -- `--import` ------------------------------------------------------------------------------------
@@ -324,10 +313,10 @@ class _BundledModules(MetaPathFinder):
         is_package = any(name.startswith(f"{fullname}.") for name in self._modules)
         if module is None:
             return ModuleSpec(fullname, None, is_package=True) if is_package else None
-        spec = spec_from_file_location(fullname, module.path, loader=module)
-        if spec is not None and is_package:
-            spec.submodule_search_locations = []
-        return spec
+        inside: list[str] | None = [] if is_package else None
+        return spec_from_file_location(
+            fullname, module.path, loader=module, submodule_search_locations=inside
+        )
 
 
 def import_user_modules(
@@ -362,7 +351,16 @@ def import_user_modules(
     sys.meta_path.append(finder)
     try:
         for name in names:
-            _import_user_module(name)
+            if name not in sys.modules and (spec := find_spec(name)) is not None:
+                logger.info(f"--import {name}: running {spec.origin}")
+            import_module(name)
+    except SbkitError:
+        raise
+    except Exception as error:  # the user's module may fail in any way
+        raise ConfigError(
+            f"The user's module {name} cannot be imported: it raised {type(error).__name__} "
+            f"({error}). Start in the folder of {name}.py, or put that folder on PYTHONPATH."
+        ) from error
     finally:
         sys.meta_path.remove(finder)
     for name, module in bundled:
@@ -374,18 +372,3 @@ def import_user_modules(
                 "name. Use these bundles in different processes, or restart this one."
             )
     return frozenset(names)
-
-
-@importing()
-def _import_user_module(name: str) -> None:
-    try:
-        if name not in sys.modules and (spec := find_spec(name)) is not None:
-            logger.info(f"--import {name}: running {spec.origin}")
-        import_module(name)
-    except SbkitError:
-        raise
-    except Exception as error:  # the user's module may fail in any way
-        raise ConfigError(
-            f"The user's module {name} cannot be imported: it raised {type(error).__name__} "
-            f"({error}). Start in the folder of {name}.py, or put that folder on PYTHONPATH."
-        ) from error

@@ -2,12 +2,11 @@
 
 import math
 import pydoc
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.imports import importing, search_folders
 
 DAY = 24 * 60 * 60  # seconds
 
@@ -218,13 +217,8 @@ def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] =
         raise ConfigError(error)
 
 
-@importing()
-def ranges_of(name: str, folders: Collection[str] = ()) -> Mapping[str, Range]:
-    """Return the ranges that a class declares for its arguments, or a recipe for its keys.
-
-    name: of the class or recipe, dotted; folders: in which its module may lie, too.
-    """
-    search_folders(folders)
+def ranges_of(name: str) -> Mapping[str, Range]:
+    """Return the ranges that the class of a dotted name declares for its arguments, or a recipe."""
     try:
         builder = pydoc.locate(name)
     except pydoc.ErrorDuringImport:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.imports import importing
 from sbkit.logs.metric import LOSS, Metrics
 
 Labels = Any  # the object that a task makes from its label file
@@ -186,7 +185,6 @@ def dotted_path(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-@importing()
 def load_task(name: str, *, user_modules: frozenset[str] = frozenset()) -> Task:
     """Import the task with a dotted path, from `sbkit.tasks` or one of ``user_modules``.
 

@@ -27,11 +27,11 @@ REPLACED = "+replaced"  # suffix of a checkpoint while another one takes its nam
 _locked: dict[Path, int] = {}  # the descriptors of the folders that this process has locked
 
 
-def lock_folder(folder: Path) -> Path:
-    """Create a folder and lock it; return it as `unlock_folder` takes it, with symlinks resolved.
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Create a folder, and lock it inside a `with` statement; the lock ends with the process, too.
 
-    The lock ends with `unlock_folder`, or with the process. A file system without locks, as on some
-    clusters, is used without one.
+    A file system without locks, as on some clusters, is used without one.
 
     Raises:
         ConfigError: the folder is locked already, or no checkpoint could be saved there.
@@ -45,17 +45,21 @@ def lock_folder(folder: Path) -> Path:
             "already. Wait until that has ended, or choose another `output_folder`."
         )
     _require_renaming(folder)
-    descriptor = open_lock(folder)
-    if not try_lock(descriptor):
-        os.close(descriptor)
-        raise ConfigError(
-            f"Only one run at a time may save to {folder}, but another one is training there. Wait "
-            "for it, stop it, or choose another `output_folder`."
-        )
-    if not try_lock(descriptor, if_unsupported=False):
-        logger.info(f"note: the file system of {folder} has no locks. Start only one run there.")
-    _locked[resolved] = descriptor
-    return resolved
+    descriptor = _locked[resolved] = open_lock(folder)
+    try:
+        if not try_lock(descriptor):
+            raise ConfigError(
+                f"Only one run at a time may save to {folder}, but another one is training there. "
+                "Wait for it, stop it, or choose another `output_folder`."
+            )
+        if not try_lock(descriptor, if_unsupported=False):
+            logger.info(
+                f"note: the file system of {folder} has no locks. Start only one run there."
+            )
+        yield
+    finally:
+        if _locked.pop(resolved, None) is not None:  # a forked worker has closed it
+            os.close(descriptor)
 
 
 def _require_renaming(folder: Path) -> None:
@@ -73,23 +77,6 @@ def _require_renaming(folder: Path) -> None:
     finally:
         for path in (probe, renamed):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def unlock_folder(folder: Path) -> None:
-    """Unlock a folder, and close its descriptor, if this process has locked it."""
-    descriptor = _locked.pop(folder.resolve(), None)
-    if descriptor is not None:
-        os.close(descriptor)
-
-
-@contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder inside a `with` statement; raises as `lock_folder`."""
-    locked = lock_folder(folder)
-    try:
-        yield
-    finally:
-        unlock_folder(locked)
 
 
 def _close_inherited_locks() -> None:

@@ -23,7 +23,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_text_atomically
-from sbkit.base.imports import importing, require_current, search_folders
+from sbkit.base.imports import search_folders
 from sbkit.base.ranges import KEYS, REQUIRED, ranges_of, refusal, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
@@ -209,8 +209,8 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
     if RECIPE not in root:
         return []
     for name in overrides.keys() - root.keys() - KEYS.keys():
-        require_current([str(root[RECIPE])])
-        if name in ranges_of(str(root[RECIPE]), document.module_folders):
+        search_folders(document.module_folders)
+        if name in ranges_of(str(root[RECIPE])):
             root[name] = None
     names = [name for name in KEYS if name not in root and KEYS[name].default is not REQUIRED]
     defaults = [name for name in names if name not in overrides]
@@ -231,11 +231,7 @@ def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
-@importing()
-def load_hparams(
-    yaml_file: Path | str,
-    overrides: Mapping[str, object],
-) -> Knobs:
+def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     """Check the ranges of all values, and build everything that the file declares.
 
     overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.

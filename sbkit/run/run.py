@@ -9,6 +9,7 @@ import gc
 import logging
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
-from sbkit.base.imports import importing, reading_data
+from sbkit.base.imports import reading_data
 from sbkit.base.kept import default_cache
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
@@ -209,12 +210,11 @@ class Run:
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
         self._require_current()
-        with quiet(), importing():
+        with quiet():
             return check_run(Declared(self.values)).findings
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
-        self._require_current()
         with self._session() as text_log:
             setup = self.prepare()
             setup.make_run_config().check_effective(self.folder)
@@ -248,7 +248,8 @@ class Run:
         """
         self._require_model()
         bundle = self.folder / BUNDLE
-        modules = modules_of_bundle(bundle) if bundle.exists() else frozenset[str]()
+        named = modules_of_bundle(bundle) if bundle.exists() else ()
+        modules = frozenset(name for name in named if name in sys.modules)  # run no stranger's
         return export_run(
             self.folder, Path(out), formats=formats, license=license, user_modules=modules
         )
@@ -320,11 +321,10 @@ class Run:
         """
         self._require_current()
         if self._setup is None:
-            with importing():
-                with main_rank_first():
-                    data = prepare_data(self.values)
-                    write_labels(data)
-                self._setup = build_run(data)
+            with main_rank_first():
+                data = prepare_data(self.values)
+                write_labels(data)
+            self._setup = build_run(data)
             require_same_on_ranks(data)
         return self._setup
 
@@ -406,7 +406,6 @@ class Run:
             process_group(device),
             isolated_rng(device),
             ExitStack() as lock,
-            importing(),
         ):
             with main_rank_first():
                 if rank() == 0:  # before anything in the folder is written

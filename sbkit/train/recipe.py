@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.imports import importing, search_folders
+from sbkit.base.imports import search_folders
 from sbkit.base.ranges import Range
 from sbkit.bundle.task import Task, dotted_path
 from sbkit.config.document import read_document
@@ -87,7 +87,6 @@ def _is_task(kind: type) -> bool:
     return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
-@importing()
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
     """Import the recipe that a YAML names.
 

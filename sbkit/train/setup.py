@@ -43,7 +43,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,7 +51,7 @@ import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.imports import importing, require_current, search_folders
+from sbkit.base.imports import require_current, search_folders
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
@@ -117,9 +116,7 @@ class RunValues:
         """Have changed modules of the user's imported anew, as `sbkit.base.imports` does."""
         resolved = resolve_yaml(self.yaml_file, self.overrides)
         search_folders(resolved.document.module_folders)
-        recipe = self.given_recipe
-        kinds = () if recipe is None else (recipe, getattr(recipe, "brain", Brain))
-        return require_current(resolved.module_names, chain(*(kind.__mro__ for kind in kinds)))
+        return require_current(resolved.module_names, given_classes(self.given_recipe))
 
     def with_overrides(self, **overrides: object) -> "RunValues":
         """Return the values with more overrides."""
@@ -164,6 +161,7 @@ def read_values(
     Raises SbkitError if the YAML, or the pretrained encoder that it names, cannot be read, or if a
     module has changed that the user's own code has imported.
     """
+    require_current(classes=given_classes(recipe))  # reading may ask a recipe for its ranges
     yaml_file = Path(yaml_file)
     given_overrides = nest_overrides(overrides)
     overrides = with_encoder_config(yaml_file, {**folder_override(yaml_file), **given_overrides})
@@ -177,6 +175,11 @@ def read_values(
     )
     values.require_current()
     return values
+
+
+def given_classes(recipe: type[Recipe] | None) -> list[type]:
+    """Return the classes that a recipe brings which replaces that of the YAML."""
+    return [] if recipe is None else [recipe, getattr(recipe, "brain", Brain)]
 
 
 # -- what is made of them --------------------------------------------------------------------------
@@ -274,7 +277,6 @@ def choose_placement(values: RunValues) -> Placement:
     return resolve(device, precision, count=values.count)
 
 
-@importing()
 def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
     """Prepare the data that is not prepared yet."""
     splits = recipe.prepare_splits(values.knobs)

@@ -1,18 +1,21 @@
 """A run folder is data: none of its modules runs unless `--import` names it."""
 
+import json
 import py_compile
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sbkit.base import imports
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.run_config import read_run_knobs
 from sbkit.commands.cli import run
+from sbkit.export.export import export_run
 from sbkit.run.run import Run
 from sbkit.runtime.test_sets import prepare_test_sets
 from tests.runs import Workplace
@@ -28,72 +31,40 @@ Path(__file__.partition("evil")[0], "evil.ran").touch()
 NAMES = {"recipe": "evil.Asr", "corpus": "evil"}
 
 
-@pytest.fixture(scope="module")
-def original(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("original") / "run"
-    return make_run(folder, data_folder=str(workplace.release))
-
-
 @pytest.fixture
-def folder(
-    original: Path, workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """Yield a copy of a run; leave no module of it in memory."""
+def folder(workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield the folder of a run; leave no module of it in memory."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    yield Path(shutil.copytree(original, tmp_path / "run"))
-    for name in [name for name in sys.modules if name.startswith("evil")]:
-        del sys.modules[name]
+    yield make_run(tmp_path / "run", data_folder=str(workplace.release))
+    sys.modules.pop("evil", None)
     imports._yaml_folders.clear()
 
 
-def name_in_yaml(folder: Path, key: str, module: str) -> None:
+def name_in_yaml(folder: Path, key: str) -> None:
     yaml = folder / "hyperparams.yaml"
-    yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {module}", yaml.read_text()))
-
-
-def write_file(folder: Path) -> None:
-    (folder / "evil.py").write_text(EVIL)
-
-
-def write_package(folder: Path) -> None:
-    (folder / "evil").mkdir()
-    (folder / "evil/__init__.py").write_text(EVIL)
-
-
-def write_compiled(folder: Path) -> None:
-    (folder / "other.py").write_text(EVIL)
-    py_compile.compile(str(folder / "other.py"), str(folder / "evil.pyc"))
-
-
-def link_file(folder: Path) -> None:
-    (folder.parent / "evil-elsewhere.py").write_text(EVIL)
-    (folder / "evil.py").symlink_to(folder.parent / "evil-elsewhere.py")
-
-
-def link_package(folder: Path) -> None:
-    (folder.parent / "elsewhere").mkdir()
-    (folder.parent / "elsewhere/__init__.py").write_text(EVIL)
-    (folder / "evil").symlink_to(folder.parent / "elsewhere")
-
-
-def search_file(folder: Path) -> None:
-    """Put the run folder on the path, by a link."""
-    write_file(folder)
-    (folder.parent / "link").symlink_to(folder)
-    sys.path.insert(0, str(folder.parent / "link"))
+    yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {NAMES[key]}", yaml.read_text()))
 
 
 @pytest.mark.parametrize("key", NAMES)
-@pytest.mark.parametrize(
-    "write", [write_file, write_package, write_compiled, link_file, link_package, search_file]
-)
+@pytest.mark.parametrize("name", ["evil.py", "evil/__init__.py", "evil.pyc"])
+@pytest.mark.parametrize("is_linked", [False, True])
 def test_module_in_a_run_folder_is_not_imported(
-    folder: Path, write: Callable[[Path], None], key: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, name: str, key: str, is_linked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(folder)
-    name_in_yaml(folder, key, NAMES[key])
+    """It is found in the working folder, or by a link to the run folder, where links lie."""
+    home = folder.parent / "elsewhere" if is_linked else folder
+    (folder.parent / "source.py").write_text(EVIL)
+    (home / name).parent.mkdir(parents=True, exist_ok=True)
+    copy = py_compile.compile if name.endswith(".pyc") else shutil.copy
+    copy(str(folder.parent / "source.py"), str(home / name))
     monkeypatch.chdir(folder)
+    if is_linked:
+        top = Path(name).parts[0]
+        Path(top).symlink_to(home / top)
+        (folder.parent / "link").symlink_to(folder)
+        monkeypatch.syspath_prepend(folder.parent / "link")
+    name_in_yaml(folder, key)
     with pytest.raises(SbkitError, match="evil lies in .* If you trust it, pass --import evil"):
         prepare_test_sets(folder)
     assert "evil" not in sys.modules and not [*folder.parent.rglob("*.ran")]
@@ -103,8 +74,8 @@ def test_module_in_a_run_folder_is_not_imported(
 def test_score_runs_a_module_of_a_run_folder_only_if_it_is_named(
     folder: Path, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_file(folder)
-    name_in_yaml(folder, key, NAMES[key])
+    (folder / "evil.py").write_text(EVIL)
+    name_in_yaml(folder, key)
     with pytest.raises(SbkitError, match="pass --import evil"):
         run(["score", str(folder)])
     with pytest.raises(SbkitError, match="pass --import evil"):
@@ -114,23 +85,33 @@ def test_score_runs_a_module_of_a_run_folder_only_if_it_is_named(
     assert capsys.readouterr().out.startswith("test: CER")
 
 
+def test_export_of_a_run_runs_no_module_of_its_bundle(folder: Path) -> None:
+    export_run(folder, folder / "bundle")
+    config = folder / "bundle/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "user_modules": ["evil"]}))
+    (folder / "bundle/evil.py").write_text(EVIL)
+    write_checksums(folder / "bundle")
+    Run.open(folder).export(folder.parent / "out")
+    assert "evil" not in sys.modules
+
+
 def test_module_beside_the_yaml_of_a_run_is_imported_from_there(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run was started in another folder, where its recipe lies."""
-    write_file(tmp_path)
-    name_in_yaml(folder, "recipe", "evil.Asr")
+    (tmp_path / "evil.py").write_text(EVIL)
+    name_in_yaml(folder, "recipe")
     monkeypatch.chdir(tmp_path)
     assert [*prepare_test_sets(folder)] == ["test"]
 
 
 def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
     """Without the key `output_folder`, the recipe was asked whether it has this key."""
-    write_file(folder)
+    (folder / "evil.py").write_text(EVIL)
     yaml = folder / "hyperparams.yaml"
     yaml.write_text(yaml.read_text().replace("<output_folder>", str(folder)))
     yaml.write_text(re.sub(r"(?m)^output_folder:.*\n", "", yaml.read_text()))
-    name_in_yaml(folder, "recipe", "evil.Asr")
+    name_in_yaml(folder, "recipe")
     with pytest.raises(SbkitError):
         read_run_knobs(folder)
     with pytest.raises(SbkitError):

@@ -10,37 +10,34 @@ import pytest
 
 from sbkit.base import imports
 from sbkit.base.errors import ConfigError
-from sbkit.base.imports import import_user_modules, importing, user_sources
+from sbkit.base.imports import import_user_modules
 from sbkit.config.hparams import load_hparams
 from sbkit.export.export import source_files
 from sbkit.train.setup import read_values
 
-SIZES = "from my_sizes import SIZE\nclass Encoder:\n    size = SIZE\n"
+ENCODER = "class Encoder:\n    size = {}\n"
+DYNAMIC = "from importlib import import_module\nSIZE = import_module('my' + '_sizes').SIZE\n"
 
 
 @pytest.fixture(autouse=True)
 def _kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave no module of a test in memory."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    before = {*sys.modules}
     yield
-    for name in sys.modules.keys() - before:
-        if name.startswith("my_"):
-            del sys.modules[name]
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
     imports._yaml_folders.clear()
 
 
-def write(folder: Path, sources: dict[str, str] | None = None, **more: str) -> None:
-    for name, source in {**(sources or {}), **more}.items():
-        file = folder / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(source)
+def write(folder: Path, **sources: str) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
 
 
-def build(folder: Path, name: str = "my_models.Encoder", *more: str) -> Any:
+def build(folder: Path, name: str = "my_models.Encoder") -> Any:
     """Return the object that the YAML of a new run in a folder declares."""
-    lines = [f"part: !new:{name}", *more]
-    (folder / "run.yaml").write_text("output_folder: results\n" + "\n".join(lines) + "\n")
+    (folder / "run.yaml").write_text(f"output_folder: results\npart: !new:{name}\n")
     values = read_values(folder / "run.yaml", {})
     return load_hparams(values.yaml_file, values.overrides)["part"]
 
@@ -51,13 +48,13 @@ def test_edited_module_takes_effect_in_the_next_run(
 ) -> None:
     """The edit has the same length and second, so that Python takes a compiled file for it."""
     monkeypatch.setattr(sys, "dont_write_bytecode", not writes_bytecode)
-    write(tmp_path, my_models="class Encoder:\n    size = 32\n")
+    write(tmp_path, my_models=ENCODER.format(32))
     first = build(tmp_path)
     assert type(build(tmp_path)) is type(first)  # nothing has changed
-    write(tmp_path, my_models="class Encoder:\n    size = 64\n")
+    write(tmp_path, my_models=ENCODER.format(64))
     second = build(tmp_path)
     assert (first.size, second.size) == (32, 64)
-    write(tmp_path, my_models="class Encoder:\n    size = 96\n")
+    write(tmp_path, my_models=ENCODER.format(96))
     held = source_files(["my_models"])["my_models.py"]
     assert b"size = 64" in held  # which made `second`
     import_user_modules(["my_models"], {tmp_path / "bundle": {"my_models": held}})
@@ -66,55 +63,41 @@ def test_edited_module_takes_effect_in_the_next_run(
     assert build(tmp_path).size == 64
 
 
-def test_edited_helper_takes_effect_through_all_that_import_it(tmp_path: Path) -> None:
-    write(tmp_path, my_sizes="SIZE = 32", my_models=SIZES, my_others=SIZES)
-    second = "other: !new:my_others.Encoder"
-    assert build(tmp_path, "my_models.Encoder", second).size == 32
-    write(tmp_path, my_sizes="SIZE = 64")
-    assert build(tmp_path).size == 64
-    assert build(tmp_path, "my_others.Encoder").size == 64
+@pytest.mark.parametrize("start", ["from my_sizes import SIZE\n", DYNAMIC])
+def test_edited_helper_takes_effect(tmp_path: Path, start: str) -> None:
+    for size in (32, 64):
+        write(tmp_path, my_sizes=f"SIZE = {size}", my_models=start + ENCODER.format("SIZE"))
+        assert build(tmp_path).size == size
 
 
 def test_edited_part_of_a_package_takes_effect(tmp_path: Path) -> None:
-    models = SIZES.replace("my_sizes", ".sizes")
-    write(tmp_path, {"my_lab/__init__": "from . import models", "my_lab/models": models})
-    write(tmp_path, {"my_lab/sizes": "SIZE = 32"})
-    assert build(tmp_path, "my_lab.models.Encoder").size == 32
-    assert {*user_sources("my_lab.models")} == {"my_lab.models", "my_lab.sizes"}
-    write(tmp_path, {"my_lab/sizes": "SIZE = 64"})
-    assert build(tmp_path, "my_lab.models.Encoder").size == 64
-    with importing():
-        assert import_module("my_lab").models.Encoder.size == 64
-
-
-def test_helper_that_is_imported_by_a_text_takes_effect(tmp_path: Path) -> None:
-    dynamic = "from importlib import import_module\nSIZE = import_module('my' + '_sizes').SIZE\n"
-    write(tmp_path, my_sizes="SIZE = 32", my_models=dynamic + SIZES.partition("\n")[2])
-    assert build(tmp_path).size == 32
-    write(tmp_path, my_sizes="SIZE = 64")
-    assert build(tmp_path).size == 64
+    for size in (32, 64):
+        models = "from .sizes import SIZE\n" + ENCODER.format("SIZE")
+        write(tmp_path / "my_lab", __init__="from . import models", models=models)
+        write(tmp_path / "my_lab", sizes=f"SIZE = {size}")
+        assert build(tmp_path, "my_lab.models.Encoder").size == size
+    assert {*imports.user_sources("my_lab.models")} == {"my_lab.models", "my_lab.sizes"}
 
 
 def test_yaml_of_another_folder_has_its_own_module(tmp_path: Path) -> None:
     for name, size in (("a", 32), ("b", 64), ("a", 32)):
-        write(tmp_path / name, my_models=f"class Encoder:\n    size = {size}\n")
+        write(tmp_path / name, my_models=ENCODER.format(size))
         assert build(tmp_path / name).size == size
 
 
 def test_edited_module_of_the_users_cell_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, my_sizes="SIZE = 32", my_models=SIZES, my_plots="x = 1")
+    models = "import my_sizes\n" + ENCODER.format(32)
+    write(tmp_path, my_sizes="SIZE = 32", my_models=models, my_plots="x = 1")
     sys.path.append(str(tmp_path))
-    for name in ("my_models", "my_plots"):
-        import_module(name)  # not while sbkit imports
+    encoder = import_module("my_models").Encoder
+    import_module("my_plots")
     write(tmp_path, my_plots="x = 2")
-    encoder = type(build(tmp_path))  # which needs no my_plots
+    assert type(build(tmp_path)) is encoder  # needs no my_plots
     write(tmp_path, my_sizes="SIZE = 64")
     with pytest.raises(ConfigError, match=r"^my_sizes.py has changed .* Restart the kernel.$"):
         build(tmp_path)
     with pytest.raises(ConfigError, match="Restart the kernel"):
         import_user_modules(["my_models"])
-    write(tmp_path, my_sizes="SIZE = 32")  # as it was imported
-    assert type(build(tmp_path)) is encoder
 
 
 def test_recipe_that_a_cell_gives_is_refused_once_its_file_has_changed(tmp_path: Path) -> None:

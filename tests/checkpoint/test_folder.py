@@ -14,7 +14,7 @@ from torch import nn
 from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import lock_folder, locked_folder, unlock_folder
+from sbkit.checkpoint.folder import locked_folder
 from sbkit.run.tuning import TuningOptions, tune
 from tests import processes
 from tests.checkpoint.saves import checkpointer, cut, flip, line, recovered, save, training
@@ -93,7 +93,7 @@ def test_second_run_in_folder_is_refused_until_first_ends(tmp_path: Path) -> Non
 
 def is_free(folder: Path) -> bool:
     """Return whether another process can lock a folder."""
-    code = "import pathlib, sbkit.checkpoint.folder as f; f.lock_folder(pathlib.Path({!r}))"
+    code = "from sbkit.checkpoint.folder import *; locked_folder(Path({!r})).__enter__()"
     process = processes.run(["-c", code.format(str(folder))])
     assert process.returncode == 0 or "another one is training there" in process.stderr
     return process.returncode == 0
@@ -108,12 +108,12 @@ def test_second_lock_of_a_process_is_refused_and_leaves_the_first(
     Path("link").symlink_to(run)
     with suppress(KeyboardInterrupt), locked_folder(run):
         for folder in (run, Path("run"), Path("link"), run / "../run"):
-            with pytest.raises(ConfigError, match=f"{folder}, but this process trains or tunes"):
-                lock_folder(folder)
+            refused = pytest.raises(ConfigError, match=f"{folder}, but this process trains or")
+            with refused, locked_folder(folder):
+                pass
         with ThreadPoolExecutor(1) as thread, pytest.raises(ConfigError, match="this process"):
             thread.submit(tune, run, TuningOptions()).result()
         if os.fork() == 0:
-            unlock_folder(run)
             os._exit(0)
         os.wait()
         assert not is_free(run)
