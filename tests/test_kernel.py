@@ -89,10 +89,10 @@ def test_interrupted_cell_is_run_again_and_goes_on(
 
 
 def printed_lines(outputs: Sequence[Any]) -> Iterator[str]:
-    """Yield the printed lines, without figures."""
+    """Yield the printed lines, without figures and without what a live line clears."""
     for output in outputs:
         if output.output_type == "stream":
-            for text in output.text.splitlines():
+            for text in filter(None, output.text.splitlines()):
                 yield re.split(r" loss|,", text)[0]
 
 

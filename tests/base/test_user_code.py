@@ -16,7 +16,7 @@ from sbkit.export.export import source_files
 from sbkit.train.setup import read_values
 
 ENCODER = "class Encoder:\n    size = {}\n"
-DYNAMIC = "from importlib import import_module\nSIZE = import_module('my' + '_sizes').SIZE\n"
+DYNAMIC = "from importlib import import_module\nSIZE = import_module('edited' + '_sizes').SIZE\n"
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave no module of a test in memory."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    for name in [name for name in sys.modules if name.startswith("my_")]:
+    for name in [name for name in sys.modules if name.startswith(("my_", "edited_"))]:
         del sys.modules[name]
     imports._yaml_folders.clear()
 
@@ -35,7 +35,7 @@ def write(folder: Path, **sources: str) -> None:
         (folder / f"{name}.py").write_text(source)
 
 
-def build(folder: Path, name: str = "my_models.Encoder") -> Any:
+def build(folder: Path, name: str = "edited_models.Encoder") -> Any:
     """Return the object that the YAML of a new run in a folder declares."""
     (folder / "run.yaml").write_text(f"output_folder: results\npart: !new:{name}\n")
     values = read_values(folder / "run.yaml", {})
@@ -48,25 +48,25 @@ def test_edited_module_takes_effect_in_the_next_run(
 ) -> None:
     """The edit has the same length and second, so that Python takes a compiled file for it."""
     monkeypatch.setattr(sys, "dont_write_bytecode", not writes_bytecode)
-    write(tmp_path, my_models=ENCODER.format(32))
+    write(tmp_path, edited_models=ENCODER.format(32))
     first = build(tmp_path)
     assert type(build(tmp_path)) is type(first)  # nothing has changed
-    write(tmp_path, my_models=ENCODER.format(64))
+    write(tmp_path, edited_models=ENCODER.format(64))
     second = build(tmp_path)
     assert (first.size, second.size) == (32, 64)
-    write(tmp_path, my_models=ENCODER.format(96))
-    held = source_files(["my_models"])["my_models.py"]
+    write(tmp_path, edited_models=ENCODER.format(96))
+    held = source_files(["edited_models"])["edited_models.py"]
     assert b"size = 64" in held  # which made `second`
-    import_user_modules(["my_models"], {tmp_path / "bundle": {"my_models": held}})
-    assert import_module("my_models").Encoder is type(second)
-    (tmp_path / "my_models.py").unlink()
+    import_user_modules(["edited_models"], {tmp_path / "bundle": {"edited_models": held}})
+    assert import_module("edited_models").Encoder is type(second)
+    (tmp_path / "edited_models.py").unlink()
     assert build(tmp_path).size == 64
 
 
-@pytest.mark.parametrize("start", ["from my_sizes import SIZE\n", DYNAMIC])
+@pytest.mark.parametrize("start", ["from edited_sizes import SIZE\n", DYNAMIC])
 def test_edited_helper_takes_effect(tmp_path: Path, start: str) -> None:
     for size in (32, 64):
-        write(tmp_path, my_sizes=f"SIZE = {size}", my_models=start + ENCODER.format("SIZE"))
+        write(tmp_path, edited_sizes=f"SIZE = {size}", edited_models=start + ENCODER.format("SIZE"))
         assert build(tmp_path).size == size
 
 
@@ -81,23 +81,23 @@ def test_edited_part_of_a_package_takes_effect(tmp_path: Path) -> None:
 
 def test_yaml_of_another_folder_has_its_own_module(tmp_path: Path) -> None:
     for name, size in (("a", 32), ("b", 64), ("a", 32)):
-        write(tmp_path / name, my_models=ENCODER.format(size))
+        write(tmp_path / name, edited_models=ENCODER.format(size))
         assert build(tmp_path / name).size == size
 
 
 def test_edited_module_of_the_users_cell_is_refused(tmp_path: Path) -> None:
-    models = "import my_sizes\n" + ENCODER.format(32)
-    write(tmp_path, my_sizes="SIZE = 32", my_models=models, my_plots="x = 1")
+    models = "import edited_sizes\n" + ENCODER.format(32)
+    write(tmp_path, edited_sizes="SIZE = 32", edited_models=models, edited_plots="x = 1")
     sys.path.append(str(tmp_path))
-    encoder = import_module("my_models").Encoder
-    import_module("my_plots")
-    write(tmp_path, my_plots="x = 2")
-    assert type(build(tmp_path)) is encoder  # needs no my_plots
-    write(tmp_path, my_sizes="SIZE = 64")
-    with pytest.raises(ConfigError, match=r"^my_sizes.py has changed .* Restart the kernel.$"):
+    encoder = import_module("edited_models").Encoder
+    import_module("edited_plots")
+    write(tmp_path, edited_plots="x = 2")
+    assert type(build(tmp_path)) is encoder  # needs no edited_plots
+    write(tmp_path, edited_sizes="SIZE = 64")
+    with pytest.raises(ConfigError, match=r"^edited_sizes.py has changed .* Restart the kernel.$"):
         build(tmp_path)
     with pytest.raises(ConfigError, match="Restart the kernel"):
-        import_user_modules(["my_models"])
+        import_user_modules(["edited_models"])
 
 
 def test_recipe_that_a_cell_gives_is_refused_once_its_file_has_changed(tmp_path: Path) -> None:
