@@ -203,8 +203,9 @@ def _is_current(folder: Path, *, read: bool) -> bool:
     if not all("://" in shard or find_kept(shard) for shard in shards):
         return False
     num_changed = 0
-    for root in pc.unique(files["root"]).to_pylist():
-        of_root = files.filter(pc.equal(files["root"], root)).combine_chunks()
+    roots = pc.unique(files["root"]).to_pylist()
+    for root in roots:
+        of_root = files.filter(pc.equal(files["root"], root)) if len(roots) > 1 else files
         before = of_root["digest"].combine_chunks()
         now = file_digests(Path(root), of_root["name"].combine_chunks(), read=read).digests
         if not now.equals(before):
