@@ -238,21 +238,20 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
     """
     if not isinstance(names, pa.Array):
         names = pa.array(map(os.fsencode, names), pa.binary())
-    known = _KnownFiles.load(root, read)
+    are_many = len(names) > MAX_LOOKS
+    known = _KnownFiles.load(root, read) if are_many or read else _KnownFiles()
     files = known.take(names)
+    folders = known.folders
     indices = np.arange(len(names))  # of the files to look at
-    unknown = np.flatnonzero(files["digest"].is_null())
-    if len(names) > MAX_LOOKS:
+    if are_many:
         if known.is_as_it_was(root) and not is_verifying.get():
-            indices = unknown
+            indices = np.flatnonzero(files["digest"].is_null())
         else:
             known = _KnownFiles()  # the times of folders tell nothing of files that are not listed
-            unknown = indices
-    # Of many files that come in blocks, the second start looks at the folders.
-    unknown_names = names.take(pa.array(unknown)).to_pylist()
-    parents = {os.fsdecode(name.rpartition(b"/")[0]) for name in unknown_names}
-    times = {name: _look(root, os.fsencode(name)).stamp for name in sorted(parents)}
-    folders = {**times, **known.folders}
+        new_names = names.take(pa.array(indices)).to_pylist()
+        parents = {os.fsdecode(name.rpartition(b"/")[0]) for name in new_names}
+        times = {name: _look(root, os.fsencode(name)).stamp for name in sorted(parents)}
+        folders = {**times, **known.folders}
     looks = _in_threads(partial(_look, root), names.take(pa.array(indices)).to_pylist())
     sizes, stamps = (files[name].to_numpy().copy() for name in ("size", "stamp"))
     new = [
@@ -279,7 +278,7 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
         "stamp": stamps,
         "digest": pa.array(digests, pa.string()),
     }
-    if len(errors) < len(new) or folders != known.folders:
+    if (are_many or read) and (len(errors) < len(new) or folders != known.folders):
         _KnownFiles(pa.table(columns), folders).save(root, read, known)
     return FileDigests(columns["digest"], sizes, errors)
 

@@ -109,6 +109,8 @@ def prepare_once(
         folder.mkdir()
         data = make(knobs, partial(_write_rows, folder))
         _describe(folder, data, tables[0], is_lazy)
+        if is_lazy:  # whose files came in blocks: note all together, for the next start
+            _is_current(folder, read=False)
 
     def decode_share() -> None:
         if not is_lazy:
