@@ -261,15 +261,16 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
     ]
     if not new and folders == known.folders:
         return FileDigests(files["digest"].combine_chunks(), sizes, {})
-    sizes[indices], stamps[indices] = np.array(looks, np.int64).reshape(-1, 2).T
+    sizes[indices], stamps[indices] = np.fromiter(chain(*looks), np.int64).reshape(-1, 2).T
     if read and len(new) > CHUNK_FILES:
         logger.info(f"{root}: {len(new)} files are new or have other times, and are read")
-    new_digests = _in_threads(partial(_digest, root, read), [names[i].as_py() for i in new])
-    errors = {
-        i: value for i, value in zip(new, new_digests, strict=True) if not isinstance(value, str)
-    }
+    to_read = [index for index in new if read or sizes[index] < 0]
+    names_to_read = names.take(pa.array(to_read, pa.int64())).to_pylist()
+    contents = zip(to_read, _in_threads(partial(_digest, root), names_to_read), strict=True)
+    values = {index: f"{sizes[index]} bytes" for index in new} | dict(contents)
+    errors = {index: value for index, value in values.items() if not isinstance(value, str)}
     digests = files["digest"].to_pylist()
-    for index, value in zip(new, new_digests, strict=True):
+    for index, value in values.items():
         digests[index] = None if index in errors else value
     sizes[[*errors]] = -1
     columns = {
@@ -297,11 +298,10 @@ def _look(root: Path, name: bytes) -> _Look:
     return _Look(status.st_size, status.st_mtime_ns + status.st_ctime_ns)
 
 
-def _digest(root: Path, read: bool, name: bytes) -> str | OSError | ValueError:
+def _digest(root: Path, name: bytes) -> str | OSError | ValueError:
     """Return the digest of a file, or why it has none."""
-    file = root / os.fsdecode(name)
     try:
-        return file_digest(file) if read else f"{file.stat().st_size} bytes"
+        return file_digest(root / os.fsdecode(name))
     except (OSError, ValueError) as error:
         return error
 
