@@ -1,4 +1,4 @@
-"""The digests of files, the look at many of them, and kept things that are damaged."""
+"""The digests of files, and the look at many of them."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base import kept
-from sbkit.base.kept import FileDigests, caches, file_digests, keep
+from sbkit.base.kept import FileDigests, file_digests, keep
 from sbkit.data.cache import prune_orphans
 from tests.calls import note_calls
 
@@ -79,28 +79,6 @@ def test_what_is_no_plain_file_has_no_digest(root: Path) -> None:
     (root / names[5]).write_text("x")
     digests = FileDigests(*file_digests(root, names)).digests.to_pylist()
     assert digests[:5] == [None] * 5 and all(digests[5:])
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("[1,")])
-def test_damaged_file_is_made_again(damage: Callable[[Path], None], root: Path) -> None:
-    made: list[Path] = []
-
-    def make(path: Path) -> None:
-        made.append(path)
-        path.write_text("[1, 2]")
-
-    def is_current(path: Path) -> bool:
-        return path.read_text().endswith("]") or int("[")
-
-    for _ in range(2):
-        kept_file = keep("numbers", {}, make, is_current=is_current)
-    assert len(made) == 1
-    file_digests(root, NAMES)
-    damage(kept_file)
-    assert keep("numbers", {}, make, is_current=is_current).read_text() == "[1, 2]"
-    for file in (caches()[0] / kept.FILES_FOLDER).iterdir():
-        damage(file)
-    assert None not in file_digests(root, NAMES).digests.to_pylist()
 
 
 def test_cache_that_cannot_be_written_to_is_as_none(
