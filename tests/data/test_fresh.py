@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -334,25 +335,20 @@ def test_whatever_is_kept_is_made_anew_if_one_input_changes(
             monkeypatch.setattr(module, "keep", note)
     use_every_kind(Corpus(tmp_path / "corpus", "archive"))
     assert {kind for kind, _, _ in calls} == list_kinds() | {"symbols", "pitch"}
-    made: list[Path] = []
-
-    def make(path: Path) -> None:
-        path.touch()
-        made.append(path)
-
+    make = Mock(side_effect=Path.touch)
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "other"))
     for number, (kind, made_from, options) in enumerate(calls):
         by_code = options.get("by_code", True)
         keep_it = partial(keep, kind, make=make, label=f"{number}", by_code=by_code)
         inputs = [made_from, *changed_once(made_from)]
         paths = [keep_it(made_from=each) for each in inputs]
-        assert len({*paths}) == len(made) == len(inputs) > 1
+        assert len({*paths}) == make.call_count == len(inputs) > 1
         assert [keep_it(made_from=each) for each in inputs] == paths
         with monkeypatch.context() as patches:
             be_version(1, patches)
             keep_it(made_from=made_from)
-        assert len(made) == len(inputs) + by_code
-        made.clear()
+        assert make.call_count == len(inputs) + by_code
+        make.reset_mock()
 
 
 # Where a user meets it
