@@ -73,7 +73,7 @@ class Corpus:
     def __init__(self, folder: Path, form: str = "release") -> None:
         self.folder, self.form = folder, form
         self.tables = [folder / f"{split}.tsv" for split in SPLITS]
-        self.helper = folder / "fresh_helper.py"  # that the user's module imports
+        self.helper = folder.with_name("fresh_helper.py")  # of a module of the user
         self.version = 0  # of sbkit's code
         (folder / "clips").mkdir(parents=True)
         for number, table in enumerate(self.tables):
@@ -87,7 +87,7 @@ class Corpus:
         if form == "archive":
             self.knobs = {"data_folder": f"{folder}.tar"}
         elif form == "module":
-            (folder / "fresh_corpus.py").write_text(MODULE)
+            folder.with_name("fresh_corpus.py").write_text(MODULE)
             self.helper.write_text("change = str.upper\n")
             folders = [str(folder), shutil.copytree(folder, f"{folder} again")]
             self.knobs = {"corpus": "fresh_corpus", "data_folder": folders}
@@ -232,7 +232,7 @@ def observe(corpus: Corpus, heard: dict[str, object], monkeypatch: pytest.Monkey
     for name in ("fresh_corpus", "fresh_helper"):
         sys.modules.pop(name, None)
     with monkeypatch.context() as patches:
-        patches.syspath_prepend(corpus.folder)
+        patches.syspath_prepend(corpus.folder.parent)
         if corpus.version:
             be_version(corpus.version, patches)
         try:
