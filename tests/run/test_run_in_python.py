@@ -219,9 +219,7 @@ def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
 
 
 @pytest.mark.slow
-def test_tuned_decoder_is_measured_as_it_is(
-    finished: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tuned_decoder_is_measured_as_it_is(finished: dict[str, object], tmp_path: Path) -> None:
     """The scores of the earlier decoder used to stay, whichever way they were asked for."""
     folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
     run = Run.open(folder)
