@@ -7,15 +7,13 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
 from recipes.prepare import corpus_of
-from sbkit.base import kept
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import open_lock, try_lock
-from sbkit.base.kept import default_cache, file_digests
+from sbkit.base.kept import default_cache
 from sbkit.commands import cli
 from sbkit.data.cache import list_entries, unpack_corpus
 from tests.data.test_splits import make_clips, prepare
@@ -24,25 +22,17 @@ from tests.recipes.test_common_voice import prepare as prepare_release
 
 
 @pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, own_cache: Path) -> Path:
     """Prepare a corpus that exists, one that is gone, and one that is unknown."""
-    folder = tmp_path / "cache"
     for name, count, rate in (("here", 40, 16_000), ("gone", 3, 8_000)):
         prepare(tmp_path, make_clips(tmp_path / name, count, rate))
     shutil.rmtree(tmp_path / "gone")
-    unknown = folder / "embedded" / "talks-0123456789ab"
+    unknown = own_cache / "embedded" / "talks-0123456789ab"
     unknown.mkdir(parents=True)
     (unknown / "a.wav").touch()
     os.truncate(unknown / "a.wav", 1_500_000_000)  # which takes no room
-    (folder / "asterisk-prompts").mkdir()
-    monkeypatch.setenv("SBKIT_CACHE", str(folder))
-    return folder
+    (own_cache / "asterisk-prompts").mkdir()
+    return own_cache
 
 
 def of(cache: Path, name: str) -> Path:
@@ -112,7 +102,7 @@ def test_cache_command_lists_a_folder_without_readable_corpus(
 
 
 def test_cache_prune_removes_an_archive_and_the_audio_decoded_from_it(
-    tmp_path: Path, empty_cache: Path
+    tmp_path: Path, own_cache: Path
 ) -> None:
     archive = tmp_path / "talks.tar"
     clips = make_clips(tmp_path / "talks", 3)
@@ -121,9 +111,9 @@ def test_cache_prune_removes_an_archive_and_the_audio_decoded_from_it(
     folder = unpack_corpus(archive)
     prepare(tmp_path, [replace(clip, path=folder / clip.path.name) for clip in clips])
     archive.unlink()
-    assert len(list_entries(empty_cache)) == 2
+    assert len(list_entries(own_cache)) == 2
     cli.run(["cache", "prune"])
-    assert list_entries(empty_cache) == []
+    assert list_entries(own_cache) == []
 
 
 @pytest.mark.parametrize(
@@ -160,9 +150,7 @@ def pack(tmp_path: Path, suffix: str = ".tar.gz") -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
-def test_archive_is_prepared_like_its_folder(
-    suffix: str, tmp_path: Path, empty_cache: Path
-) -> None:
+def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, own_cache: Path) -> None:
     archive = pack(tmp_path, suffix)
     folder = tmp_path / "cv-corpus-1.0"
     packed, plain = (
@@ -174,13 +162,13 @@ def test_archive_is_prepared_like_its_folder(
     assert len(corpus_of(named).read(named, "train")) == 3
     again = unpack_corpus(archive)
     assert again == unpack_corpus(archive)
-    (entry,) = [item for item in list_entries(empty_cache) if [*item.corpora] == [archive]]
+    (entry,) = [item for item in list_entries(own_cache) if [*item.corpora] == [archive]]
     assert not entry.is_orphan
     archive.unlink()
     assert entry.is_orphan
 
 
-def test_corpus_stands_beside_other_files_in_its_archive(tmp_path: Path, empty_cache: Path) -> None:
+def test_corpus_stands_beside_other_files_in_its_archive(tmp_path: Path) -> None:
     release = make_release(tmp_path / "it")
     for number in range(40):  # in any order
         (release / f"more-{number}").mkdir()
@@ -197,12 +185,12 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_archive_is_refused(damage: str, tmp_path: Path, empty_cache: Path) -> None:
+def test_damaged_archive_is_refused(damage: str, tmp_path: Path, own_cache: Path) -> None:
     archive = pack(tmp_path)
     archive.write_bytes(DAMAGE[damage](archive.read_bytes()))
     with pytest.raises(SbkitError, match="cannot be unpacked.* Download it again"):
         corpus_of({"data_folder": archive})
-    assert not [*empty_cache.rglob("*.tsv")]
+    assert not [*own_cache.rglob("*.tsv")]
 
 
 def write_tar(archive: Path, *members: tuple[str, bytes]) -> Path:
@@ -221,9 +209,7 @@ def write_tar(archive: Path, *members: tuple[str, bytes]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a/../../outside.tsv", "/tmp/outside.tsv"])
-def test_archive_cannot_write_outside_its_folder(
-    name: str, tmp_path: Path, empty_cache: Path
-) -> None:
+def test_archive_cannot_write_outside_its_folder(name: str, tmp_path: Path) -> None:
     archive = write_tar(tmp_path / "evil.tar", (name, b"evil"))
     with pytest.raises(SbkitError, match="is not unpacked, because it would write outside"):
         unpack_corpus(archive)
@@ -231,7 +217,7 @@ def test_archive_cannot_write_outside_its_folder(
 
 
 def test_archive_links_and_devices_are_not_unpacked(
-    tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     entries = [(f"entry-{kind.decode()}", kind) for kind in LINKS_AND_DEVICES]
     archive = write_tar(tmp_path / "links.tar", *entries, ("train.tsv", b""))
@@ -239,7 +225,7 @@ def test_archive_links_and_devices_are_not_unpacked(
     assert caplog.messages[-1].startswith(f"4 entries of {archive} skipped: symbolic links")
 
 
-def test_hard_links_within_an_archive_are_copied(tmp_path: Path, empty_cache: Path) -> None:
+def test_hard_links_within_an_archive_are_copied(tmp_path: Path) -> None:
     folder = tmp_path / "talks"
     folder.mkdir()
     (folder / "a.wav").write_bytes(b"audio")
@@ -253,24 +239,3 @@ def test_hard_links_within_an_archive_are_copied(tmp_path: Path, empty_cache: Pa
         "a.wav": b"audio",
         "b.wav": b"audio",
     }
-
-
-def test_many_files_that_came_in_blocks_are_known_by_their_folders(
-    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "MAX_LOOKS", 5)
-    monkeypatch.setattr(kept, "NUM_SAMPLED_FILES", 2)
-    root = tmp_path / "clips"
-    root.mkdir()
-    names = [f"{index}.wav" for index in range(9)]
-    for name in names:
-        (root / name).write_text(name)
-    blocks = [file_digests(root, names[start : start + 3]).digests for start in (0, 3, 6)]
-    digests = [digest for block in blocks for digest in block.to_pylist()]
-    with patch.object(kept, "_look", wraps=kept._look) as look:
-        assert file_digests(root, names).digests.to_pylist() == digests
-    assert look.call_count == 3  # of the folder and of a sample
-    (root / "new").write_text("again")
-    (root / "new").rename(root / names[4])
-    later = file_digests(root, names).digests.to_pylist()
-    assert [index for index in range(9) if later[index] != digests[index]] == [4]

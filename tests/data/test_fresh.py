@@ -9,21 +9,19 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
-from csv import DictReader
-from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from itertools import chain
 from multiprocessing import get_context
-from operator import getitem
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from recipes import prepare as recipe
 from recipes.synthesis import data as synthesis
@@ -32,8 +30,9 @@ from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import encode_audio
 from sbkit.base import kept
 from sbkit.base.errors import SbkitError
-from sbkit.config.hparams import read_knobs
+from sbkit.config.hparams import Knobs, read_knobs
 from sbkit.data import cache, clips, splits
+from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import prune_orphans
 from sbkit.data.report import measure_data
 from sbkit.data.rows import store_rows
@@ -43,23 +42,22 @@ from sbkit.models.layers import GlobalNorm
 from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.train.model_state import inputs_of_statistics, measure_normalization
 from tests.calls import note_calls
+from tests.runs import ROOT, rows_of, times_of
 from tests.train.test_statistics import CPU, loader_of
 
-ROOT = Path(__file__).parents[2]
-YAML = ROOT / "hparams" / "ctc.yaml"
 SPLITS = ("train", "dev", "test")
-HEADER = ("path", "sentence", "speaker", "gender", "duration_ms")
+FORMS = ("release", "archive", "kaldi", "parquet", "module")
 MODULE = """
-import csv
 from pathlib import Path
 from sbkit.data.manifest import Clip, Manifest
+from tests.runs import rows_of
 def files(knobs): return [Path(knobs["data_folder"])]
 def splits(knobs): return {"train": ["train"], "valid": ["dev"], "test": ["test"]}
 def read(knobs, split):
     from fresh_helper import change
     folder = Path(knobs["data_folder"])
-    rows = csv.DictReader((folder / f"{split}.csv").read_text().splitlines())
-    return Manifest.of(Clip(r["path"], folder / r["path"], change(r["sentence"])) for r in rows)
+    clips, rows = folder / "clips", rows_of(folder / f"{split}.tsv")
+    return Manifest.of(Clip(r["path"], clips / r["path"], change(r["sentence"])) for r in rows)
 """
 
 
@@ -69,96 +67,59 @@ def tone(number: int, samples: int = 1600) -> bytes:
     return encode_audio(wave.astype(np.int16), 16_000, "WAV")
 
 
-@dataclass
 class Corpus:
-    """A corpus that edits change."""
+    """Three tables of four clips each, which edits change."""
 
-    folder: Path
-    knobs: dict[str, Any]
-    tables: list[Path]
-    separator: str = ","
-    modules: list[Path] = field(default_factory=list)
-    version: int = 0  # of sbkit's code
-    pack: Callable[[], None] = lambda: None  # called after an edit
+    def __init__(self, folder: Path, form: str = "release") -> None:
+        self.folder, self.form = folder, form
+        self.tables = [folder / f"{split}.tsv" for split in SPLITS]
+        self.helper = folder.with_name("fresh_helper.py")  # of a module of the user
+        self.version = 0  # of sbkit's code
+        (folder / "clips").mkdir(parents=True)
+        for number, table in enumerate(self.tables):
+            lines = ["path\tsentence\tclient_id\tgender\tduration_ms\n"]
+            for row in range(4):
+                name = f"{table.stem}{row}.wav"
+                (folder / "clips" / name).write_bytes(tone(4 * number + row))
+                lines.append(f"{name}\tWord {row}.\ts{row % 2}\tfemale\t100\n")
+            table.write_text("".join(lines))
+        self.knobs: dict[str, Any] = {"data_folder": str(folder)}
+        if form == "archive":
+            self.knobs = {"data_folder": f"{folder}.tar"}
+        elif form == "module":
+            folder.with_name("fresh_corpus.py").write_text(MODULE)
+            self.helper.write_text("change = str.upper\n")
+            folders = [str(folder), shutil.copytree(folder, f"{folder} again")]
+            self.knobs = {"corpus": "fresh_corpus", "data_folder": folders}
+        elif form != "release":
+            suffix = "" if form == "kaldi" else ".parquet"
+            self.knobs = {"manifest": {name: f"{folder}/{name}{suffix}" for name in SPLITS}}
+        self.pack()
 
-
-def write_tables(folder: Path, separator: str = ",", suffix: str = "csv") -> Corpus:
-    """Write three tables of four clips each."""
-    (folder / "clips").mkdir(parents=True)
-    tables = [folder / f"{split}.{suffix}" for split in SPLITS]
-    for number, table in enumerate(tables):
-        lines = [separator.join(HEADER)]
-        for row in range(4):
-            name = f"clips/{table.stem}{row}.wav"
-            (folder / name).write_bytes(tone(4 * number + row))
-            lines.append(separator.join((name, f"Word {row}.", f"s{row % 2}", "female", "100")))
-        table.write_text("\n".join(lines) + "\n")
-    return Corpus(folder, {"manifest": {t.stem: str(t) for t in tables}}, tables, separator)
-
-
-def make_release(folder: Path) -> Corpus:
-    corpus = write_tables(folder, "\t", "tsv")
-    for table in corpus.tables:
-        table.write_text(table.read_text().replace("clips/", "").replace("speaker", "client_id"))
-    corpus.knobs = {"data_folder": str(folder)}
-    return corpus
-
-
-def make_archive(folder: Path) -> Corpus:
-    corpus = make_release(folder)
-    archive = folder.with_suffix(".tar")
-
-    def pack() -> None:
-        with tarfile.open(archive, "w") as tar:
-            tar.add(folder, "release")
-
-    corpus.knobs, corpus.pack = {"data_folder": str(archive)}, pack
-    return corpus
-
-
-def make_parquet(folder: Path) -> Corpus:
-    corpus = write_tables(folder)
-
-    def pack() -> None:
-        for table in corpus.tables:
-            rows = [dict(row) for row in DictReader(table.read_text().splitlines())]
-            for row in rows:
-                file = folder / row.pop("path")
-                content = file.read_bytes() if file.is_file() else None
-                row["audio"] = {"bytes": content, "path": file.name}
-            pq.write_table(pa.Table.from_pylist(rows), table.with_suffix(".parquet"))
-
-    manifest = {table.stem: str(table.with_suffix(".parquet")) for table in corpus.tables}
-    corpus.knobs, corpus.pack = {"manifest": manifest}, pack
-    return corpus
+    def pack(self) -> None:
+        """Write what the form makes of the tables, also after an edit."""
+        if self.form == "archive":
+            with tarfile.open(f"{self.folder}.tar", "w") as tar:
+                tar.add(self.folder, "release")
+        for table in self.tables if self.form in ("kaldi", "parquet") else ():
+            rows: list[dict[str, Any]] = [*rows_of(table)]
+            files = [self.folder / "clips" / row.pop("path") for row in rows]
+            if self.form == "kaldi":
+                write_kaldi(table.with_suffix(""), files, rows)
+            else:
+                for row, file in zip(rows, files, strict=True):
+                    content = file.read_bytes() if file.is_file() else None
+                    row["audio"] = {"bytes": content, "path": file.name}
+                pq.write_table(pa.Table.from_pylist(rows), table.with_suffix(".parquet"))
 
 
-def make_kaldi(folder: Path) -> Corpus:
-    corpus = write_tables(folder)
-    for table in corpus.tables:
-        rows = [*DictReader(table.read_text().splitlines())]
-        table.with_suffix("").mkdir()
-        for name, column in (("wav.scp", "path"), ("text", "sentence"), ("utt2spk", "speaker")):
-            prefix = f"{folder}/" if name == "wav.scp" else ""
-            lines = [f"u{row} {prefix}{rows[row][column]}\n" for row in range(4)]
-            (table.with_suffix("") / name).write_text("".join(lines))
-    folders = [table.with_suffix("") for table in corpus.tables]
-    manifest = {table.name: str(table) for table in folders}
-    tables = [table / name for table in folders for name in ("text", "utt2spk")]
-    return Corpus(folder, {"manifest": manifest}, tables, " ")
+def write_kaldi(folder: Path, files: list[Path], rows: list[dict[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    sentences, speakers = ([row[name] for row in rows] for name in ("sentence", "client_id"))
+    for name, values in (("wav.scp", files), ("text", sentences), ("utt2spk", speakers)):
+        lines = [f"u{number} {value}\n" for number, value in enumerate(values)]
+        (folder / name).write_text("".join(lines))
 
-
-def make_module(folder: Path) -> Corpus:
-    """Write a module of the user's with two data folders, and one that it imports."""
-    modules = [folder / f"fresh_{name}.py" for name in ("corpus", "helper")]
-    parts = [write_tables(folder / name) for name in "ab"]
-    for file, source in zip(modules, (MODULE, "change = str.upper\n"), strict=True):
-        file.write_text(source)
-    knobs = {"corpus": "fresh_corpus", "data_folder": [str(part.folder) for part in parts]}
-    return Corpus(folder, knobs, [*parts[0].tables, *parts[1].tables], modules=modules)
-
-
-MAKERS = (write_tables, make_release, make_archive, make_parquet, make_kaldi, make_module)
 
 # Edits
 
@@ -171,47 +132,37 @@ def rewrite(file: Path, content: bytes) -> None:
 
 
 def edit_table(corpus: Corpus, random: Random) -> None:
-    """Change a field, or the rows; the size may stay, and the time is restored."""
+    """Change a field or the rows; the size may stay, and the time is restored."""
     table = random.choice(corpus.tables)
     header, *lines = table.read_text().splitlines()
     row = random.randrange(len(lines))
-    fields = lines[row].split(corpus.separator)
-    action = random.choice(["letter", "letter", "tag", "order", "remove", "add", "exchange"])
-    if action == "letter":
-        index = random.randrange(len(fields))
-        fields[index] = fields[index][:-1] + random.choice("abc123")
-    elif action == "tag":
-        fields[1] += " [noise]"
-    lines[row] = corpus.separator.join(fields)
-    if action == "order":
-        lines.reverse()
-    elif action == "remove":
-        lines = lines[1:] or lines
-    elif action == "add":
-        lines.append(lines[row].replace("0.wav", "1.wav"))
-    elif action == "exchange":
-        other = random.choice([t for t in corpus.tables if t.suffix or t.name == table.name])
-        content = other.read_bytes()
-        rewrite(other, table.read_bytes())
-        rewrite(table, content)
-        return
+    fields = lines[row].split("\t")
+    column = random.choice([1, random.randrange(len(fields))])
+    fields[column] = fields[column][:-1] + random.choice(["a", "b", "c", "1", "2", " [noise]"])
+    changed = [*lines[:row], "\t".join(fields), *lines[row + 1 :]]
+    added = [*lines, lines[row].replace("0.wav", "1.wav")]
+    lines = random.choice([changed, changed, changed, added, lines[::-1], lines[1:] or lines])
     rewrite(table, "\n".join([header, *lines, ""]).encode())
+
+
+def exchange_tables(corpus: Corpus, random: Random) -> None:
+    tables = random.sample(corpus.tables, 2)
+    for table, content in zip(tables, [table.read_bytes() for table in tables][::-1], strict=True):
+        rewrite(table, content)
 
 
 def edit_clip(corpus: Corpus, random: Random) -> None:
     """Change a clip in place with time and size restored, rename one over it, or remove it."""
     file = random.choice(sorted(corpus.folder.rglob("*.wav*")))
-    action = random.choice(["in place", "in place", "renamed", "longer", "gone"])
-    if action == "gone":  # or back again
-        file.rename(file.with_suffix(".wav_" if file.suffix == ".wav" else ".wav"))
-        return
-    content = tone(random.randrange(100), 2400 if action == "longer" else 1600)
-    if action == "renamed":
-        other = corpus.folder / "other.wav"
-        other.write_bytes(content)
-        other.replace(file)
-    else:
+    content = tone(random.randrange(100), random.choice([1600, 1600, 2400]))
+    action = random.choice(["in place", "in place", "renamed", "gone"])
+    if action == "in place":
         rewrite(file, content)
+    elif action == "renamed":
+        file.with_name("other").write_bytes(content)
+        file.with_name("other").rename(file)
+    else:  # or back again
+        file.rename(file.with_suffix(".wav_" if file.suffix == ".wav" else ".wav"))
 
 
 def edit_knobs(corpus: Corpus, random: Random) -> None:
@@ -231,14 +182,14 @@ def edit_knobs(corpus: Corpus, random: Random) -> None:
 
 def edit_code(corpus: Corpus, random: Random) -> None:
     """Change the user's module, or else sbkit's own code."""
-    if corpus.modules:
+    if corpus.form == "module":
         source = f"change = lambda text: f'{{text}} {random.randrange(10)}'\n"
-        rewrite(corpus.modules[1], source.encode())
+        rewrite(corpus.helper, source.encode())
     else:
         corpus.version += 1
 
 
-EDITS = (edit_table, edit_table, edit_clip, edit_clip, edit_knobs, edit_code)
+EDITS = (edit_table, edit_table, exchange_tables, edit_clip, edit_clip, edit_knobs, edit_code)
 
 
 # The oracle
@@ -255,39 +206,46 @@ def be_version(number: int, patches: pytest.MonkeyPatch) -> None:
     patches.setattr(clips, "encode_audio", lambda clip, *a, **o: encode(clip + number, *a, **o))
 
 
-def prepare(corpus: Corpus, **knobs: object) -> Splits:
-    return recipe.prepare_transcripts(read_knobs(YAML, {"min_seconds": 0, **corpus.knobs, **knobs}))
+def knobs_of(corpus: Corpus, yaml: str) -> Knobs:
+    return read_knobs(ROOT / f"hparams/{yaml}.yaml", {"min_seconds": 0, **corpus.knobs})
 
 
-def rows_of(prepared: Splits) -> list[tuple[bytes, str]]:
-    """Return the columns and the samples of all clips."""
-    splits = prepared.named().values()
+def prepare(corpus: Corpus) -> Splits:
+    return recipe.prepare_transcripts(knobs_of(corpus, "ctc"))
+
+
+def read_all(*splits: Dataset) -> list[tuple[bytes, str]]:
+    """Return the samples and the columns of all clips."""
     rows = chain(*(read_rows(split, range(len(split))) for split in splits))
     return [(row.pop(AUDIO).tobytes(), f"{row}") for row in rows]
 
 
+def clips_of(corpus: Corpus) -> list[tuple[bytes, str]]:
+    return read_all(*prepare(corpus).named().values())
+
+
 def observe(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return all that a run sees of a corpus, or the error."""
-    for file in corpus.modules:
-        sys.modules.pop(file.stem, None)
+    for name in ("fresh_corpus", "fresh_helper"):
+        sys.modules.pop(name, None)
     with monkeypatch.context() as patches:
-        patches.syspath_prepend(corpus.folder)
+        patches.syspath_prepend(corpus.folder.parent)
         if corpus.version:
             be_version(corpus.version, patches)
         try:
             prepared = prepare(corpus)
             facts = measure_data(prepared, sample_rate=16_000, language="en")
             told = prepared.excluded, prepared.filtered, prepared.fingerprints, facts
-            seen = f"{rows_of(prepared)} {told}"
+            seen = f"{read_all(*prepared.named().values())} {told}"
         except SbkitError as error:
             seen = f"error: {error}"
     return seen.replace(str(kept.default_cache()), "CACHE")
 
 
 @pytest.mark.slow(40)
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("form", FORMS)
 def test_edited_data_are_as_with_an_empty_cache(
-    make: Callable[[Path], Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(splits, "MAX_UNUSABLE_SHARE", 1.0)
     whatever_happens = [
@@ -295,9 +253,9 @@ def test_edited_data_are_as_with_an_empty_cache(
         note_calls(monkeypatch, hashlib, "file_digest", lambda file, _: file),
         note_calls(monkeypatch, clips, "read_audio", lambda path, *_: path),
     ]
-    random = Random(make.__name__)
-    corpus = make(tmp_path / "corpus")
-    for edit in (lambda *_: None, *random.sample(EDITS * 2, k=12)):
+    random = Random(form)
+    corpus = Corpus(tmp_path / "corpus", form)
+    for edit in (lambda *_: None, *random.sample(EDITS * 2, k=14)):
         edit(corpus, random)
         corpus.pack()
         monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "used"))
@@ -325,32 +283,33 @@ def list_kinds() -> set[object]:
     return kinds - {"column", "split"}  # parameters of `with_column` and `prepare_split`
 
 
-def use_every_kind(folder: Path) -> None:
-    """Prepare a recognizer's data, a voice's, rows that Python holds, an archive; measure it."""
-    corpus = make_archive(folder)
-    corpus.pack()
-    knobs = {"min_seconds": 0, **corpus.knobs}
-    spoken = prepare_spoken(read_knobs(ROOT / "hparams/tts.yaml", knobs))
-    measure_data(spoken, sample_rate=16_000, language="en")
+def use_every_kind(corpus: Corpus) -> list[object]:
+    """Prepare a recognizer's data and a voice's, measure them, and store rows of Python."""
+    spoken = prepare_spoken(knobs_of(corpus, "tts"))
+    facts = measure_data(spoken, sample_rate=16_000, language="en")
     texts = read_column(spoken.train, "text")
-    model_file = folder / "tokenizer.model"
+    model_file = corpus.folder.with_name("tokenizer.model")
     tokenizer = ensure_tokenizer(
         model_file=model_file, kind="char", vocab_size=None, texts=lambda: texts
     )
-    read_transcripts(spoken.train, tokenizer)
-    store_rows([{"audio": "a.wav", "text": "x"}])
-    features, loader = Fbank(n_mels=23), loader_of(spoken.train)
+    labels = read_transcripts(spoken.train, tokenizer).tokens.tolist()
+    features, norm, loader = Fbank(n_mels=23), GlobalNorm(n_mels=23), loader_of(spoken.train)
     inputs = inputs_of_statistics(loader, features, __name__, CPU)
-    measure_normalization([GlobalNorm(n_mels=23)], features, loader, CPU, inputs)
+    measure_normalization([norm], features, loader, CPU, inputs)
+    stored = store_rows([{"audio": "a.wav", "text": "x"}]).name
+    return [read_all(spoken.train), facts, labels, f"{norm.state_dict()}", stored]
 
 
-def leaves(value: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the keys that lead to each leaf of plain data."""
-    if isinstance(value, Mapping | list | tuple):
-        for key in value if isinstance(value, Mapping) else range(len(value)):
-            yield from ((key, *keys) for keys in leaves(value[key]))
+def changed_once(value: Any) -> Iterator[Any]:
+    """Yield copies of plain data, in each of which another leaf is changed."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            for inner in changed_once(value[key]):
+                changed = value.copy()
+                changed[key] = inner
+                yield changed
     else:
-        yield ()
+        yield f"not {value}"
 
 
 def test_whatever_is_kept_is_made_anew_if_one_input_changes(
@@ -366,32 +325,22 @@ def test_whatever_is_kept_is_made_anew_if_one_input_changes(
     for module in [*sys.modules.values()]:
         if getattr(module, "__dict__", {}).get("keep") is keep:
             monkeypatch.setattr(module, "keep", note)
-    use_every_kind(tmp_path / "corpus")
+    use_every_kind(Corpus(tmp_path / "corpus", "archive"))
     assert {kind for kind, _, _ in calls} == list_kinds() | {"symbols", "pitch"}
-    made: list[Path] = []
-
-    def make(path: Path) -> None:
-        path.touch()
-        made.append(path)
-
+    make = Mock(side_effect=Path.touch)
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "other"))
     for number, (kind, made_from, options) in enumerate(calls):
         by_code = options.get("by_code", True)
         keep_it = partial(keep, kind, make=make, label=f"{number}", by_code=by_code)
-        inputs = [made_from]
-        for keys in leaves(made_from):
-            changed: Any = deepcopy(made_from)
-            parent = reduce(getitem, keys[:-1], changed)
-            parent[keys[-1]] = f"not {parent[keys[-1]]}"
-            inputs.append(changed)
+        inputs = [made_from, *changed_once(made_from)]
         paths = [keep_it(made_from=each) for each in inputs]
-        assert len({*paths}) == len(made) == len(inputs) > 1
+        assert len({*paths}) == make.call_count == len(inputs) > 1
         assert [keep_it(made_from=each) for each in inputs] == paths
         with monkeypatch.context() as patches:
             be_version(1, patches)
             keep_it(made_from=made_from)
-        assert len(made) == len(inputs) + by_code
-        made.clear()
+        assert make.call_count == len(inputs) + by_code
+        make.reset_mock()
 
 
 # Where a user meets it
@@ -402,47 +351,63 @@ def replace_in(file: Path, old: str, new: str) -> None:
 
 
 def test_facts_are_those_of_the_corrected_table(tmp_path: Path) -> None:
-    corpus = write_tables(tmp_path / "corpus")
-    replace_in(corpus.tables[1], ".,s", ".,t")
+    corpus = Corpus(tmp_path / "corpus")
+    replace_in(corpus.tables[1], ".\ts", ".\tt")
 
-    def measure() -> tuple[Any, Any]:
+    def measure() -> tuple[Any, str]:
         facts = measure_data(prepare(corpus), sample_rate=16_000, language="en")
         counts = {s["splits"][1]: s["values"] for s in facts["shared"] if s["column"] == "speaker"}
-        return counts["dev"], [change["kind"] for change in facts["splits"]["train"]["changes"]]
+        return counts["dev"], f"{facts['splits']['train']['changes']}"
 
-    before = measure()
-    replace_in(corpus.tables[1], ".,t", ".,s")
-    replace_in(corpus.tables[0], ".,", ". [noise],")
-    after = measure()
-    assert (before[0], after[0]) == (0, 2)
-    assert "tags" in str(after[1]) and "tags" not in str(before[1])
+    num_shared, changes = measure()
+    assert num_shared == 0 and "tags" not in changes
+    replace_in(corpus.tables[1], ".\tt", ".\ts")
+    replace_in(corpus.tables[0], ".\t", ". [noise]\t")
+    num_shared, changes = measure()
+    assert num_shared == 2 and "tags" in changes
+
+
+def test_edited_module_of_two_data_folders_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = Corpus(tmp_path / "corpus", "module")
+    assert "WORD 0." in observe(corpus, monkeypatch)
+    replace_in(corpus.helper, "upper", "title")
+    assert "WORD 0." not in observe(corpus, monkeypatch)
 
 
 def test_clips_that_are_recorded_again_are_decoded_alone(
     tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    corpus = write_tables(tmp_path / "corpus")
-    before = rows_of(prepare(corpus))
+    corpus = Corpus(tmp_path / "corpus")
+    before = clips_of(corpus)
     decoded.clear()
     for number in range(3):
-        rewrite(clip := tmp_path / f"corpus/clips/train{number}.wav", tone(50 + number))
-    after = rows_of(prepare(corpus))
-    assert sorted(decoded) == ["train0", "train1", "train2"] and clip.stem == "train2"
+        rewrite(tmp_path / f"corpus/clips/train{number}.wav", tone(50 + number))
+    after = clips_of(corpus)
+    assert sorted(decoded) == ["train0", "train1", "train2"]
     assert "3 audio files of 12 changed" in caplog.text
     assert after[3:] == before[3:] and not {*after[:3]} & {*before}
-    caplog.clear()
-    prepare(corpus)
-    assert "changed" not in caplog.text
+
+
+def test_statistics_are_not_those_of_a_lazy_clip_that_was_recorded_again(tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path / "corpus")
+    corpus.knobs["audio_store"] = "lazy"
+    rows = UtteranceDataset(prepare(corpus).train)
+    before = rows.identity()
+    assert before == rows.identity()
+    rewrite(tmp_path / "corpus/clips/train1.wav", tone(50))
+    assert before != rows.identity()
 
 
 def test_symbols_follow_sentences_and_the_code_that_spells_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = write_tables(tmp_path / "corpus")
-    knobs = read_knobs(ROOT / "hparams/tts.yaml", {"min_seconds": 0, **corpus.knobs})
+    corpus = Corpus(tmp_path / "corpus")
+    knobs = knobs_of(corpus, "tts")
     assert prepare_spoken(knobs).train["symbols"][0] == "word zero."
-    replace_in(corpus.tables[0], ".,", ",")
+    replace_in(corpus.tables[0], ".\t", "\t")
     assert prepare_spoken(knobs).train["symbols"][0] == "word zero"
     monkeypatch.setattr(kept, "code_identity", lambda: "another!")
     monkeypatch.setattr(synthesis, "read_texts", lambda texts, *_: texts)
@@ -452,103 +417,92 @@ def test_symbols_follow_sentences_and_the_code_that_spells_them(
 def test_clip_that_changes_while_it_is_decoded_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = write_tables(tmp_path / "corpus")
-    read_audio = clips.read_audio
-
-    def read(path: str, *arguments: Any) -> Any:
-        samples = read_audio(path, *arguments)
-        Path(path).write_bytes(tone(99))
-        return samples
-
+    corpus = Corpus(tmp_path / "corpus")
+    changed = tmp_path / "corpus/clips/train0.wav"
     with monkeypatch.context() as patches:
-        patches.setattr(clips, "read_audio", read)
+        note_calls(patches, clips, "read_audio", lambda *_: changed.write_bytes(tone(99)))
         with pytest.raises(SbkitError, match="train0.wav has changed while it was decoded"):
             prepare(corpus)
-    found = rows_of(prepare(corpus))
+    found = clips_of(corpus)
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "empty"))
-    assert found == rows_of(prepare(corpus))
+    assert found == clips_of(corpus)
 
 
-# Copies, and caches of several users
+# Copies, caches of several users, and damage
 
 
-@pytest.mark.parametrize("original", ["kept", "removed", "changed"])
-@pytest.mark.parametrize("copy", [shutil.copy, shutil.copy2])
+@pytest.mark.parametrize("is_original_here", [True, False])
 def test_cache_that_is_copied_with_its_data_is_used(
-    copy: Any, original: str, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+    is_original_here: bool, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = make_release(tmp_path / "corpus")
-    expected = rows_of(prepare(corpus))
+    corpus = Corpus(tmp_path / "corpus")
+    expected = clips_of(corpus)
     for source, target in (("corpus", "other name"), ("cache", "copied")):
-        shutil.copytree(tmp_path / source, tmp_path / target, copy_function=copy)
-    for clip in sorted((tmp_path / "corpus/clips").iterdir()) if original == "changed" else ():
+        shutil.copytree(tmp_path / source, tmp_path / target)
+        if not is_original_here:
+            shutil.rmtree(tmp_path / source)
+    for clip in corpus.folder.rglob("*.wav"):  # the copy has not changed
         rewrite(clip, tone(77))
-    if original == "removed":
-        shutil.rmtree(tmp_path / "corpus")
-        shutil.rmtree(tmp_path / "cache")
     decoded.clear()
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "copied"))
     corpus.knobs = {"data_folder": str(tmp_path / "other name")}
-    assert rows_of(prepare(corpus)) == expected
+    assert clips_of(corpus) == expected
+    prune_orphans(tmp_path / "copied")  # which leaves what the copy needs
+    assert clips_of(corpus) == expected
     assert not decoded
-    if original == "removed":  # its folder of the cache is still needed
-        prune_orphans(tmp_path / "copied")
-        assert rows_of(prepare(corpus)) == expected
     rewrite(tmp_path / "other name/clips/dev1.wav", tone(78))
-    assert rows_of(prepare(corpus)) != expected
+    assert clips_of(corpus) != expected
     assert decoded == ["dev1"]
-
-
-def snapshot(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_shared_cache_is_read_and_never_written_to(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = make_archive(tmp_path / "corpus")
-    corpus.pack()
-
-    def use() -> object:
-        knobs = read_knobs(ROOT / "hparams/tts.yaml", {"min_seconds": 0, **corpus.knobs})
-        spoken = prepare_spoken(knobs)
-        facts = measure_data(spoken, sample_rate=16_000, language="en")
-        return rows_of(spoken), facts, spoken.train["symbols"], store_rows([{"text": "x"}]).name
-
-    shared = tmp_path / "shared"
+    corpus = Corpus(tmp_path / "corpus", "archive")
+    own, shared = tmp_path / "own", tmp_path / "shared"
     monkeypatch.setenv("SBKIT_CACHE", str(shared))
-    seen = use()
-    before = snapshot(shared)
+    seen = use_every_kind(corpus)
+    before = times_of(shared)
     decoded.clear()
-    for caches in (f"{tmp_path / 'own'}:{shared}", str(shared)):
-        monkeypatch.setenv("SBKIT_CACHE", caches)
-        assert use() == seen
-        assert not decoded
-    assert not [*(tmp_path / "own").glob("[!f]*/*")]
-    monkeypatch.setenv("SBKIT_CACHE", f"{tmp_path / 'own'}:{shared}")
+    monkeypatch.setenv("SBKIT_CACHE", f"{own}:{shared}")
+    assert use_every_kind(corpus) == seen
+    assert not decoded
+    assert {path.parent.name for path in own.glob("*/*")} <= {kept.FILES_FOLDER}
     rewrite(tmp_path / "corpus/clips/dev1.wav", tone(78))
     corpus.pack()
-    use()
+    use_every_kind(corpus)
     assert decoded == ["dev1"]
-    assert snapshot(shared) == before
+    assert times_of(shared) == before
+
+
+def start(corpus: Corpus) -> tuple[object, list[str]]:
+    """Return what a process sees of a corpus, and what it decodes."""
+    with pytest.MonkeyPatch.context() as patches:
+        decoded = note_calls(patches, clips, "read_audio", lambda path, *_: Path(path).name)
+        return clips_of(corpus), decoded
 
 
 def test_first_starts_of_several_processes_decode_each_clip_once(tmp_path: Path) -> None:
-    corpus = write_tables(tmp_path / "corpus")
-    context = get_context("fork")
-    barrier, results = context.Barrier(3), context.Queue()
+    corpus = Corpus(tmp_path / "corpus")
+    with get_context("fork").Pool(3) as pool:
+        seen, decoded = zip(*pool.map(start, [corpus] * 3, chunksize=1), strict=True)
+    assert seen == (clips_of(corpus),) * 3
+    assert sorted(chain(*decoded)) == sorted(file.name for file in corpus.folder.rglob("*.wav"))
 
-    def start() -> None:
-        barrier.wait()
-        with pytest.MonkeyPatch.context() as patches:
-            notes = note_calls(patches, clips, "read_audio", lambda path, *_: Path(path).name)
-            results.put((rows_of(prepare(corpus)), notes))
 
-    processes = [context.Process(target=start) for _ in range(3)]
-    for process in processes:
-        process.start()
-    (first, *others), notes = zip(*(results.get(timeout=60) for _ in processes), strict=True)
-    for process in processes:
-        process.join()
-    assert others == [first] * 2
-    assert sorted(chain(*notes)) == sorted(f"{s}{n}.wav" for s in SPLITS for n in range(4))
+def truncate(file: Path) -> None:
+    """Replace a file by a part of it; a process that maps it keeps it."""
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, truncate])
+def test_what_is_damaged_is_made_again(
+    damage: Callable[[Path], None], tmp_path: Path, own_cache: Path
+) -> None:
+    corpus = Corpus(tmp_path / "corpus")
+    seen = use_every_kind(corpus)
+    for file in [path for path in own_cache.rglob("*") if path.is_file()]:
+        damage(file)
+    assert use_every_kind(corpus) == seen

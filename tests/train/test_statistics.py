@@ -3,8 +3,6 @@
 import importlib
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,27 +12,26 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from torch import Tensor, nn
 
-from sbkit.data.batch import Batch, Loader, UtteranceDataset, collate_audio, make_loader
+from sbkit.data.batch import Batch, Loader, collate_audio, make_loader
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import sample_counts
 from sbkit.train import model_state
 from sbkit.train.model_state import inputs_of_statistics
 from tests import processes
-from tests.data.test_splits import make_clips, prepare
 from tests.runs import Workplace, losses_of
 from tests.stores import Utterance, make_store
 
 CPU = torch.device("cpu")
 TAKEN = "The mean and deviation of the features are those of an earlier run."
-USER_PART = """from torch import nn
+USER_PART = """import torch
+from torch import nn
 class Levels(nn.Module):
     floor = 1.0
     def forward(self, audio, lengths):
         if len(audio) == 1000:
             return "a batch that is not tried", lengths
-        frames = audio.unfold(1, 400, 400)
+        frames = audio.unfold(1, 400, 400) * (1 + torch.rand(1))
         return frames.abs().mean(2, keepdim=True).clamp(min=self.floor), lengths // 400
 """
 TWO_CACHES = """
@@ -99,56 +96,27 @@ def loader_of(clips: datasets.Dataset, batch_seconds: float = 10.0) -> Loader:
     )
 
 
-def inputs_of(
-    compute: Callable[..., Any], clips: datasets.Dataset, batch_seconds: float = 10.0
-) -> dict[str, object] | None:
-    return inputs_of_statistics(loader_of(clips, batch_seconds), compute, __name__, CPU)
-
-
-def noise(seed: int) -> datasets.Dataset:
-    audio = np.random.default_rng(seed).integers(-99, 99, 4000).astype("<i2").tobytes()
-    return make_store(Utterance(c, "a", "a", "", 4000, audio) for c in "bcd")
-
-
-def test_each_setting_of_features_and_their_code_is_an_input(
+def test_settings_code_and_random_numbers_of_features_are_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_levels.py").write_text(USER_PART)
-    part: Any = importlib.import_module("my_levels")
-    clips = noise(0)
-    inputs = [inputs_of(part.Levels(), clips)]
-    assert inputs[0] == inputs_of(part.Levels(), clips)
-    quieter = part.Levels()
-    quieter.floor = 0.5  # which only silence is below
-    inputs.append(inputs_of(quieter, clips))
-    inputs.append(inputs_of(part.Levels(), noise(1)))
-    inputs.append(inputs_of(part.Levels(), clips, batch_seconds=0.2))
-    (tmp_path / "my_levels.py").write_text(USER_PART.replace("is not tried", "nobody tries"))
-    monkeypatch.delitem(sys.modules, "my_levels")
-    part = importlib.import_module("my_levels")
-    inputs.append(inputs_of(part.Levels(), clips))
-    assert all(inputs.count(one) == 1 for one in inputs)
-
-
-def test_features_that_draw_numbers_are_kept_for_the_same_ones_alone() -> None:
-    class Dither(nn.Module):
-        def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-            return (audio + torch.rand_like(audio)).unsqueeze(2), lengths
-
-    clips = noise(0)
-    torch.manual_seed(1)
-    first = inputs_of(Dither(), clips)
-    assert first == inputs_of(Dither(), clips)  # the generator is as it was
-    torch.manual_seed(2)
-    assert first != inputs_of(Dither(), clips)
-
-
-def test_a_lazy_clip_written_anew_with_the_same_size_is_an_input(tmp_path: Path) -> None:
-    clips = [replace(c, columns={"duration_ms": "100"}) for c in make_clips(tmp_path / "clips", 3)]
-    rows = UtteranceDataset(prepare(tmp_path, clips, store="lazy").dataset)
-    before = rows.identity()
-    assert before == rows.identity()
-    content = clips[1].path.read_bytes()
-    clips[1].path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert before != rows.identity()
+    audio = np.random.default_rng(0).integers(-99, 99, 4000).astype("<i2").tobytes()
+    clips = make_store(Utterance(id, "a", "a", "", 4000, audio) for id in "bcd")
+    inputs = []
+    for source, floor, seed, batch_seconds in (
+        (USER_PART, 1.0, 1, 10.0),
+        (USER_PART, 1.0, 1, 10.0),
+        (USER_PART, 0.5, 1, 10.0),  # which only silence is below
+        (USER_PART, 1.0, 2, 10.0),
+        (USER_PART, 1.0, 1, 0.2),
+        (USER_PART.replace("is not tried", "nobody tries"), 1.0, 1, 10.0),
+    ):
+        (tmp_path / "my_levels.py").write_text(source)
+        sys.modules.pop("my_levels", None)
+        importlib.invalidate_caches()
+        part: Any = importlib.import_module("my_levels").Levels()
+        part.floor = floor
+        torch.manual_seed(seed)
+        loader = loader_of(clips, batch_seconds)
+        inputs.append(inputs_of_statistics(loader, part, __name__, CPU))
+    assert [inputs.count(one) for one in inputs] == [2, 2, 1, 1, 1, 1]
