@@ -71,9 +71,11 @@ def explain_torchaudio(error: Exception) -> str:
 
 # -- the user's modules ----------------------------------------------------------------------------
 
-FOLDERS = (Path(os.__file__).parent, *site.getsitepackages(), site.getusersitepackages())
-OWN_FOLDERS = (Path(__file__).parents[2] / package for package in ("sbkit", "recipes"))
-LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (*FOLDERS, *OWN_FOLDERS))
+LIBRARY_FOLDERS = (
+    *(Path(os.__file__).parent, *site.getsitepackages(), site.getusersitepackages()),
+    *(Path(__file__).parents[2] / package for package in ("sbkit", "recipes")),
+)
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in LIBRARY_FOLDERS)
 INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by PYTHONPATH
 
 _read_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # not of `NotedModule`s
@@ -195,17 +197,17 @@ def sources_to_import(sources: Mapping[str, bytes]) -> dict[str, bytes]:
 
     sources: of imported modules, by name.
     """
-    found: dict[str, bytes] = {}
+    unimported: dict[str, bytes] = {}
     packages = {name: vars(sys.modules[name]).get("__package__") or "" for name in sources}
     pending = [(source, packages[name]) for name, source in sources.items()]
     while pending:
-        for name in imported_modules(*pending.pop()) - {*found, *sys.modules}:
+        for name in imported_modules(*pending.pop()) - {*unimported, *sys.modules}:
             spec = _find_unimported(name)
             file = str(spec.origin) if spec is not None and spec.has_location else ""
             if spec is not None and file.endswith(".py") and not _is_library(file):
-                found[name] = Path(file).read_bytes()
-                pending.append((found[name], spec.parent or ""))
-    return found
+                unimported[name] = Path(file).read_bytes()
+                pending.append((unimported[name], spec.parent or ""))
+    return unimported
 
 
 def _find_unimported(name: str) -> ModuleSpec | None:
@@ -259,14 +261,14 @@ def require_current(names: Iterable[str] = (), classes: Iterable[type] = ()) -> 
 
     Raises ConfigError if a module that stays has changed, and the run needs it.
     """
-    given = {base.__module__ for class_ in classes for base in class_.__mro__}
+    given_modules = {base.__module__ for class_ in classes for base in class_.__mro__}
     paths = {path for name in names for path in accumulate(name.split("."), "{}.{}".format)}
     loaders = {name: _variables(name).get("__loader__") for name in [*sys.modules]}
     ours = {name for name, loader in loaders.items() if getattr(loader, "is_ours", False)}
-    needed = user_sources(*given, *paths)
+    needed = user_sources(*given_modules, *paths)
     invalidate_caches()
     changed = {*filter(_has_changed, ours | needed.keys())}
-    own = user_sources(*(loaders.keys() - ours), *given) if changed else {}
+    own = user_sources(*(loaders.keys() - ours), *given_modules) if changed else {}
     for name in changed & needed.keys() & own.keys():
         raise ConfigError(
             f"{name.replace('.', '/')}.py has changed since this kernel imported it. Restart the "

@@ -137,11 +137,10 @@ def keep(
     meanwhile: called in a process that waits for another one to make it.
     """
     name = kept_name(kind, made_from, by_code=by_code, label=label)
-
     path = default_cache() / name
     before = _inode_of(path)
-    if kept := find_made(name, is_current):
-        return kept
+    if earlier_path := find_made(name, is_current):
+        return earlier_path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with task_lock(path.parent, path.name, wait=False) as is_maker:
@@ -239,19 +238,21 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
     if not isinstance(names, pa.Array):
         names = pa.array(map(os.fsencode, names), pa.binary())
     are_many = len(names) > MAX_LOOKS
-    known = _KnownFiles.load(root, read) if are_many or read else _KnownFiles()
-    files = known.take(names)
-    folders = known.folders
+    known_files = _KnownFiles.load(root, read) if are_many or read else _KnownFiles()
+    files = known_files.take(names)
+    folders = known_files.folders
     indices = np.arange(len(names))  # of the files to look at
     if are_many:
-        if known.is_as_it_was(root) and not is_verifying.get():
+        if known_files.is_as_it_was(root) and not is_verifying.get():
             indices = np.flatnonzero(files["digest"].is_null())
         else:
-            known = _KnownFiles()  # the times of folders tell nothing of files that are not listed
+            known_files = (
+                _KnownFiles()
+            )  # the times of folders tell nothing of files that are not listed
         new_names = names.take(pa.array(indices)).to_pylist()
         parents = {os.fsdecode(name.rpartition(b"/")[0]) for name in new_names}
         times = {name: _look(root, os.fsencode(name)).stamp for name in sorted(parents)}
-        folders = {**times, **known.folders}
+        folders = {**times, **known_files.folders}
     looks = _in_threads(partial(_look, root), names.take(pa.array(indices)).to_pylist())
     sizes, stamps = (files[name].to_numpy().copy() for name in ("size", "stamp"))
     new = [
@@ -259,7 +260,7 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
         for index, look in zip(indices.tolist(), looks, strict=True)
         if look != (sizes[index], stamps[index]) or look[0] < 0 or is_verifying.get()
     ]
-    if not new and folders == known.folders:
+    if not new and folders == known_files.folders:
         return FileDigests(files["digest"].combine_chunks(), sizes, {})
     sizes[indices], stamps[indices] = np.fromiter(chain(*looks), np.int64).reshape(-1, 2).T
     if read and len(new) > CHUNK_FILES:
@@ -273,15 +274,10 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
     for index, value in values.items():
         digests[index] = None if index in errors else value
     sizes[[*errors]] = -1
-    columns = {
-        "name": names,
-        "size": sizes,
-        "stamp": stamps,
-        "digest": pa.array(digests, pa.string()),
-    }
-    if (are_many or read) and (len(errors) < len(new) or folders != known.folders):
-        _KnownFiles(pa.table(columns), folders).save(root, read, known)
-    return FileDigests(columns["digest"], sizes, errors)
+    table = pa.table([names, sizes, stamps, pa.array(digests)], _KNOWN_COLUMNS)
+    if (are_many or read) and (len(errors) < len(new) or folders != known_files.folders):
+        _KnownFiles(table, folders).save(root, read, known_files)
+    return FileDigests(table["digest"].combine_chunks(), sizes, errors)
 
 
 class _Look(NamedTuple):

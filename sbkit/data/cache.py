@@ -196,8 +196,8 @@ def group_by_root(paths: Sequence[str], roots: Sequence[Path]) -> dict[Path, lis
     for row, path in enumerate(paths):
         prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), None)
         groups.setdefault(prefix or f"{is_extracted(path)}", []).append(row)
-    for rest in ("True", "False"):
-        if rows := groups.pop(rest, []):
+    for name in ("True", "False"):
+        if rows := groups.pop(name, []):
             parents = {paths[row].rpartition("/")[0] or "/" for row in rows}
             groups.setdefault(f"{os.path.commonpath(parents)}/", []).extend(rows)
     return {Path(prefix): rows for prefix, rows in groups.items()}
@@ -351,7 +351,7 @@ class _CachedShards:
                 if len(self._tables) > count:
                     describe_folder(folder, *roots)
 
-    def _read_tables(self, files: Iterable[Path], wanted: set[str] | None = None) -> None:
+    def _read_tables(self, files: Iterable[Path], wanted_digests: set[str] | None = None) -> None:
         """Read tables; of those that were not read yet, only the ones with a wanted clip."""
         for file in sorted({*files} - self._tables.keys()):
             audio = file.with_suffix(".arrow")
@@ -367,7 +367,7 @@ class _CachedShards:
                 continue
             digests = pc.struct_field(table[AUDIO], "digest").to_pylist()
             judged = {*digests, *(digest for digest, _, _ in facts.left_out)}
-            if wanted is not None and wanted.isdisjoint(judged):
+            if wanted_digests is not None and wanted_digests.isdisjoint(judged):
                 continue
             first_row = sum(map(len, self._tables.values()))
             self._tables[file] = table
@@ -448,9 +448,9 @@ class _CachedShards:
 
 def describe_folder(folder: Path, *corpora: Path) -> None:
     """Record the paths of the corpora that use a folder of this cache, not of a shared one."""
-    known = _read_corpora(folder)
-    if folder.is_relative_to(default_cache()) and not {*corpora} <= {*known}:
-        paths = sorted(map(str, {*known, *corpora}))
+    recorded_corpora = _read_corpora(folder)
+    if folder.is_relative_to(default_cache()) and not {*corpora} <= {*recorded_corpora}:
+        paths = sorted(map(str, {*recorded_corpora, *corpora}))
         with suppress(OSError):  # a cache may be read-only
             write_text_atomically(folder / CORPUS_FILE, json.dumps({"folders": paths}) + "\n")
 

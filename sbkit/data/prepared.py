@@ -31,7 +31,7 @@ from sbkit.base.kept import file_digests, find_kept, is_verifying, keep
 from sbkit.base.messages import plural
 from sbkit.config.hparams import Knobs
 from sbkit.data.cache import PREPARED_FOLDER, describe_folder, is_extracted
-from sbkit.data.corpus import Corpus, KnobValues, corpus_sources, list_files, list_roots
+from sbkit.data.corpus import Corpus, KnobValues, corpus_sources, list_files
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import AUDIO, LAZY
 from sbkit.data.splits import Keep, PreparedSplit, keep_in_memory
@@ -96,9 +96,8 @@ def prepare_once(
     if tables is None:
         return make(knobs, keep_in_memory)
     knobs = DataKnobs(knobs)
-    roots = list_roots(corpus, knobs)
     is_lazy = knobs.get("audio_store") == LAZY
-    values = [kind, {**knobs}, tables, roots]
+    values = [kind, {**knobs}, tables]
     made_from = {
         "values": values,
         "tables": [*_digests_of(tables)],
@@ -183,9 +182,9 @@ def _describe(folder: Path, data: PreparedData, source: Path, is_lazy: bool) -> 
     (folder / RECORD_FILE).write_text(to_json(record), **PATH_ENCODING)
     files = pa.concat_tables([split.files for split in data.splits.values()])
     if not is_lazy:  # the audio that was in a table or an archive is decoded, and changes with it
-        kept = [*filter(is_extracted, pc.unique(files["root"]).to_pylist())]
-        is_kept = pc.is_in(files["root"], value_set=pa.array(kept, pa.string()))
-        files = files.filter(pc.invert(is_kept))
+        extracted_roots = [*filter(is_extracted, pc.unique(files["root"]).to_pylist())]
+        is_inside = pc.is_in(files["root"], value_set=pa.array(extracted_roots, pa.string()))
+        files = files.filter(pc.invert(is_inside))
     file = str(folder / FILES_FILE)
     with pa.OSFile(file, "wb") as stream, pa.ipc.new_stream(stream, files.schema) as writer:
         writer.write_table(files)

@@ -216,10 +216,10 @@ class _Preparation:
         _update(self._hash, columns)
         names = [name for name in table.column_names if name != AUDIO]
         self._hash_of_all.update(to_json(names).encode())
-        whole = (table[name].cast("string") for name in names)
+        texts = (table[name].cast("string") for name in names)
         file, start = (pc.struct_field(stored[AUDIO], name) for name in ("file", "start"))
         lazy_file = pc.if_else(start.is_null(), file, "")  # two may have one size
-        _update(self._hash_of_all, [*whole, columns[-1], lazy_file])
+        _update(self._hash_of_all, [*texts, columns[-1], lazy_file])
         return table
 
     def result(self, rows: Table | None) -> PreparedSplit:
@@ -430,8 +430,8 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Trans
         digest = hashlib.sha256(tokenizer.content).hexdigest()
         made_from = {"split": split._fingerprint, "tokenizer": digest}
         read = partial(np.load, mmap_mode="r")
-        kept = keep(TOKEN_COUNTS_FOLDER, made_from, write, is_current=lambda file: read(file).size)
-        counts = read(kept)
+        file = keep(TOKEN_COUNTS_FOLDER, made_from, write, is_current=lambda file: read(file).size)
+        counts = read(file)
     else:  # of another class, whose code may change
         counts = count()
     characters, tokens, needed, refused, unknown = counts
