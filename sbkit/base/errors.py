@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sbkit.base.messages import printable
+from sbkit.base.messages import printable, shorten
 
 FAILED = 1  # Python's own after a traceback
 BAD_INPUT = 2  # also for wrong options
@@ -21,7 +21,8 @@ class SbkitError(Exception):
     """Raised for an error that a user can fix; says what must hold, what was given, what to do.
 
     A command prints the message without a traceback and exits with code 2. Control characters are
-    escaped: a quoted name with an escape sequence could clear the screen.
+    escaped: a quoted name with an escape sequence could clear the screen. A long message, which may
+    quote a cell of a table, is shortened.
 
     where: the file, or FILE:LINE, in which to correct it, if the error names no key of a YAML.
     """
@@ -31,7 +32,7 @@ class SbkitError(Exception):
         self.where = where
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return shorten(printable(shorten(super().__str__())))  # an escape is longer
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 MAX_LISTED_NAMES = 3
 MAX_VALUE_CHARACTERS = 60
+MAX_MESSAGE_CHARACTERS = 600
 MIN_SPELLING, MIN_SIMILARITY = 0.75, 0.6  # shares of letters that two words have in common
 JOINERS = "\u200c\u200d"  # invisible parts of words in Persian and Hindi
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -42,6 +43,12 @@ def short_value(value: object) -> str:
     """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."
+
+
+def shorten(text: str, max_characters: int = MAX_MESSAGE_CHARACTERS) -> str:
+    """Cut the middle out of a long text: a message ends with its cure."""
+    half = max_characters // 2 - 3
+    return text if len(text) <= max_characters else f"{text[:half]} ... {text[-half:]}"
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from sbkit.audio.io import AudioPart
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import DataError
+from sbkit.base.messages import shorten
 from sbkit.text.languages import primary_language
 
 MIX_FAULT = "mix_fault"  # of a clip whose channels are mixed: what is lost, see `ChannelMixer`
@@ -30,6 +31,7 @@ RESERVED_COLUMNS = (
     *(MIX_FAULT, STORED),
     *PART_COLUMNS,
 )
+MAX_QUOTED_CHARACTERS = 250  # of an excluded row
 MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
 DURATION_COLUMN = "duration_ms"  # of a clip, as its corpus states it: text
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
@@ -59,6 +61,10 @@ class Excluded:
     reason: str  # a few words, the same for all rows with the same fault
     detail: str  # the fault of this row
     split: str = ""  # until the manifest becomes a split
+
+    def __post_init__(self) -> None:
+        for name in ("id", "detail"):  # which may quote a cell of any size
+            object.__setattr__(self, name, shorten(getattr(self, name), MAX_QUOTED_CHARACTERS))
 
 
 @dataclass(frozen=True, eq=False)

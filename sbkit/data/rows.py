@@ -8,7 +8,6 @@ A stored table is read like every other table, so there is no second reader.
 import hashlib
 import io
 from collections.abc import Iterable, Mapping
-from io import IOBase
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import DataError
 from sbkit.base.kept import keep
 from sbkit.base.messages import short_value
 from sbkit.data.columns import PATH_COLUMNS, find_columns
-from sbkit.data.sources import BATCH_ROWS, name_classes
+from sbkit.data.sources import BATCH_ROWS, name_classes, to_file
 from sbkit.data.tables import is_missing
 
 FOLDER, TABLE = "rows", "rows.parquet"  # in the cache
@@ -100,18 +98,5 @@ def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
         if is_missing(value):
             stored[name] = None
         else:
-            stored[name] = _to_file(value) if is_audio else value
+            stored[name] = to_file(value) if is_audio else value
     return stored
-
-
-def _to_file(audio: Any) -> str | dict[str, Any]:
-    """Return the absolute path of audio, or its content as `datasets` stores it."""
-    source, rate = file_or_array(audio)
-    if isinstance(source, str | Path):
-        return str(source) if "://" in str(source) else str(Path(source).absolute())
-    if rate is not None:
-        source = encode_audio(to_samples(source), rate, "WAV")
-    elif isinstance(source, IOBase):
-        source = source.read()
-    name = audio.get("path") if isinstance(audio, Mapping) and rate is None else None
-    return {"bytes": source, "path": name}

@@ -11,8 +11,10 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from io import IOBase
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import datasets
 import fsspec
@@ -20,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sbkit.audio.io import declared_seconds
+from sbkit.audio.io import declared_seconds, encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import parsing_errors, write_bytes_atomically
 from sbkit.base.kept import caches, default_cache, find_kept
@@ -196,9 +198,7 @@ def _to_table(
     rows = name_classes(rows)
     names = rows.schema.names
     audio_columns = find_columns(names, options.path_column, PATH_COLUMNS)
-    has_bytes = [
-        name for name in audio_columns if not pa.types.is_string(rows.schema.field(name).type)
-    ]
+    has_bytes = [name for name in audio_columns if not is_text(rows.schema.field(name).type)]
     audio_column = next(iter(has_bytes or audio_columns), None)
     text_columns = []
     if options.text_column is not False:
@@ -206,18 +206,18 @@ def _to_table(
     columns: dict[str, pa.Array] = {}
     other_values: dict[str, tuple[int, object]] = {}
     for name in names:
-        values = rows[name].to_pylist()
-        if name in audio_columns and name != audio_column:
+        if name == audio_column:  # row by row: a list of samples takes much memory
+            paths = [_to_path(value.as_py(), write_audio) for value in rows[name]]
+            columns[name] = pa.array(paths, "string")
+        if name in audio_columns:
             continue  # the path beside the sound of a dataset is that of its origin
+        values = rows[name].to_pylist()
         if name in text_columns:
             for row, value in enumerate(values, start=first_row):
                 if not (isinstance(value, str | bytes) or is_missing(value)):
                     other_values.setdefault(name, (row, value))
         try:
-            if name == audio_column:
-                texts = [_to_path(value, write_audio) for value in values]
-            else:
-                texts = [_to_text(value) for value in values]
+            texts = [_to_text(value) for value in values]
         except UnicodeDecodeError as error:
             if name in text_columns:
                 raise DataError(
@@ -244,12 +244,33 @@ def name_classes(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
 
 
 def _to_path(value: object, write_audio: WriteAudio) -> str:
-    """Return the path in a value of the audio column; write a file if there are audio bytes."""
+    """Return the path in a value of the audio column; write a file of audio bytes or samples."""
+    if isinstance(value, list) or (isinstance(value, Mapping) and value.get("array") is not None):
+        value = to_file(value)
     if isinstance(value, bytes) and not _is_path(value):
         return str(write_audio(value, ""))
     if isinstance(value, Mapping) and value.get("bytes") is not None:
-        return str(write_audio(value["bytes"], str(value.get("path") or "")))
+        return str(write_audio(value["bytes"], _to_text(value.get("path"))))
     return _to_text(value)
+
+
+def to_file(audio: Any) -> str | dict[str, Any]:
+    """Return the absolute path of audio, or its content as `datasets` stores it."""
+    source, rate = file_or_array(audio)
+    if isinstance(source, str | Path):
+        return str(source) if "://" in str(source) else str(Path(source).absolute())
+    if rate is not None:
+        source = encode_audio(to_samples(source), rate, "WAV")
+    elif isinstance(source, IOBase):
+        source = source.read()
+    name = audio.get("path") if isinstance(audio, Mapping) and rate is None else None
+    return {"bytes": source, "path": name}
+
+
+def is_text(type: pa.DataType) -> bool:
+    """Check whether values of a type of Arrow are texts: of polars, pandas or a category, too."""
+    type = type.value_type if pa.types.is_dictionary(type) else type
+    return type in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
 def _is_path(value: bytes) -> bool:
@@ -273,7 +294,7 @@ def _to_text(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, Mapping) and {"path", "bytes"} <= value.keys():
-        return str(value["path"] or "")
+        return _to_text(value["path"])
     return str(value)
 
 
