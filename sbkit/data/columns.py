@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from sbkit.audio.io import AudioPart
+from sbkit.audio.io import AudioPart, declared_seconds
 from sbkit.base.units import MICROSECONDS
-from sbkit.data.manifest import Excluded, unreserved_name
+from sbkit.data.manifest import DURATION_COLUMN, Excluded, unreserved_name
 
 PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
@@ -62,6 +62,7 @@ TIME_WORDS = {OFFSET_COLUMN, START_COLUMN, END_COLUMN, STOP_COLUMN, "begin", "on
 SPAN = re.compile(r"(.*_)?(segment|span|interval|timestamps?|times?)")
 TIME_VALUE = re.compile(r"[-+]?[\d:.,]*\d[\d:.,]*(e[-+]?\d+)?\s*s?", re.IGNORECASE)
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
+MAX_ROUNDING = 0.5  # seconds
 INVALID_PART = "invalid times of a part"  # reason
 
 
@@ -168,9 +169,7 @@ class TimeColumn(NamedTuple):
 
 
 def find_part_columns(columns: Sequence[str]) -> PartColumns:
-    """Return the columns of parts in seconds or milliseconds.
-
-    Without a start, a duration describes a whole file.
+    """Return the columns of parts in seconds or milliseconds; there may be no start, as in NeMo.
 
     >>> find_part_columns(["path", "Segment Start", "segment_end_ms", "duration"])
     PartColumns(start='Segment Start', length='', end='segment_end_ms')
@@ -192,7 +191,10 @@ def find_part_columns(columns: Sequence[str]) -> PartColumns:
         for start in (START_COLUMN, "begin", "onset"):
             if start in group and length:
                 return PartColumns(group[start], length)
-    return PartColumns()
+    # The corpus states the length of the whole file in DURATION_COLUMN.
+    own = {word: column for word, column in groups[""].items() if column != DURATION_COLUMN}
+    length = next((own[word] for word in LENGTHS if word in own), "")
+    return PartColumns(length=length, end="" if length else own.get(END_COLUMN, ""))
 
 
 def is_span(name: str, value: Sequence[object]) -> bool:
@@ -224,11 +226,24 @@ def to_seconds(texts: Sequence[str], column: str) -> Sequence[str]:
     return seconds
 
 
+def parse_time(text: str) -> float:
+    """Return a time in seconds, as spreadsheets and subtitles write it, too.
+
+    >>> parse_time("1.5"), parse_time("0,1 s"), parse_time("01:02:03,5")
+    (1.5, 0.1, 3723.5)
+    """
+    seconds = 0.0
+    for field in text.strip().removesuffix("s").replace(",", ".").split(":", 2):
+        seconds = 60 * seconds + float(field)
+    return seconds
+
+
 def parse_part(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:
     """Return the part of a file at times in seconds; the whole file if all are empty.
 
     As in NeMo, a part without a start begins with its file, and one without a length or end lasts
-    to the end. Without a channel, all are mixed.
+    to the end. Without a start, a rounded length must not cut words: the file is read whole unless
+    it is longer by over MAX_ROUNDING and a tenth. Without a channel, all are mixed.
     """
     number = find_channel(channel)
     if channel.strip() and number is None:
@@ -237,13 +252,16 @@ def parse_part(path: str, start: str, length: str, end: str, channel: str) -> Au
         return AudioPart(path, channel=number)
     name = path.rpartition("/")[2]
     try:
-        first = float(start.strip() or 0)
-        last = first + float(length) if length.strip() else float(end.strip() or MAX_PART_SECONDS)
+        first = parse_time(start.strip() or "0")
+        last = parse_time(end) if end.strip() else MAX_PART_SECONDS
+        last = first + parse_time(length) if length.strip() else last
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{name}: {error}")
     is_open = not (length.strip() or end.strip())
     if not (first >= 0 and first + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
         times = f"{first:g} to " + ("the end" if is_open else f"{last:g} s")
         return Excluded("", INVALID_PART, f"{times} of {name}")
+    if not start.strip() and declared_seconds(path) - last <= max(MAX_ROUNDING, last / 10):
+        return AudioPart(path, channel=number)
     microseconds = None if is_open else round(last * MICROSECONDS)
     return AudioPart(path, round(first * MICROSECONDS), microseconds, number)

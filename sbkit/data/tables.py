@@ -55,6 +55,7 @@ from sbkit.data.columns import (
 )
 from sbkit.data.manifest import (
     DURATION_COLUMN,
+    PART_COLUMNS,
     Excluded,
     Manifest,
     are_distinct,
@@ -250,7 +251,7 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
             inner = {key: item for key, item in value.items() if key not in ("array", "bytes")}
             path = inner.pop(find_column([*inner], None, PATH_COLUMNS), None)
             flat |= {**inner, name: path}
-        elif isinstance(value, dict) and any(find_part_columns([*value])):
+        elif isinstance(value, dict) and find_part_columns([*value]).start:
             flat |= {f"{name}_{key}": item for key, item in value.items()}
         elif isinstance(value, list) and is_span(name, value):
             flat |= {f"{name}_start": value[0], f"{name}_end": value[1]}
@@ -565,13 +566,19 @@ def to_manifest(
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
     part, channel = _find_position(table)
-    if folder and not (id or part.start or channel):
+    if folder and not (id or any(part) or channel):
         files = rows[path].fill_null("")
         if pc.all(pc.match_substring_regex(files, RELATIVE_PATH)).as_py():
             ids = pc.replace_substring_regex(files, NOT_STEM, "")
             clips = {"id": ids, "audio": _join_path(folder, files)}
     if not clips:
         clips, rows = _find_clips(table, (path, id, channel), part, find_audio, excluded)
+    filtered = Counter[str]()
+    if not part.start:
+        ends = clips.get(PART_COLUMNS[1], pa.nulls(0))
+        reason = f"rests of files that are longer than `{part.length or part.end}` says"
+        filtered = +Counter({reason: len(ends) - ends.null_count})
+        part = PartColumns()  # the column also describes the clip
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     names = rename_columns(rows.column_names, (path, text, id, *part, channel))
@@ -584,7 +591,7 @@ def to_manifest(
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
     language = columns.get("language", no_text).fill_null("")
     columns["language"] = pc.if_else(pc.equal(language, ""), options.language, language)
-    return Manifest(pa.table(clips | columns), tuple(excluded))
+    return Manifest(pa.table(clips | columns), tuple(excluded), filtered)
 
 
 def require_text_column(table: Table, name: str | None) -> str:
@@ -633,9 +640,10 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
     """Return the columns of the part and of the channel; name those that cannot be used."""
     names = table.rows.column_names
     part = find_part_columns(names)
-    starts = read_text_column(table, part.start) if part.start else ()
+    starts = read_text_column(table, part.start)
     if not any(TIME_VALUE.fullmatch(start.strip()) for start in starts):  # but dates, for example
-        part = PartColumns()
+        is_known = not part.start and not unused_time_columns(names, part)
+        part = part if is_known else PartColumns()
     channel = find_column(names, None, CHANNEL_COLUMNS) or ""
     unused = unused_time_columns(names, part)
     values = [value for value in read_text_column(table, channel) if value.strip()]
@@ -699,6 +707,8 @@ def _find_clips(
         name, id, channel, start, length, end = values
         file = find_audio(name.strip())
         part = parse(file, start, length, end, channel) if isinstance(file, str) else file
+        if isinstance(file, str) and isinstance(part, Excluded) and not part_names.start:
+            part = parse_part(file, "", "", "", channel)  # a length that is no time says nothing
         if isinstance(part, Excluded):
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
@@ -815,7 +825,7 @@ def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
         names = [] if table is None else table.names
         path = find_column(names, options.path_column, PATH_COLUMNS)
         other = find_column(names, None, (*ID_COLUMNS, *CHANNEL_COLUMNS))
-        if table is None or path is None or other or any(find_part_columns(names)):
+        if table is None or path is None or other or find_part_columns(names).start:
             return False
         num_blocks = len(hashes)
         try:

@@ -197,7 +197,7 @@ LEFT_OUT = [  # row, reason, detail
     ("talk.flac,-1,2,x", "invalid times of a part", "-1 to 1 s of talk.flac"),
     ("talk.flac,30,0,x", "invalid times of a part", "30 to 30 s of talk.flac"),
     ("talk.flac,nan,1,x", "invalid times of a part", "nan to nan s of talk.flac"),
-    ('talk.flac,"1,5",1,x', "invalid times of a part", "to float: '1,5'"),
+    ("talk.flac,1:2:3:4,1,x", "invalid times of a part", "to float: '3:4'"),
     ("talk.flac,10,2,x", "clip listed twice", "names 10 to 12 s of talk.flac"),
     (
         "talk.flac,11.9,0.5,x",

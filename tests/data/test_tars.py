@@ -73,8 +73,11 @@ def write_nemo(folder: Path, clips: Mapping[Path, str]) -> None:
     for shard, names in enumerate(([*clips][:4], [*clips][4:])):
         write_tar(folder / f"audio_{shard}.tar", *((f"d_{c.name}", c.read_bytes()) for c in names))
         rows += [
-            {"audio_filepath": f"d_{clip.name}", "duration": 1.0, "text": clips[clip]}
-            | {"shard_id": shard, "speaker": "ann"}
+            {
+                "audio_filepath": f"d_{clip.name}",
+                "duration": round(len(read_audio(clip)) / 16_000, 1),
+            }
+            | {"text": clips[clip], "shard_id": shard, "speaker": "ann"}
             for clip in names
         ]
     lines = map(json.dumps, rows)
