@@ -168,8 +168,7 @@ def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = Tru
         for row in rows:
             rows_of.setdefault(paths[row].removeprefix(f"{root}/"), []).append(row)
         files = file_digests(root, [*rows_of], read=read)
-        roots_of = pa.repeat(os.fsencode(root), len(rows_of))
-        columns = {"root": roots_of, "name": map(os.fsencode, rows_of)}
+        columns = {"root": [os.fsencode(root)] * len(rows_of), "name": map(os.fsencode, rows_of)}
         tables.append(pa.table({**columns, "digest": files.digests}, FILES))
         for index, (digest, of_file) in enumerate(
             zip(files.digests.to_pylist(), rows_of.values(), strict=True)
@@ -328,7 +327,7 @@ class _CachedShards:
 
     def _name(self, root: Path) -> str:
         """Return the name of the folder, in a cache, for the audio below ``root``."""
-        name = f"{root.parent.name}-{root.name}".lstrip("-.")
+        name = printable(f"{root.parent.name}-{root.name}").lstrip("-.")
         return f"{AUDIO_FOLDER}/{name}-{_short_digest(str(root))}-{self._made_by}"
 
     def read_new(self, root: Path) -> None:

@@ -7,6 +7,7 @@ Lhotse's own reader (1.33) is not used: it takes the first channel of every file
 in `segments`, and opens each recording to measure it.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,10 +102,10 @@ def _read_recordings(folder: Path) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for _, id, path in lines:
         # Kaldi's scripts run in a folder above, to which paths are relative.
-        files = (base / path for base in (folder, *folder.parents))
-        file = next(filter(Path.is_file, files), None)
-        rows[id] = {PATH_COLUMNS[0]: path if file is None else str(file)}
-        is_side = num_recordings[path] > 1 or has_channel(file or path, 1)
+        files = (str(base / path) for base in (folder, *folder.parents))
+        file = next(filter(os.path.isfile, files), path)
+        rows[id] = {PATH_COLUMNS[0]: file}
+        is_side = num_recordings[path] > 1 or has_channel(file, 1)
         if id in channels and is_side:
             rows[id][CHANNEL_COLUMNS[0]] = channels[id]
     return rows

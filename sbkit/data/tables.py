@@ -720,9 +720,7 @@ def _find_clips(
         rows = rows.take(pa.array(indices, "int64"))
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
     if part_names.start and parts and all(part.is_whole for part in parts):
-        _note_once(
-            f"{table.file}: each file lasts as long as its part, so the files are read whole."
-        )
+        _note_once(f"{table.file}: each file lasts as long as its part, so it is read whole.")
     if not all(part.is_file for part in parts):
         clips |= part_columns(parts)
     return clips, rows
@@ -765,21 +763,19 @@ def locate(folder: Path, name: str, data_root: str | None = None) -> str | Exclu
     if "\\" in name and not Path(folder, name).exists():
         return Excluded("", "a path of Windows", f"{name} has backslashes. Write slashes.")
     path = name if name.startswith("/") else f"{folder}/{name}"
-    if not (name.isascii() or os.path.lexists(path)):
-        return find_spelling(path)
     if "//" in path or "/./" in path or "/../" in path:  # one file has one path
         plain = os.path.normpath(path)
-        return plain if os.path.realpath(plain) == os.path.realpath(path) else path
-    return path
+        path = plain if os.path.realpath(plain) == os.path.realpath(path) else path
+    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
 
 
 def find_spelling(path: str) -> str | Excluded:
     """Look again for a missing file, whose names may have another form or encoding on the disk."""
     spelled = ""
     for part in path.split("/")[1:]:
-        names = {part}
-        if not os.path.lexists(f"{spelled}/{part}") and Path(spelled).is_dir():
-            forms = _names_by_form(spelled, Path(spelled).stat().st_mtime_ns)
+        names, folder = {part}, Path(f"{spelled}/")
+        if not os.path.lexists(folder / part) and folder.is_dir():
+            forms = _names_by_form(folder, folder.stat().st_mtime_ns)
             names = forms.get(normalize("NFC", part), names)
         if len(names) > 1:
             return Excluded("", "several files of this name", f"{path}: write it as on the disk")
@@ -788,10 +784,10 @@ def find_spelling(path: str) -> str | Excluded:
 
 
 @lru_cache(maxsize=1000)
-def _names_by_form(folder: str, time: int) -> dict[str, set[str]]:  # the folder's time of change
+def _names_by_form(folder: Path, time: int) -> dict[str, set[str]]:  # the folder's time of change
     """Return the names in a folder by their NFC, as macOS has NFD, and by cp1252, as old disks."""
     names: dict[str, set[str]] = {}
-    for file in Path(folder).iterdir():
+    for file in folder.iterdir():
         for text in (file.name, os.fsencode(file.name).decode("cp1252", "replace")):
             names.setdefault(normalize("NFC", text), set()).add(file.name)
     return names

@@ -148,7 +148,7 @@ def _read_sample(
         return
     if len(audio) != 1:
         reason = "several audio files" if audio else "no audio file"
-        yield Excluded(name, reason, f"it consists of {', '.join(suffixes)}")
+        yield Excluded(name, reason, f"a name ends at its first dot: {', '.join(suffixes)} follow")
         return
     path = {PATH_COLUMNS[0]: str(write_audio(sample[audio[0]], f"{name}.{audio[0]}"))}
     if rows_of_member is not None:

@@ -4,9 +4,12 @@ import csv
 import gzip
 import io
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
+from unicodedata import normalize
 
 import fsspec
 import numpy as np
@@ -16,12 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
-from sbkit.audio.io import AudioPart, encode_audio
+from sbkit.audio.io import AudioPart, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.columns import find_split_column, is_span
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
 from sbkit.data.tables import TableOptions, read_release
 from tests.data.test_parts import read
+from tests.data.test_splits import prepare_manifest
 
 Rows = list[tuple[str, str, str]]  # path, sentence, speaker
 HEADER = ("path", "sentence", "speaker")
@@ -258,19 +262,73 @@ def test_channels_have_several_names_or_are_named_as_unused(
     assert "b.csv: channel is not used" in caplog.text
 
 
-def test_sound_in_a_dataset_is_read_instead_of_its_old_path(tmp_path: Path) -> None:
-    audio = {"bytes": encode_audio(np.zeros(1600, np.int16), 16_000, "WAV"), "path": "a.wav"}
-    columns = {"path": ["/gone/a.wav"], "audio": [audio], "sentence": ["hi"]}
-    columns["client_id"] = [bytes(range(240, 256))]  # a UUID
-    pq.write_table(pa.table(columns), tmp_path / "cv.parquet")
-    (clip,) = read(tmp_path / "cv.parquet")
-    assert clip.path.is_file() and clip.columns["speaker"] == bytes(range(240, 256)).hex()
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (pa.string(), pa.binary()),
+        (pa.large_string(), pa.large_binary()),  # of polars and pandas 3
+        (pa.string_view(), pa.binary_view()),
+        (pa.dictionary(pa.int32(), pa.string()), pa.binary()),
+        (pa.dictionary(pa.int8(), pa.large_string()), pa.large_binary()),
+    ],
+)
+def test_texts_of_any_type_of_arrow_are_texts(
+    text: pa.DataType, content: pa.DataType, tmp_path: Path
+) -> None:
+    """A path of a large string, beside the sound, was taken for the sound."""
+    columns = {"path": ["a.wav", "b.wav"], "sentence": ["hi", "yo"], "id": ["u1", "u2"]}
+    table = {name: pa.array(values, text) for name, values in columns.items()}
+    pq.write_table(pa.table(table), tmp_path / "paths.parquet")
+    inner = [pa.array([b"\xff\0", None], content), pa.array(["gone/b.wav", "c.wav"], text)]
+    table["audio"] = pa.StructArray.from_arrays(inner, ["bytes", "path"])
+    table["client_id"] = pa.array([bytes(range(240, 256))] * 2, content)  # a UUID
+    pq.write_table(pa.table(table), tmp_path / "sound.parquet")
+    paths, sounds = (read(tmp_path / f"{name}.parquet") for name in ("paths", "sound"))
+    for manifest in (paths, sounds):
+        assert (manifest.ids, manifest.sentences) == (["u1", "u2"], ["hi", "yo"])
+    assert (sounds[0].path.name, sounds[0].path.read_bytes()) == ("b.wav", b"\xff\0")
+    assert sounds[1].path == tmp_path / "c.wav"
+    assert sounds[0].columns["speaker"] == bytes(range(240, 256)).hex()
 
 
-def test_sound_of_a_dataset_may_be_only_a_path(tmp_path: Path) -> None:
-    columns = {"audio": [{"bytes": None, "path": "clips/a.wav"}], "sentence": ["hi"]}
-    pq.write_table(pa.table(columns), tmp_path / "cv.parquet")
-    assert [clip.path for clip in read(tmp_path / "cv.parquet")] == [tmp_path / "clips/a.wav"]
+def test_samples_in_parquet_are_sound(tmp_path: Path) -> None:
+    audio = {"array": [0.0, 0.5, -0.5] * 99, "path": None, "sampling_rate": 16_000}
+    pq.write_table(pa.table({"audio": [audio], "text": ["hi"]}), tmp_path / "a.parquet")
+    (clip,) = read(tmp_path / "a.parquet")
+    assert read_audio(clip.path)[:3].tolist() == [0, 16_384, -16_384]
+
+
+@pytest.mark.parametrize("cell", ["x" * 10**6, [0.1] * 10**5, {"a": [1] * 10**5}, "\x1b" * 999])
+@pytest.mark.parametrize("column", ["path", "text", "id", "start"])
+def test_no_message_quotes_a_cell_of_any_size(cell: object, column: str, tmp_path: Path) -> None:
+    """A message of 5.7 MB quoted samples."""
+    row = {"id": "u1", "path": "gone.wav", "text": "hi", "start": 0, "end": 1, column: cell}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    with pytest.raises(SbkitError) as error:
+        prepare_manifest(tmp_path, read(tmp_path / "a.jsonl"))
+    assert len(str(error.value)) <= 600
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("disk", ["NFC utf-8", "NFD utf-8", "NFC cp1252"])
+def test_names_are_found_in_another_form_or_encoding(
+    disk: str, form: Literal["NFC", "NFD"], tmp_path: Path
+) -> None:
+    """A name was "missing", though `ls` shows it."""
+    name, encoding = normalize(form, "für/bê.wav"), disk[4:]
+    on_disk = normalize("NFD" if "NFD" in disk else "NFC", name).encode(encoding)
+    file = tmp_path / os.fsdecode(on_disk)
+    file.parent.mkdir()
+    soundfile.write(os.fsencode(file), np.zeros(1600), 16_000)
+    (tmp_path / "a.csv").write_text(f"path,text\n{name},hi\nü/gone.wav,yo")
+    clip, gone = read(tmp_path / "a.csv")
+    assert (clip.id, clip.path.is_file(), gone.path.is_file()) == (Path(name).stem, True, False)
+    assert prepare_manifest(tmp_path, Manifest.of([clip])).dataset["samples"][:] == [1600]
+    for other in ("be\u0302.flac".encode(), b"b\xea.flac"):
+        (file.parent / os.fsdecode(other)).touch()
+    (tmp_path / "a.csv").write_text(f"path,text\n{name.partition('/')[0]}/bê.flac,hi\n")
+    (row,) = read(tmp_path / "a.csv").excluded
+    assert row.reason == "several files of this name"
 
 
 def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
@@ -365,6 +423,9 @@ def test_paths_of_other_systems_are_one_file_or_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(rows))
     reasons = [row.reason for row in read(tmp_path / "a.csv").excluded]
     assert sorted(reasons) == ["a path of Windows", *["clip listed twice"] * 4]
+    (tmp_path / "a.csv").write_text("path,text\n~/a.wav,hi\n$HOME/b.wav,yo\n${HOME}/c.wav,no")
+    paths = [clip.path for clip in read(tmp_path / "a.csv")]
+    assert paths == [Path.home() / f"{name}.wav" for name in "abc"]
 
 
 # ---- releases of Common Voice, and columns
