@@ -21,8 +21,7 @@ class SbkitError(Exception):
     """Raised for an error that a user can fix; says what must hold, what was given, what to do.
 
     A command prints the message without a traceback and exits with code 2. Control characters are
-    escaped: a quoted name with an escape sequence could clear the screen. A long message, which may
-    quote a cell of a table, is shortened.
+    escaped: a quoted name with an escape sequence could clear the screen. Long texts are shortened.
 
     where: the file, or FILE:LINE, in which to correct it, if the error names no key of a YAML.
     """

@@ -86,7 +86,7 @@ NO_AUDIO = pa.schema(
 ).empty_table()
 
 
-FILES = pa.schema({"root": pa.string(), "name": pa.binary(), "digest": pa.string()})
+FILES = pa.schema({"root": pa.binary(), "name": pa.binary(), "digest": pa.string()})
 
 
 class CachedClip(NamedTuple):
@@ -166,15 +166,10 @@ def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = Tru
     for root, rows in groups.items():
         rows_of: dict[str, list[int]] = {}  # by the name of a file
         for row in rows:
-            try:
-                paths[row].encode()  # it becomes text in a table
-                rows_of.setdefault(paths[row].removeprefix(f"{root}/"), []).append(row)
-            except UnicodeEncodeError:
-                errors[row] = _unreachable(paths[row], ValueError("its name is not UTF-8"))
-        if not rows_of:
-            continue
+            rows_of.setdefault(paths[row].removeprefix(f"{root}/"), []).append(row)
         files = file_digests(root, [*rows_of], read=read)
-        columns = {"root": pa.repeat(str(root), len(rows_of)), "name": map(os.fsencode, rows_of)}
+        roots_of = pa.repeat(os.fsencode(root), len(rows_of))
+        columns = {"root": roots_of, "name": map(os.fsencode, rows_of)}
         tables.append(pa.table({**columns, "digest": files.digests}, FILES))
         for index, (digest, of_file) in enumerate(
             zip(files.digests.to_pylist(), rows_of.values(), strict=True)
@@ -241,6 +236,8 @@ def plan_audio(manifest: Manifest, sample_rate: int, roots: Sequence[Path] = ())
     files = look_at_files(manifest, roots, read=False)
     errors = files.errors
     for row, path in enumerate(manifest.paths):
+        if path.encode(errors="ignore").decode() != path:  # it becomes text in a table
+            errors[row] = _unreachable(path, ValueError("its name is not UTF-8"))
         if is_empty[row] and row not in errors:
             errors[row] = AudioError("no samples", f"The corpus states 0 ms for {path}.")
     is_readable = np.ones(len(rows), bool)
@@ -402,7 +399,7 @@ class _CachedShards:
         if not clips:
             return
         folder = default_cache() / self._name(root)
-        names = [Path(clip.part.path).name for clip in clips]
+        names = [printable(Path(clip.part.path).name) for clip in clips]
         parts = [clip.part for clip in clips]
         with closing(ShardWriter(folder)) as writer:
             rows, errors = writer.add_clips(

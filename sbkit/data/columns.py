@@ -63,6 +63,7 @@ SPAN = re.compile(r"(.*_)?(segment|span|interval|timestamps?|times?)")
 TIME_VALUE = re.compile(r"[-+]?[\d:.,]*\d[\d:.,]*(e[-+]?\d+)?\s*s?", re.IGNORECASE)
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 MAX_ROUNDING = 0.5  # seconds
+MAX_CUT_DIFFERENCE = 0.1  # seconds between a part and the file that was cut for it
 INVALID_PART = "invalid times of a part"  # reason
 
 
@@ -185,13 +186,11 @@ def find_part_columns(columns: Sequence[str]) -> PartColumns:
             end = next((group[word] for word in ends if word in group), "")
             if start in group and end:
                 return PartColumns(group[start], end=end)
-        if OFFSET_COLUMN in group and (not prefix or length):
-            end = "" if length else group.get(END_COLUMN, "")
-            return PartColumns(group[OFFSET_COLUMN], length, end)
-        for start in (START_COLUMN, "begin", "onset"):
-            if start in group and length:
-                return PartColumns(group[start], length)
-    # The corpus states the length of the whole file in DURATION_COLUMN.
+        for start in (OFFSET_COLUMN, START_COLUMN, "begin", "onset"):
+            if start in group and (length or (start == OFFSET_COLUMN and not prefix)):
+                end = "" if length else group.get(END_COLUMN, "")
+                return PartColumns(group[start], length, end)
+    # DURATION_COLUMN states the length of the whole file.
     own = {word: column for word, column in groups[""].items() if column != DURATION_COLUMN}
     length = next((own[word] for word in LENGTHS if word in own), "")
     return PartColumns(length=length, end="" if length else own.get(END_COLUMN, ""))
@@ -227,11 +226,7 @@ def to_seconds(texts: Sequence[str], column: str) -> Sequence[str]:
 
 
 def parse_time(text: str) -> float:
-    """Return a time in seconds, as spreadsheets and subtitles write it, too.
-
-    >>> parse_time("1.5"), parse_time("0,1 s"), parse_time("01:02:03,5")
-    (1.5, 0.1, 3723.5)
-    """
+    """Return a time in seconds: 1.5, or as spreadsheets and subtitles write it, 01:02:03,5."""
     seconds = 0.0
     for field in text.strip().removesuffix("s").replace(",", ".").split(":", 2):
         seconds = 60 * seconds + float(field)
@@ -242,8 +237,7 @@ def parse_part(path: str, start: str, length: str, end: str, channel: str) -> Au
     """Return the part of a file at times in seconds; the whole file if all are empty.
 
     As in NeMo, a part without a start begins with its file, and one without a length or end lasts
-    to the end. Without a start, a rounded length must not cut words: the file is read whole unless
-    it is longer by over MAX_ROUNDING and a tenth. Without a channel, all are mixed.
+    to the end. Without a channel, all are mixed.
     """
     number = find_channel(channel)
     if channel.strip() and number is None:
@@ -261,7 +255,12 @@ def parse_part(path: str, start: str, length: str, end: str, channel: str) -> Au
     if not (first >= 0 and first + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
         times = f"{first:g} to " + ("the end" if is_open else f"{last:g} s")
         return Excluded("", INVALID_PART, f"{times} of {name}")
-    if not start.strip() and declared_seconds(path) - last <= max(MAX_ROUNDING, last / 10):
+    seconds = declared_seconds(path)
+    # Without a start, a rounded length must not cut words.
+    is_rounded = not start.strip() and seconds - last <= max(MAX_ROUNDING, last / 10)
+    # Some corpora keep the times that clips, which are cut already, had in a recording.
+    is_cut = last > seconds + MAX_CUT_DIFFERENCE >= last - first >= seconds - MAX_CUT_DIFFERENCE
+    if is_rounded or (seconds and is_cut):
         return AudioPart(path, channel=number)
     microseconds = None if is_open else round(last * MICROSECONDS)
     return AudioPart(path, round(first * MICROSECONDS), microseconds, number)

@@ -13,6 +13,7 @@ relative to the cache, which can be moved. Tables that were moved are read again
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -182,8 +183,9 @@ def _describe(folder: Path, data: PreparedData, source: Path, is_lazy: bool) -> 
     (folder / RECORD_FILE).write_text(to_json(record), **PATH_ENCODING)
     files = pa.concat_tables([split.files for split in data.splits.values()])
     if not is_lazy:  # the audio that was in a table or an archive is decoded, and changes with it
-        extracted_roots = [*filter(is_extracted, pc.unique(files["root"]).to_pylist())]
-        is_inside = pc.is_in(files["root"], value_set=pa.array(extracted_roots, pa.string()))
+        roots = pc.unique(files["root"]).to_pylist()
+        extracted_roots = [root for root in roots if is_extracted(os.fsdecode(root))]
+        is_inside = pc.is_in(files["root"], value_set=pa.array(extracted_roots, pa.binary()))
         files = files.filter(pc.invert(is_inside))
     file = str(folder / FILES_FILE)
     with pa.OSFile(file, "wb") as stream, pa.ipc.new_stream(stream, files.schema) as writer:
@@ -208,7 +210,9 @@ def _is_current(folder: Path, *, read: bool) -> bool:
     for root in roots:
         of_root = files.filter(pc.equal(files["root"], root)) if len(roots) > 1 else files
         before = of_root["digest"].combine_chunks()
-        now = file_digests(Path(root), of_root["name"].combine_chunks(), read=read).digests
+        now = file_digests(
+            Path(os.fsdecode(root)), of_root["name"].combine_chunks(), read=read
+        ).digests
         if not now.equals(before):
             pairs = zip(now.to_pylist(), before.to_pylist(), strict=True)
             num_changed += sum(new != old for new, old in pairs)

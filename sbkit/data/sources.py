@@ -5,7 +5,6 @@ URL. They are read in batches, because such a corpus may fit neither into memory
 """
 
 import hashlib
-import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sbkit.audio.io import declared_seconds, encode_audio, file_or_array, to_samples
+from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import parsing_errors, write_bytes_atomically
 from sbkit.base.kept import caches, default_cache, find_kept
-from sbkit.base.units import MICROSECONDS
 from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
 from sbkit.data.columns import (
     PATH_COLUMNS,
@@ -39,8 +37,7 @@ from sbkit.data.columns import (
 from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.kaldi import is_kaldi, read_kaldi
 from sbkit.data.lhotse_cuts import cuts_of_tar, is_cut_manifest, read_cuts, read_shar
-from sbkit.data.manifest import Excluded, Manifest, part_columns
-from sbkit.data.splits import spread_rows
+from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.tables import (
     DATA_ROOT,
     Table,
@@ -59,10 +56,6 @@ DATASET_FILES = ("state.json", "dataset_dict.json")
 TABLE_SUFFIXES = (".parquet", ".jsonl")
 TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
-PROBED_PARTS = 20  # of a table, whose files tell whether they are cut already
-MAX_CUT_DIFFERENCE = 100_000  # microseconds between a part and the file that was cut for it
-
-logger = logging.getLogger(__name__)
 
 
 def read_manifests(sources: Sequence[tuple[Path, TableOptions]]) -> Manifest:
@@ -83,8 +76,7 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
             "`data_folder` or `manifest` out."
         )
     find_audio = partial(locate, folder, data_root=options.data_root)
-    manifest = to_manifest(table, options, find_audio, folder)
-    return _without_cut_parts(manifest, source)
+    return to_manifest(table, options, find_audio, folder)
 
 
 def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]:
@@ -111,32 +103,6 @@ def find_metadata(folder: Path) -> Path | None:
     """Return the table of a folder of clips, as Hugging Face and LJSpeech name it."""
     files = [folder / f"metadata.{suffix}" for suffix in ("csv", "jsonl", "tsv")]
     return next(filter(Path.is_file, files), None)
-
-
-def _without_cut_parts(manifest: Manifest, source: Path) -> Manifest:
-    """Return the clips as whole files if their times tell where they were cut from.
-
-    Some corpora keep such columns beside clips that are cut already: these last as long as their
-    part, and the part of some ends after its file.
-    """
-    if not manifest.has_parts:
-        return manifest
-    is_beyond = False
-    for part in manifest.take(spread_rows(len(manifest), PROBED_PARTS)).parts:
-        duration = declared_seconds(part.path) * MICROSECONDS
-        if part.end is None or not duration:
-            continue
-        if abs(part.end - part.start - duration) > MAX_CUT_DIFFERENCE:
-            return manifest
-        is_beyond |= part.end > duration + MAX_CUT_DIFFERENCE
-    if not is_beyond:
-        return manifest
-    logger.info(f"{source}: each file lasts as long as its part, so the files are read whole.")
-    rows = manifest.rows
-    positions = part_columns(part._replace(start=0, end=None) for part in manifest.parts)
-    for name, column in positions.items():
-        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
-    return replace(manifest, rows=rows)
 
 
 # Datasets of Hugging Face, and parquet

@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, Self, TextIO
+from unicodedata import normalize
 
 import charset_normalizer
 import fsspec
@@ -573,12 +574,10 @@ def to_manifest(
             clips = {"id": ids, "audio": _join_path(folder, files)}
     if not clips:
         clips, rows = _find_clips(table, (path, id, channel), part, find_audio, excluded)
-    filtered = Counter[str]()
-    if not part.start:
-        ends = clips.get(PART_COLUMNS[1], pa.nulls(0))
-        reason = f"rests of files that are longer than `{part.length or part.end}` says"
-        filtered = +Counter({reason: len(ends) - ends.null_count})
-        part = PartColumns()  # the column also describes the clip
+    ends = clips.get(PART_COLUMNS[1], pa.nulls(0))
+    num_cut = 0 if part.start else len(ends) - ends.null_count
+    reason = f"rests of files that are longer than `{part.length or part.end}` says"
+    part = part if part.start else PartColumns()  # its column also describes the clip
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     names = rename_columns(rows.column_names, (path, text, id, *part, channel))
@@ -591,7 +590,7 @@ def to_manifest(
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
     language = columns.get("language", no_text).fill_null("")
     columns["language"] = pc.if_else(pc.equal(language, ""), options.language, language)
-    return Manifest(pa.table(clips | columns), tuple(excluded), filtered)
+    return Manifest(pa.table(clips | columns), tuple(excluded), +Counter({reason: num_cut}))
 
 
 def require_text_column(table: Table, name: str | None) -> str:
@@ -641,9 +640,9 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
     names = table.rows.column_names
     part = find_part_columns(names)
     starts = read_text_column(table, part.start)
-    if not any(TIME_VALUE.fullmatch(start.strip()) for start in starts):  # but dates, for example
-        is_known = not part.start and not unused_time_columns(names, part)
-        part = part if is_known else PartColumns()
+    is_time = any(TIME_VALUE.fullmatch(start.strip()) for start in starts)  # or a date, for example
+    if not is_time and (part.start or unused_time_columns(names, part)):
+        part = PartColumns()
     channel = find_column(names, None, CHANNEL_COLUMNS) or ""
     unused = unused_time_columns(names, part)
     values = [value for value in read_text_column(table, channel) if value.strip()]
@@ -652,18 +651,17 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
         unused += [channel] if values else []
         channel = ""
     if unused:
-        _note_unused(table.file, tuple(unused))
+        _note_once(
+            f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
+            "The times of a part are start and end, or offset and duration, in seconds; a channel "
+            "is a number from 0."
+        )
     return part, channel
 
 
 @lru_cache(maxsize=1000)
-def _note_unused(file: Path, columns: tuple[str, ...]) -> None:
-    """Name columns once for each table."""
-    logger.info(
-        f"note: {file}: {listed(columns)} {'is' if len(columns) == 1 else 'are'} not used. The "
-        "times of a part are start and end, or offset and duration, in seconds; a channel is a "
-        "number from 0."
-    )
+def _note_once(text: str) -> None:  # of a table, which may be read in batches
+    logger.info(text)
 
 
 def fill_from_other_columns(rows: pa.Table, options: TableOptions) -> pa.Table:
@@ -713,7 +711,7 @@ def _find_clips(
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
         indices.append(index)
-        base = part.path.rpartition("/")[2]  # ten times as fast as a Path
+        base = name.strip().rpartition("/")[2]  # ten times as fast as a Path
         ids.append(id.strip() or part_name(base.rpartition(".")[0] or base, part))
         paths.append(os.fsencode(part.path))
         parts.append(part)
@@ -721,6 +719,10 @@ def _find_clips(
     if len(indices) < len(rows):
         rows = rows.take(pa.array(indices, "int64"))
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
+    if part_names.start and parts and all(part.is_whole for part in parts):
+        _note_once(
+            f"{table.file}: each file lasts as long as its part, so the files are read whole."
+        )
     if not all(part.is_file for part in parts):
         clips |= part_columns(parts)
     return clips, rows
@@ -758,15 +760,41 @@ def locate(folder: Path, name: str, data_root: str | None = None) -> str | Exclu
         return Excluded("", "no path", "the field of the path is empty")
     if "://" in name:
         return Excluded("", "not a file on this machine", name)
-    if name.startswith("~/"):
-        return str(Path(name).expanduser())
+    if name.startswith(("~/", "$")):
+        name = os.path.expandvars(name.replace("~", "$HOME", 1))
     if "\\" in name and not Path(folder, name).exists():
         return Excluded("", "a path of Windows", f"{name} has backslashes. Write slashes.")
     path = name if name.startswith("/") else f"{folder}/{name}"
+    if not (name.isascii() or os.path.lexists(path)):
+        return find_spelling(path)
     if "//" in path or "/./" in path or "/../" in path:  # one file has one path
         plain = os.path.normpath(path)
         return plain if os.path.realpath(plain) == os.path.realpath(path) else path
     return path
+
+
+def find_spelling(path: str) -> str | Excluded:
+    """Look again for a missing file, whose names may have another form or encoding on the disk."""
+    spelled = ""
+    for part in path.split("/")[1:]:
+        names = {part}
+        if not os.path.lexists(f"{spelled}/{part}") and Path(spelled).is_dir():
+            forms = _names_by_form(spelled, Path(spelled).stat().st_mtime_ns)
+            names = forms.get(normalize("NFC", part), names)
+        if len(names) > 1:
+            return Excluded("", "several files of this name", f"{path}: write it as on the disk")
+        spelled = f"{spelled}/{min(names)}"
+    return spelled
+
+
+@lru_cache(maxsize=1000)
+def _names_by_form(folder: str, time: int) -> dict[str, set[str]]:  # the folder's time of change
+    """Return the names in a folder by their NFC, as macOS has NFD, and by cp1252, as old disks."""
+    names: dict[str, set[str]] = {}
+    for file in Path(folder).iterdir():
+        for text in (file.name, os.fsencode(file.name).decode("cp1252", "replace")):
+            names.setdefault(normalize("NFC", text), set()).add(file.name)
+    return names
 
 
 # Releases of Common Voice
@@ -900,7 +928,8 @@ def locate_clip(clips: Path, name: str) -> str | Excluded:
     if "." not in name.rpartition("/")[2]:
         time = clips.stat().st_mtime_ns if clips.is_dir() else 0
         name = _file_names(clips, time).get(name, name + DEFAULT_SUFFIX)
-    return f"{clips}/{name}"
+    path = f"{clips}/{name}"
+    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
 
 
 @lru_cache(maxsize=1)
