@@ -5,7 +5,6 @@ A file is complete even after a kill or a power cut: it is written under another
 
 import errno
 import fcntl
-import glob
 import gzip
 import hashlib
 import json
@@ -51,14 +50,37 @@ def os_errors_name(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def temporary_path(path: Path, random: str = "") -> Path:
+    """Return a new name beside a path, to rename from; `*` as ``random`` gives a glob pattern.
+
+    The name is short, because the path's own may have 255 bytes. It is random, because a process id
+    is not unique: threads share it, and so may processes of two machines with a shared folder.
+    """
+    digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]
+    return path.with_name(f".{digest}.{random or uuid4().hex[:12]}.tmp")
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove what killed processes left beside a path when they made it, a day ago or earlier."""
+    for other in path.parent.glob(temporary_path(path, "*").name):
+        if is_abandoned(other):
+            remove(other)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def write_bytes_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file, or its blocks one by one, under another name, then rename it.
 
     A reader sees the whole old file or the whole new one. If writing fails, the old file stays.
     """
-    # The name is random, because a process id is not unique: threads share it, and a process on
-    # another machine that writes to the same folder may have the same one.
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+    temporary = temporary_path(path)
     with os_errors_name(path):
         try:
             with temporary.open("wb") as file:
@@ -181,7 +203,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     Raises SbkitError if the parent folder cannot be written to. A later OSError, such as that of a
     full disk, names ``folder``.
     """
-    temporary = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
+    temporary = temporary_path(folder)
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
@@ -189,9 +211,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             f"{folder.parent} cannot be written to ({error.strerror}). Choose another folder; for "
             "prepared data, set SBKIT_CACHE."
         ) from error
-    for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        if is_abandoned(other):
-            shutil.rmtree(other, ignore_errors=True)
+    remove_abandoned(folder)
     try:
         yield temporary
         _rename_if_first(temporary, folder)
