@@ -10,9 +10,8 @@ instead of -22. Its blocks equal the whole bit by bit.
 
 import io
 import logging
-import os
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
@@ -33,7 +32,7 @@ from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.decode import Block, ReadOptions, Signal, check_rate, check_values
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.messages import listed
+from sbkit.base.messages import listed, plural
 from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples, samples_to_seconds
 
 logger = logging.getLogger(__name__)
@@ -51,9 +50,9 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".webm", ".mp4", ".aac"),
     *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64", ".mov", ".mka", ".mkv", ".3gp", ".amr"),
     *(".wma", ".ac3", ".eac3", ".mp2", ".mpga", ".mpeg", ".ts", ".ape", ".wv", ".tta", ".voc"),
-    *(".avi", ".flv", ".wave", ".bwf", ".rf64", ".aifc", ".snd", ".nist", ".m4b", ".m4r", ".weba"),
-    *(".mpg", ".m2a", ".mts", ".m2ts", ".vob", ".m4v", ".3g2", ".3gpp", ".ogv", ".ogx", ".spx"),
-    *(".wmv", ".asf", ".awb", ".mpc", ".tak", ".dsf", ".dff"),
+    *(".avi", ".flv", ".wave", ".bwf", ".rf64", ".aifc", ".snd", ".nist", ".m4b", ".m4r", ".m4v"),
+    *(".weba", ".mpg", ".m2a", ".mts", ".m2ts", ".vob", ".3g2", ".3gpp", ".ogv", ".ogx", ".awb"),
+    *(".wmv", ".asf", ".dsf"),
 )
 END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because tools round
 BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError
@@ -103,46 +102,43 @@ def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path
     no folder is searched twice. What is hidden, or has an unknown ending, is skipped and counted in
     a note, unless the pattern names the dot or the ending.
     """
-    files: set[Path] = set()
-    skipped: dict[Path, str] = {}
+    files, hidden, unknown = set[Path](), set[Path](), set[Path]()
     folders: list[tuple[Path, Sequence[str]]] = [(folder, pattern)]
-    links: list[tuple[Path, Sequence[str]]] = []
     visited: set[tuple[object, ...]] = set()
-    while folders or links:  # links last: a folder that is also here keeps the path without a link
-        parent, (part, *rest) = (folders or links).pop()
+    while folders:
+        parent, (part, *rest) = folders.pop()
         try:
-            status = parent.stat()
-            identity = (status.st_dev, status.st_ino, part, *rest)
-            entries = [] if identity in visited else [*os.scandir(parent)]
-        except OSError:
-            skipped[parent] = "inaccessible"
+            status, paths = parent.stat(), sorted(parent.iterdir())
+        except OSError as error:
+            logger.warning(f"{parent} cannot be searched ({error.strerror}).")
             continue
-        visited.add(identity)
+        if (visit := (status.st_dev, status.st_ino, part, *rest)) in visited:
+            continue
+        visited.add(visit)
         if part == "**":  # any number of folders: none, or one of these and any number again
             folders.append((parent, rest or ["*"]))
             rest = [part, *rest]
         ending = Path(part).suffix
-        for entry in sorted(entries, key=attrgetter("name"), reverse=True):
-            path = parent / entry.name
-            # A link that leads to itself raises in `entry`, which is faster: it needs no `stat`.
-            is_folder = path.is_dir() if entry.is_symlink() else entry.is_dir()
-            if not fnmatchcase(entry.name, part) or (rest and not is_folder):
+        for path in paths:
+            is_folder = path.is_dir()
+            if not fnmatchcase(path.name, part) or (rest and not is_folder):
                 continue
-            if entry.name.startswith(".") and not part.startswith("."):
-                skipped[path] = "hidden"
+            if path.name.startswith(".") and not part.startswith("."):
+                hidden.add(path)
             elif is_folder:
-                (links if entry.is_symlink() else folders).append((path, rest or ["*"]))
+                # Links come last, so that a folder that also lies here is found without them.
+                position = 0 if path.is_symlink() else len(folders)
+                folders.insert(position, (path, rest or ["*"]))
             elif path.suffix.lower() in SUFFIXES or (ending and not has_magic(ending)):
                 files.add(path)
             else:
-                skipped[path] = "of unknown endings"
-    if skipped:
-        counts = sorted(Counter(skipped.values()).items())
-        endings = sorted(
-            {path.suffix or "none" for path in skipped if skipped[path] == counts[-1][0]}
-        )
-        text = ", ".join(f"{count:,} {reason}" for reason, count in counts)
-        logger.info(f"{folder}: skipped {text} ({listed(endings)})")
+                unknown.add(path)
+    counts = [plural(len(hidden), "hidden file")] if hidden else []
+    if unknown:
+        endings = sorted({path.suffix or "none" for path in unknown})
+        counts.append(f"{len(unknown):,} of unknown endings ({listed(endings)})")
+    if counts:
+        logger.info(f"{folder}: skipped {', '.join(counts)}")
     return sorted(files)
 
 

@@ -10,9 +10,8 @@ import math
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -147,16 +146,14 @@ def _output_files(options: Namespace, files: Sequence[Path]) -> dict[Path, Path]
     paths = [Path(os.path.normpath(file.absolute())) for file in files]
     root = os.path.commonpath([path.parent for path in paths])
     paths = [path.relative_to(root) for path in paths]
-    shortenings: list[Callable[[Path], object]] = [
-        attrgetter("stem"),
-        lambda path: path.with_suffix(""),  # with folders
-        str,
-    ]
-    distinct = {*paths}
-    shorten = next(s for s in shortenings if len({*map(s, distinct)}) == len(distinct))
+    names = [path.stem for path in paths]
+    if len({*names}) < len({*paths}):
+        names = [str(path.with_suffix("")) for path in paths]
+    if len({*names}) < len({*paths}):  # a.wav and a.mp3
+        names = [*map(str, paths)]
     ending = "txt" if options.format == "text" else options.format
-    names = [f"{shorten(path)}.{ending}" for path in paths]
-    return {file: options.out / name for file, name in zip(files, names, strict=True)}
+    outputs = [options.out / f"{name}.{ending}" for name in names]
+    return dict(zip(files, outputs, strict=True))
 
 
 def _unfinished(

@@ -381,8 +381,7 @@ def _batches(
             num_samples += sample_rate  # so that a list of many broken files is reported early
         if num_samples >= target_samples:
             yield batch
-            if target_samples == max_samples:  # many threads transcribe clip by clip
-                return_freed_memory()
+            return_freed_memory()  # not after short audio: many threads transcribe clip by clip
             target_samples = min(2 * target_samples, max_samples)
             batch = []
             num_samples = 0
