@@ -27,6 +27,7 @@ from uuid import uuid4
 
 from sbkit.base.errors import CODE_FAULTS, SbkitError, translate
 
+TEMPORARY_NAMES = ".sbkit-*.tmp"  # of what is not whole yet
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 # After this time without a change, an unfinished folder is taken for that of a killed process.
@@ -50,21 +51,20 @@ def os_errors_name(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def temporary_path(path: Path, random: str = "") -> Path:
-    """Return a new name beside a path, to rename from; `*` as ``random`` gives a glob pattern.
+def temporary_path(path: Path) -> Path:
+    """Return a new name beside a path, for what is renamed to it once it is whole.
 
     The name is short, because the path's own may have 255 bytes. It is random, because a process id
     is not unique: threads share it, and so may processes of two machines with a shared folder.
     """
-    digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]
-    return path.with_name(f".{digest}.{random or uuid4().hex[:12]}.tmp")
+    return path.with_name(TEMPORARY_NAMES.replace("*", uuid4().hex[:12]))
 
 
-def remove_abandoned(path: Path) -> None:
-    """Remove what killed processes left beside a path when they made it, a day ago or earlier."""
-    for other in path.parent.glob(temporary_path(path, "*").name):
-        if is_abandoned(other):
-            remove(other)
+def remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left there under temporary names, if it is a day old."""
+    for path in folder.glob(TEMPORARY_NAMES):
+        if is_abandoned(path):
+            remove(path)
 
 
 def remove(path: Path) -> None:
@@ -211,7 +211,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             f"{folder.parent} cannot be written to ({error.strerror}). Choose another folder; for "
             "prepared data, set SBKIT_CACHE."
         ) from error
-    remove_abandoned(folder)
+    remove_abandoned(folder.parent)
     try:
         yield temporary
         _rename_if_first(temporary, folder)

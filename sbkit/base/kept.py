@@ -193,7 +193,7 @@ def remove_files_of_other_code(cache_folder: Path) -> None:
 
 def _replace(path: Path, make: Callable[[Path], None]) -> None:
     """Make a file or folder under another name, and rename it once it is whole."""
-    remove_abandoned(path)
+    remove_abandoned(path.parent)
     unfinished = temporary_path(path)
     try:
         make(unfinished)

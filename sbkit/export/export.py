@@ -22,7 +22,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.checksums import checksum, find_damage, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import atomic_folder, fsync_tree, require_writable, temporary_path, to_json
+from sbkit.base.files import TEMPORARY_NAMES, atomic_folder, fsync_tree, require_writable, to_json
 from sbkit.base.imports import imported_modules, reading_data, source_of, user_sources
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
@@ -257,8 +257,8 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
         # Checksums take seconds, so they are computed while the earlier bundle is in its place. A
         # kill between the two renames would leave it in the temporary folder.
         require_replaceable(out)
-        prefix = temporary_path(out).stem
-        with TemporaryDirectory(prefix=prefix, suffix=".tmp", dir=out.parent) as parent:
+        prefix, suffix = TEMPORARY_NAMES.split("*")
+        with TemporaryDirectory(prefix=prefix, suffix=suffix, dir=out.parent) as parent:
             earlier = Path(parent, out.name)
             try:
                 if out.exists():

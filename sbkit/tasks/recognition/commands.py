@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import FILES_FAILED, ConfigError, DataError, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
-from sbkit.base.messages import plural, printable, printable_json
+from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
 
@@ -87,12 +87,8 @@ def _write_results(
         try:
             if isinstance(result, SbkitError):
                 raise result
-            is_named = not outputs and (len(files) > 1 or options.part is not None)
-            text = _format(file, result, options.format, with_name=is_named)
-            if outputs:
-                _write(outputs[file], text)
-            else:
-                print(text, flush=True)
+            has_name = len(files) > 1 or options.part is not None
+            _write(file, result, options.format, outputs.get(file), with_name=has_name)
         except SbkitError as error:
             num_failed += 1
             print(error, file=sys.stderr)
@@ -108,29 +104,33 @@ def _write_results(
     return FILES_FAILED if num_failed else 0
 
 
-def _format(file: Path, result: "Transcript", format: str, *, with_name: bool) -> str:
-    """Return a result in a format; a text may follow the name of its file."""
+def _write(
+    file: Path, result: "Transcript", format: str, output: Path | None, *, with_name: bool
+) -> None:
+    """Write a result, or print it, after the name of its file if there are several.
+
+    Raises SbkitError if it cannot be written there; OSError if nothing can, as on a full disk.
+    """
     from sbkit.tasks.recognition.subtitles import to_srt, to_tsv, to_vtt
 
+    text = str(result)
     if format == "json":
-        return printable_json(json.dumps(result.plain(), ensure_ascii=False))
-    if format in TIMED_FORMATS:
-        return {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
-    return f"{printable(str(file))}\t{result}" if with_name else str(result)
-
-
-def _write(file: Path, text: str) -> None:
-    """Write the file of a result; raises SbkitError unless that concerns the whole disk."""
+        text = printable_json(json.dumps(result.plain(), ensure_ascii=False))
+    elif format in TIMED_FORMATS:
+        text = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
+    elif with_name and output is None:
+        text = f"{printable(str(file))}\t{text}"
+    if output is None:
+        print(text, flush=True)
+        return
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(file, text + "\n")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(output, text + "\n")
     except OSError as error:
         if error.errno in DISK_ERRORS:
             raise
-        raise DataError(
-            f"{file} cannot be written ({error.strerror}). Move what is there, or rename the "
-            "recording."
-        ) from error
+        reason = f"{output} cannot be written ({error.strerror}). Rename that, or the recording."
+        raise DataError(reason) from error
 
 
 def _output_files(options: Namespace, files: Sequence[Path]) -> dict[Path, Path]:
@@ -173,9 +173,6 @@ def _unfinished(
 
     unfinished = [file for file in files if not is_finished(file)]
     if num_skipped := len(files) - len(unfinished):
-        print(
-            f"{num_skipped} of {plural(len(files), 'file')} skipped: their results are newer than "
-            "audio and model. --again transcribes them, too, for example with other options.",
-            file=sys.stderr,
-        )
+        line = f"{num_skipped} of {len(files)} skipped: results are newer than audio and model"
+        print(f"{line}. --again transcribes all, as for other options.", file=sys.stderr)
     return unfinished
