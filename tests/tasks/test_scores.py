@@ -73,15 +73,15 @@ def test_perfect_transcript_has_no_errors_by_any_normalizer(
         pytest.importorskip("whisper_normalizer")
     normalizer = named_normalizer(name) if name else None
     for table, sentence in product(TABLES, SENTENCES):
-        if normalizer or not table.is_plain:
+        # Whisper's normalizers read digits with their signs, which a table of digits drops.
+        if (table.numbers or not name.startswith("whisper")) and (normalizer or not table.is_plain):
             text = transcript_normalizer(table, tags)(sentence)
             row = {"text": text, "sentence": sentence}
             perfect = score(row, text, table, normalizer).normalized
             longer = score(row, f"{text} zebra", table, normalizer).normalized
             assert perfect is not None and longer is not None
             assert perfect.errors.words.errors == 0, (table, sentence)
-            if not name.startswith("whisper"):  # Whisper's read signs that tables drop
-                assert longer.errors.words.errors == 1, (table, sentence)
+            assert longer.errors.words.errors == 1, (table, sentence)
 
 
 @pytest.mark.parametrize(

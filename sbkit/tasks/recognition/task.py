@@ -100,14 +100,10 @@ class Recognition(Task):
                     normalizer=written_by,
                 )
                 if normalizer is not None:
-                    reference = to_reference(row["sentence"])
-                    # A model cannot write the signs that its own table drops.
-                    is_right = result.text == row["text"]
-                    hypothesis = reference if is_right else TOKEN.sub("", result.text)
                     normalized = replace(
                         utterance,
-                        reference=normalizer.normalize(reference),
-                        hypothesis=normalizer.normalize(hypothesis),
+                        reference=normalizer.normalize(to_reference(row["sentence"])),
+                        hypothesis=normalizer.normalize(TOKEN.sub("", result.text)),
                         words=(),  # their times are those of the other text
                         normalizer=str(normalizer),
                     )
