@@ -176,9 +176,12 @@ def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     In a block, later frames weigh more, instead of earlier ones less: only the ratio of the sums
     counts. Over all frames, the weights would overflow after 58 minutes. Legend: N blocks.
     """
-    frames = terms.shape[2]  # a symbol in an export
-    size = min(frames, BLOCK_FRAMES) if isinstance(frames, int) else BLOCK_FRAMES
-    blocks = nn.functional.pad(terms, (0, -frames % size)).unflatten(-1, (-1, size))
+    frames = terms.shape[2]
+    size, padding = BLOCK_FRAMES, 2 * BLOCK_FRAMES - frames % BLOCK_FRAMES
+    if isinstance(frames, int):  # else a tracer's symbol, for which one block is a special case
+        size = min(frames, BLOCK_FRAMES)
+        padding = -frames % size
+    blocks = nn.functional.pad(terms, (0, padding)).unflatten(-1, (-1, size))
     ages = torch.arange(1, size + 1, device=terms.device).to(terms.dtype) / MEMORY_FRAMES
     growth = ages.exp()
     totals = (blocks * growth).cumsum(-1)  # of each block: (B, 2, N, size)
