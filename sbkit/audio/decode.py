@@ -6,8 +6,11 @@ times as fast, because FFmpeg cuts it into packets of 4 kB.
 Legend: S samples, C channels.
 """
 
+import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
@@ -21,6 +24,8 @@ from sbkit.audio.containers import AudioError, Header, cut_short, read_header
 if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioStream, Packet
     from av.container import InputContainer
+
+logger = logging.getLogger(__name__)
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
@@ -58,10 +63,15 @@ LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is 
 
 
 class Block(NamedTuple):
-    """Consecutive samples (S,) and their rate in Hz."""
+    """Consecutive samples (S,), their rate in Hz, and the peak of all channels if it may exceed 1.
+
+    Only lossless floats have a peak. Decoders of MP3, AAC or Opus overshoot as they round, and to
+    find by how much, each file would be decoded twice: what exceeds 1 is cut, as in players.
+    """
 
     rate: int
     samples: Signal
+    peak: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,8 +100,27 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         file.seek(0)
         header = read_header(file, name)
         file.seek(0)
-    reader = _PcmReader if header.is_pcm_wav else _PacketReader
-    yield from reader(file, name, header, options).read()
+    reader = partial(_PcmReader if header.is_pcm_wav else _PacketReader, file, name, header)
+    mixer = options.mixer
+    for block in reader(options).read():
+        if block.peak and not mixer.peak and file.seekable():
+            position = file.tell()
+            file.seek(0)
+            mixer.peak = _find_peak(reader(ReadOptions(ChannelMixer(0), options.block_seconds)))
+            file.seek(position)
+        if block.peak > 1 and not mixer.peak:
+            logger.warning(f"note: {name} exceeds full scale and is cut, since it is not a file.")
+            mixer.peak = 1.0
+        yield block._replace(samples=block.samples / np.float32(mixer.peak or 1))
+
+
+def _find_peak(reader: "_Reader") -> float:
+    """Return the largest sample of a file of floats, or 1; what is damaged is told when read."""
+    peak = 1.0
+    with suppress(AudioError):
+        for block in reader.read():
+            peak = max(peak, block.peak)
+    return peak
 
 
 def declared_seconds(file: BinaryIO) -> float:
@@ -123,8 +152,8 @@ def check_rate(name: str, rate: int) -> None:
         )
 
 
-def check_values(name: str, block: npt.NDArray[np.float32]) -> None:
-    """Raise AudioError for samples far beyond full scale, or not finite."""
+def check_values(name: str, block: npt.NDArray[np.float32]) -> float:
+    """Return the largest sample; raises AudioError if it is far beyond 1, or not finite."""
     peak = float(np.abs(block).max(initial=0))
     if not peak < MAX_PEAK:  # also true for NaN
         raise AudioError(
@@ -132,6 +161,7 @@ def check_values(name: str, block: npt.NDArray[np.float32]) -> None:
             f"Samples stored as floats must lie between -1 and 1, but {name} reaches {peak:g}. "
             "Divide integers by the full scale of their format (32768 for 16 bits).",
         )
+    return peak
 
 
 @dataclass(frozen=True)
@@ -140,6 +170,9 @@ class _Reader:
     name: str
     header: Header
     options: ReadOptions
+
+    def read(self) -> Iterator[Block]:
+        raise NotImplementedError
 
     def block_frames(self, rate: int, channels: int) -> int:
         check_rate(self.name, rate)
@@ -158,9 +191,10 @@ class _PcmReader(_Reader):
             frames_read = sound.seek(min(self.options.skip_seconds * rate, sound.frames))
             while len(samples := sound.read(block_frames, np.float32, always_2d=True)):
                 frames_read += len(samples)
-                check_values(self.name, samples)
+                peak = check_values(self.name, samples)
                 names = ("FL", "FR")[:channels]
-                yield Block(rate, self.options.mixer.mix(self.name, samples, names, rate))
+                mixed = self.options.mixer.mix(self.name, samples, names, rate)
+                yield Block(rate, mixed, peak if sound.subtype in ("FLOAT", "DOUBLE") else 0.0)
         if not frames_read:
             raise _no_samples(self.name)
 
@@ -220,12 +254,12 @@ class _PacketReader(_Reader):
             floats *= np.float32(2.0 ** (1 - 8 * type.itemsize))
         if type.kind == "u":
             floats -= np.float32(1)
-        if type.kind == "f":
-            check_values(self.name, floats)
+        peak = check_values(self.name, floats) if type.kind == "f" else 0.0
         has_positions = stream.codec.name not in CODECS_WITHOUT_POSITIONS
         names = tuple(channel.name for channel in layout.channels) if has_positions else ()
         rate = frames[0].rate
-        return Block(rate, self.options.mixer.mix(self.name, floats, names, rate))
+        mixed = self.options.mixer.mix(self.name, floats, names, rate)
+        return Block(rate, mixed, peak if stream.codec.lossless else 0.0)
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"
