@@ -8,7 +8,6 @@ Legend: S samples, C channels.
 
 import logging
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 logger = logging.getLogger(__name__)
+
+SCALED = "exceeds full scale. Such files are scaled to it, each as a whole"
+CUT = "exceeds full scale, where live audio is cut"
+_notes: set[str] = set()  # that were logged
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
@@ -106,21 +109,19 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         if block.peak and not mixer.peak and file.seekable():
             position = file.tell()
             file.seek(0)
-            mixer.peak = _find_peak(reader(ReadOptions(ChannelMixer(0), options.block_seconds)))
+            whole = reader(ReadOptions(ChannelMixer(0), options.block_seconds))
+            mixer.peak = max(1.0, *(other.peak for other in whole.read()))
             file.seek(position)
-        if block.peak > 1 and not mixer.peak:
-            logger.warning(f"note: {name} exceeds full scale and is cut, since it is not a file.")
-            mixer.peak = 1.0
-        yield block._replace(samples=block.samples / np.float32(mixer.peak or 1))
+        if block.peak > 1:
+            note_once(name, SCALED if mixer.peak else CUT)
+        yield block._replace(samples=block.samples / mixer.peak) if mixer.peak > 1 else block
 
 
-def _find_peak(reader: "_Reader") -> float:
-    """Return the largest sample of a file of floats, or 1; what is damaged is told when read."""
-    peak = 1.0
-    with suppress(AudioError):
-        for block in reader.read():
-            peak = max(peak, block.peak)
-    return peak
+def note_once(name: str, note: str) -> None:
+    """Log a note on a file, but not again for the other files of a table."""
+    if note not in _notes:
+        _notes.add(note)
+        logger.warning(f"note: {name} {note}.")
 
 
 def declared_seconds(file: BinaryIO) -> float:
@@ -171,9 +172,6 @@ class _Reader:
     header: Header
     options: ReadOptions
 
-    def read(self) -> Iterator[Block]:
-        raise NotImplementedError
-
     def block_frames(self, rate: int, channels: int) -> int:
         check_rate(self.name, rate)
         return max(1, min(round(self.options.block_seconds * rate), MAX_BLOCK_VALUES // channels))
@@ -214,7 +212,11 @@ class _PacketReader(_Reader):
         with container:
             stream = container.streams.best("audio")
             if not isinstance(stream, av.AudioStream):
+                if container.streams:
+                    raise AudioError("no audio track", f"{self.name} has no audio track.")
                 raise not_audio(self.name)
+            if (count := len(container.streams.audio)) > 1:
+                note_once(self.name, f"has {count} audio tracks. The default one is used")
             decoder = stream.codec_context
             if decoder is None:  # FFmpeg knows no such codec
                 raise not_audio(self.name)

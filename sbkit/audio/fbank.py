@@ -187,8 +187,7 @@ def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     totals = (blocks * growth).cumsum(-1)  # of each block: (B, 2, N, size)
     block_sums = torch.cat([sums.to(terms.dtype).unsqueeze(-1), totals[..., -1] / growth[-1]], -1)
     block = torch.arange(block_sums.shape[2], device=terms.device)
-    distance = block.unsqueeze(1) - block
-    decay = (-ages[-1] * distance.clamp(min=0)).exp() * (distance >= 0)
+    decay = (-ages[-1] * (block.unsqueeze(1) - block).tril()).exp().tril()
     before = (block_sums.unsqueeze(-2) * decay).sum(-1)[..., :-1]  # the sums at each block's start
     totals = (totals + before.unsqueeze(-1)).flatten(-2)[..., :frames]
     return totals, (totals[..., -1] / growth[(frames - 1) % size]).to(sums.dtype)

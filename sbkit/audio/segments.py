@@ -12,7 +12,6 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import LogProbs
-from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 
 MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
@@ -63,20 +62,6 @@ class Segment:
 def longest_whole(eval_batch_seconds: float, sample_rate: int) -> int:
     """Return the samples of the longest recording that is evaluated whole, not in segments."""
     return seconds_to_samples(max(eval_batch_seconds, MAX_SEGMENT_SECONDS), sample_rate)
-
-
-def require_segments(clips: Iterable[Samples], sample_rate: int) -> None:
-    """Raise SbkitError for a clip that is longer than a segment: a model would run it whole.
-
-    Whisper's encoder has positions for 30 s only; log-probabilities of 50 s were off by up to 80.
-    """
-    longest = max(map(len, clips), default=0)
-    if longest > seconds_to_samples(MAX_SEGMENT_SECONDS, sample_rate):
-        raise SbkitError(
-            f"A model encodes at most {MAX_SEGMENT_SECONDS:g} s at once, but a clip lasts "
-            f"{samples_to_seconds(longest, sample_rate):g} s. Call `encode` of the bundle, which "
-            "cuts it."
-        )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from sbkit.audio.io import Samples, to_samples
 from sbkit.audio.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
 from sbkit.base.errors import BundleError, ConfigError
@@ -148,25 +150,24 @@ class Bundle(BundleContents):
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips (S,) in one batch; on a longer one than a segment, in segments.
 
-        Every way from a whole clip to its log-probabilities leads through here: models refuse clips
-        that are longer than a segment.
+        Every way from a clip to log-probabilities leads through here: Whisper's encoder has
+        positions for 30 s only, and a test refuses other calls.
         """
         rate = self.config.sample_rate
         longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
         if all(len(clip) <= longest for clip in clips):
             return self.model.encode(clips)
         segmenter = Segmenter(rate, self.model.samples_per_frame)
-
-        def encode(segment: Segment) -> Encoded:
-            ping("test")
-            return self.model.encode([segment.samples])[0]
-
         return [
-            self.model.encode([clip])[0]
-            if len(clip) <= longest
-            else encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
+            encode_in_segments(clip, segmenter, self.tokenizer.silent, self._encode_segment)
+            if len(clip) > longest
+            else self.model.encode([clip])[0]
             for clip in clips
         ]
+
+    def _encode_segment(self, segment: Segment) -> Encoded:
+        ping("test")
+        return self.model.encode([segment.samples])[0]
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""
@@ -308,7 +309,12 @@ def encode_in_segments(
         end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
         parts.append(encoded.part(skipped, end))
         skipped = skipped_by_next
-    return Encoded.join(parts)
+    log_probs = np.concatenate([part.log_probs for part in parts])
+    if parts[0].states is None:
+        return Encoded(log_probs)
+    import torch
+
+    return Encoded(log_probs, torch.cat([part.states for part in parts]))
 
 
 def read_bundle(

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 
@@ -33,16 +31,6 @@ class Encoded:
         """Return the frames from ``first`` up to ``end``."""
         states = None if self.states is None else self.states[first:end]
         return Encoded(self.log_probs[first:end], states)
-
-    @staticmethod
-    def join(parts: Sequence["Encoded"]) -> "Encoded":
-        """Return the outputs of consecutive parts as those of one clip."""
-        log_probs = np.concatenate([part.log_probs for part in parts])
-        if parts[0].states is None:
-            return Encoded(log_probs)
-        import torch
-
-        return Encoded(log_probs, torch.cat([part.states for part in parts]))
 
 
 @dataclass(frozen=True)

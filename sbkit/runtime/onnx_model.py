@@ -20,7 +20,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE, Samples
-from sbkit.audio.segments import require_segments
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
@@ -133,7 +132,6 @@ class OnnxModel:
         return int(text)
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        require_segments(clips, self.read_samples("sample_rate"))
         samples = round_up(max(map(len, clips)), self.padded_lengths)
         audio, lengths = pad_clips(clips, samples)
         log_probs, frames = self.log_probs(audio / np.float32(FULL_SCALE), lengths)

@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sbkit.audio.io import Samples, to_samples
-from sbkit.audio.segments import require_segments
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, translate
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
@@ -136,7 +135,6 @@ class TorchModel(nn.ModuleList):
 
     @torch.inference_mode()
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        require_segments(clips, self._rate)
         with self._placement.autocast():
             states, frames = self.network.encode(*self._batch_of(clips))
             log_probs: Tensor = self.network.ctc_log_probs(states).cpu()
