@@ -35,6 +35,7 @@ Signal = npt.NDArray[np.float32]  # (S,)
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 768_000  # at lower rates a file of kilobytes can last for days
 AV_TIME_BASE = 1_000_000  # FFmpeg's unit of the duration of a file
 MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers in floats do
+MAX_OVERSHOOT = 2.0  # of lossy decoders, 6 dB
 MAX_BLOCK_FRAMES = 30_000  # frames of FFmpeg in a block; Opus has up to 400 a second
 MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
 # Formats that hold sound themselves. Playlists and formats that name other files are not among
@@ -66,10 +67,11 @@ LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is 
 
 
 class Block(NamedTuple):
-    """Consecutive samples (S,), their rate in Hz, and the peak of all channels if it may exceed 1.
+    """Consecutive samples (S,) and their rate in Hz.
 
-    Only lossless floats have a peak. Decoders of MP3, AAC or Opus overshoot as they round, and to
-    find by how much, each file would be decoded twice: what exceeds 1 is cut, as in players.
+    peak: of all channels, if it matters: of lossless floats. Decoders of MP3, AAC or Opus overshoot
+        as they round, and are cut as in players: to scale them, each would be decoded twice. Only a
+        peak above MAX_OVERSHOOT comes from the recording; it is scaled from that block on.
     """
 
     rate: int
@@ -261,7 +263,7 @@ class _PacketReader(_Reader):
         names = tuple(channel.name for channel in layout.channels) if has_positions else ()
         rate = frames[0].rate
         mixed = self.options.mixer.mix(self.name, floats, names, rate)
-        return Block(rate, mixed, peak if stream.codec.lossless else 0.0)
+        return Block(rate, mixed, peak if stream.codec.lossless or peak > MAX_OVERSHOOT else 0.0)
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"

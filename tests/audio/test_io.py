@@ -377,11 +377,11 @@ def test_resampling_keeps_tones_and_removes_aliases(rate: int) -> None:
         assert np.abs(read(file.getvalue())[2000:-2000]).max() <= 1
 
 
-FLOATS = [*(("WAV", "FLOAT"), ("WAV", "DOUBLE"), ("RF64", "FLOAT"), ("W64", "FLOAT"))]
-FLOATS += [("AIFF", "FLOAT"), ("CAF", "DOUBLE"), ("AU", "FLOAT")]
+FLOAT_FORMATS = [("WAV", "FLOAT"), ("WAV", "DOUBLE"), ("RF64", "FLOAT"), ("W64", "FLOAT")]
+FLOAT_FORMATS += [("AIFF", "FLOAT"), ("CAF", "DOUBLE"), ("AU", "FLOAT")]
 
 
-@pytest.mark.parametrize(("format", "subtype"), FLOATS)
+@pytest.mark.parametrize(("format", "subtype"), FLOAT_FORMATS)
 def test_floats_beyond_full_scale_are_scaled_by_their_file(
     tmp_path: Path, format: str, subtype: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -401,7 +401,7 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
         array = np.concatenate([*stream_source((signal, SAMPLE_RATE), None, SAMPLE_RATE)])
         assert np.abs(array.astype(int) - samples).max() <= 1
         cut = to_samples(signal, is_live=True)
-        assert np.array_equal(cut, np.rint(32768 * signal).clip(-32768, 32767))
+        assert np.abs(cut - (32768 * signal).clip(-32768, 32767)).max() <= 1
     notes = [record.getMessage() for record in caplog.records]
     assert notes == [f"note: {file} {decode.SCALED}.", f"note: the array {decode.CUT}."]
 
@@ -508,7 +508,7 @@ FLOATS = CLIP / 32768
         np.stack([CLIP] * 32, 1),
         FLOATS,
         FLOATS.astype(np.float32)[None],
-        np.stack([1.5 * FLOATS, 0.5 * FLOATS]),
+        np.stack([1.1 * FLOATS, 0.9 * FLOATS]),
         torch.from_numpy(CLIP)[None],
         torch.from_numpy(FLOATS).float().expand(2, -1),
     ],
