@@ -406,6 +406,14 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
     assert notes == [f"note: {file} {decode.SCALED}.", f"note: the array {decode.CUT}."]
 
 
+@pytest.mark.parametrize(("gain", "is_cut"), [(1, False), (3, True), (8, False), (24, False)])
+def test_loud_recording_in_a_lossy_format_is_scaled_but_no_overshoot(
+    gain: float, is_cut: bool
+) -> None:
+    soundfile.write(file := BytesIO(), gain * tone(SAMPLE_RATE), SAMPLE_RATE, format="OGG")
+    assert ((np.abs(read(file.getvalue()).astype(int)) > 32766).mean() > 0.1) == is_cut
+
+
 def test_video_without_sound_says_so_and_of_several_tracks_one_is_noted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
