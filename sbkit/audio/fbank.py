@@ -181,7 +181,7 @@ def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(frames, int):  # else a tracer's symbol, for which one block is a special case
         size = min(frames, BLOCK_FRAMES)
         padding = -frames % size
-    blocks = nn.functional.pad(terms, (0, padding)).unflatten(-1, (-1, size))
+    blocks = nn.functional.pad(terms, (0, padding)).reshape(*terms.shape[:2], -1, size)
     ages = torch.arange(1, size + 1, device=terms.device).to(terms.dtype) / MEMORY_FRAMES
     growth = ages.exp()
     totals = (blocks * growth).cumsum(-1)  # of each block: (B, 2, N, size)
