@@ -30,7 +30,7 @@ import soxr
 from sbkit.audio import decode
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.decode import Block, ReadOptions, Signal, check_rate, check_values
+from sbkit.audio.decode import CUT, Block, ReadOptions, Signal, check_rate, check_values, note_once
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples, samples_to_seconds
@@ -413,12 +413,13 @@ def _to_numpy(array: Any) -> npt.NDArray[Any]:
     return np.asarray(array)
 
 
-def to_samples(array: npt.NDArray[np.generic]) -> Samples:
+def to_samples(array: npt.NDArray[np.generic], *, is_live: bool = False) -> Samples:
     """Convert an array of audio to (S,) int16; every public function that takes samples calls this.
 
     array: int16, or floats between -1 and 1, or such a tensor, of shape (S,), (S, channels) as from
         soundfile, or (channels, S) as from torchaudio. Channels are averaged. There is one, or
         there are at most MAX_CHANNELS, and more samples than that.
+    is_live: whether more follows. A clip of floats beyond 1 is scaled to 1, but this is cut.
 
     Raises AudioError if the array is not finite, or has another type or shape.
 
@@ -427,11 +428,11 @@ def to_samples(array: npt.NDArray[np.generic]) -> Samples:
     """
     samples = _to_numpy(array)
     is_converted = samples.dtype == np.int16 and samples.ndim == 1
-    return samples if is_converted else to_int16(_to_channels(samples).mean(axis=1))
+    return samples if is_converted else to_int16(_to_channels(samples, is_live).mean(axis=1))
 
 
-def _to_channels(samples: npt.NDArray[np.generic]) -> Signal:
-    """Check an array as `to_samples` documents: -> (S, channels) between -1 and 1."""
+def _to_channels(samples: npt.NDArray[np.generic], is_live: bool = False) -> Signal:
+    """Check and scale an array as `to_samples` documents: -> (S, channels) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
     has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
@@ -446,8 +447,10 @@ def _to_channels(samples: npt.NDArray[np.generic]) -> Signal:
     channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples).T
     scale = FULL_SCALE if samples.dtype == np.int16 else 1
     floats = channels.astype(np.float32) / np.float32(scale)
-    check_values("the array", floats)
-    return floats
+    peak = check_values("the array", floats)
+    if peak > 1 and is_live:
+        note_once("the array", CUT)
+    return floats if peak <= 1 or is_live else floats / np.float32(peak)
 
 
 def to_int16(block: Signal) -> Samples:
