@@ -2,11 +2,12 @@
 
 manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kaldi/noisy}}
 manifest: {all: a.csv}                  has a column `split`, or is split by its speakers
+manifest: {all: folder}                 has files or folders named train, dev (validation) and test
 """
 
 import logging
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 from os.path import normpath
@@ -26,12 +27,13 @@ from sbkit.data.columns import (
     find_split_column,
     role_of,
 )
-from sbkit.data.corpus import ROLES, KnobValues, check_shares, deal_speakers
+from sbkit.data.corpus import ROLES, USUAL_SPLITS, KnobValues, check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Excluded, Manifest, part_name, to_texts
 from sbkit.data.sources import (
     TableFolders,
     find_metadata,
+    find_splits,
     is_arrow_dataset,
     list_tables,
     read_manifests,
@@ -59,12 +61,26 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role, as in ``manifest``."""
     _check_columns(knobs)
     splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-    if ALL_SPLITS in (knobs["manifest"] or ()):
-        for split in dict.fromkeys(_read_all(knobs)[1]):
-            splits_by_role[_role_of_key(split)].append(split)
+    sources_by_split = _parse_manifest(knobs["manifest"])
+    names: Iterable[str] = sources_by_split
+    if ALL_SPLITS in sources_by_split:
+        names = dict.fromkeys(_read_all(knobs)[1])
+    elif ALL_SPLITS in knobs["manifest"]:
+        names = (*sources_by_split, *_missing_shares(knobs, sources_by_split))
+    for split in names:
+        source = sources_by_split.get(split)
+        splits_by_role[source.role if source else _role_of_key(split)].append(split)
+    if ALL_SPLITS in knobs["manifest"]:
         return splits_by_role
-    for split, split_sources in _parse_manifest(knobs["manifest"]).items():
-        splits_by_role[split_sources.role].append(split)
+    for split_sources in sources_by_split.values():
+        for source in split_sources.sources:
+            roles = find_splits(source)
+            if len(roles) > 1:
+                raise DataError(
+                    f"`{split_sources.key}` is one split, but the names of files in {source} tell "
+                    f"{listed(roles)}. Write `manifest: {{{ALL_SPLITS}: {source}}}`, or a list of "
+                    f"the files of one, such as {next(iter(roles.values()))[0]}."
+                )
     for role, key in (("train", "train"), ("valid", "dev")):
         if not knobs.get("splits") and not splits_by_role[role]:
             raise ConfigError(
@@ -83,8 +99,6 @@ def files(knobs: KnobValues) -> list[Path] | None:
 
 def _list_sources(manifest: object) -> list[str]:
     """Return the absolute paths or URLs in ``manifest``."""
-    if isinstance(manifest, Mapping) and ALL_SPLITS in manifest:
-        manifest = {"train": manifest[ALL_SPLITS]}
     return [source for split in _parse_manifest(manifest).values() for source in split.sources]
 
 
@@ -105,31 +119,39 @@ def _check_columns(knobs: KnobValues) -> None:
 
 def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     """Read the files of one split as one manifest, or return its table folders."""
-    if ALL_SPLITS in (knobs["manifest"] or ()):
-        manifest, split_of_row = _read_all(knobs)
-        excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
-        columns = manifest.rows.column_names
-        if (
-            split == "train"
-            and "speaker" not in columns
-            and not find_columns(columns, None, SPLIT_COLUMNS)
-        ):
-            logger.info(
-                f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
-                f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
-            )
-        rows = np.flatnonzero(np.array(split_of_row) == split)
-        return replace(manifest.take(rows), excluded=excluded)
-    return _read_sources(knobs, _parse_manifest(knobs["manifest"])[split])
+    sources_by_split = _parse_manifest(knobs["manifest"])
+    is_dealt = split == "train" or split not in sources_by_split
+    if ALL_SPLITS not in knobs["manifest"] or not (
+        is_dealt and _missing_shares(knobs, sources_by_split)
+    ):
+        return _read_sources(knobs, sources_by_split[split])
+    manifest, split_of_row = _read_all(knobs)
+    excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
+    columns = manifest.rows.column_names
+    if (
+        split == "train"
+        and "speaker" not in columns
+        and not find_columns(columns, None, SPLIT_COLUMNS)
+    ):
+        logger.info(
+            f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
+            f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
+        )
+    rows = np.flatnonzero(np.array(split_of_row) == split)
+    return replace(manifest.take(rows), excluded=excluded)
+
+
+def _missing_shares(knobs: KnobValues, named: Collection[str]) -> dict[str, float]:
+    """Return the shares of the splits that no files are named for; speakers are dealt to them."""
+    shares = check_shares(knobs.get("split_shares"))
+    return {split: share for split, share in shares.items() if split not in named}
 
 
 def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
-    """Return the rows of all splits, and the split of each: that of its column or its speaker."""
-    if {*knobs["manifest"]} != {ALL_SPLITS}:
-        raise ConfigError(
-            f"`manifest` has `{ALL_SPLITS}` and other keys. Take one of them out. {EXAMPLE}"
-        )
-    (sources,) = _parse_manifest({"train": knobs["manifest"][ALL_SPLITS]}).values()
+    """Return the rows to split, and the split of each: that of its column or its speaker."""
+    sources_by_split = _parse_manifest(knobs["manifest"])
+    is_named = ALL_SPLITS not in sources_by_split
+    sources = sources_by_split["train" if is_named else ALL_SPLITS]
     manifest = _read_sources(knobs, sources)
     if isinstance(manifest, TableFolders):
         raise DataError(
@@ -142,7 +164,7 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
     def read_column(column: str) -> list[str]:
         return to_texts(rows[column].fill_null(""))
 
-    column = find_split_column(names, read_column)
+    column = None if is_named else find_split_column(names, read_column)
     if column is None:
         own = to_texts(rows["speaker"].fill_null("")) if "speaker" in names else [""] * len(rows)
         paths = map(Path, sources.sources)
@@ -153,7 +175,7 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
             speaker or f"clip {_name_clip(part, spellings)}"
             for speaker, part in zip(own, manifest.parts, strict=True)
         ]
-        shares = check_shares(knobs.get("split_shares"))
+        shares = _missing_shares(knobs, sources_by_split)
         split_of = deal_speakers({*speakers}, shares, sources.sources[0])
         return manifest, [split_of[speaker] for speaker in speakers]
     splits = [split.strip().lower() for split in read_column(column)]
@@ -232,6 +254,8 @@ def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
         raise ConfigError(
             f"`manifest` must map the names of splits to files, but is {manifest!r}. {EXAMPLE}"
         )
+    if ALL_SPLITS in manifest:
+        return _parse_all(manifest)
     sources_by_split: dict[str, SplitSources] = {}
     for key, value in manifest.items():
         is_nested = isinstance(value, Mapping)
@@ -250,6 +274,27 @@ def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
                 split_key, _role_of_key(str(key)), _absolute_paths(split_key, paths)
             )
     return sources_by_split
+
+
+def _parse_all(manifest: Mapping[object, object]) -> dict[str, SplitSources]:
+    """Return the files of each split that the names of files tell, else all files as one."""
+    if {*manifest} != {ALL_SPLITS}:
+        raise ConfigError(
+            f"`manifest` has `{ALL_SPLITS}` and other keys. Take one of them out. {EXAMPLE}"
+        )
+    key = f"manifest.{ALL_SPLITS}"
+    sources = _absolute_paths(key, manifest[ALL_SPLITS])
+    parts = [find_splits(source) for source in sources]
+    if not all(parts):
+        return {ALL_SPLITS: SplitSources(key, "train", sources)}
+    by_role = {role: (*chain(*(part.get(role, ()) for part in parts)),) for role in ROLES}
+    if not by_role["train"]:
+        raise DataError(
+            f"`{key}`: {sources[0]} has files for {listed(r for r in ROLES if by_role[r])}, but "
+            "none whose name tells train. Rename those for training, such as train-0.jsonl."
+        )
+    splits = {role: split for role, (split,) in USUAL_SPLITS.items() if by_role[role]}
+    return {split: SplitSources(key, role, by_role[role]) for role, split in splits.items()}
 
 
 def _role_of_key(key: str) -> str:

@@ -7,6 +7,7 @@ URL. They are read in batches, because such a corpus may fit neither into memory
 import hashlib
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +25,12 @@ from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import parsing_errors, write_bytes_atomically
 from sbkit.base.kept import caches, default_cache, find_kept
+from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
 from sbkit.data.columns import (
     PATH_COLUMNS,
+    ROLE_OF,
     SPEAKER_COLUMNS,
     TEXT_COLUMNS,
     find_column,
@@ -47,6 +50,7 @@ from sbkit.data.tables import (
     is_missing,
     join_tables,
     locate,
+    note_once,
     read_objects,
     read_table,
     to_manifest,
@@ -55,6 +59,8 @@ from sbkit.data.tars import TAR_SUFFIXES, nemo_manifest, read_tar
 
 DATASET_FILES = ("state.json", "dataset_dict.json")
 TABLE_SUFFIXES = (".parquet", ".jsonl")
+SPLIT_FOLDERS = ("/state.json", "/wav.scp")  # in a saved dataset and in a folder of Kaldi
+SPLIT_FILES = (*SPLIT_FOLDERS, *TAR_SUFFIXES, *TABLE_SUFFIXES, ".csv", ".tsv", ".json")
 TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 PROBED_PARTS = 20  # of a table, whose files tell whether they are cut already
@@ -364,10 +370,56 @@ class TableFolders:
 
 def list_tables(source: str) -> list[str]:
     """Return the tars at a URL or in a folder; if there are none, parquet and JSON Lines files."""
-    files = Storage(source).list_files((*TABLE_SUFFIXES, *TAR_SUFFIXES))
+    return _choose_tables(Storage(source).list_files((*TABLE_SUFFIXES, *TAR_SUFFIXES)))
+
+
+def _choose_tables(files: Sequence[str]) -> list[str]:
+    """Return the tars, or else the tables; JSON, which may describe these, if it is alone."""
     tars = [file for file in files if file.endswith(TAR_SUFFIXES)]
     # The other fields of Lhotse Shar are features, for example.
-    return [file for file in tars if cuts_of_tar(file)] or tars or files
+    shar = [file for file in tars if cuts_of_tar(file)]
+    tables = [file for file in files if not re.search(r"\.json(\.\w+)?$", file)]
+    return shar or tars or tables or [*files]
+
+
+def find_splits(source: str) -> dict[str, list[str]]:
+    """Return the tables, tars and data folders in a folder or at a URL, by their roles.
+
+    As at https://huggingface.co/docs/hub/datasets-file-names-and-splits, names have the keywords of
+    a role between other characters than letters, and those of folders count first. A name with
+    keywords of two roles says nothing. A source that is one table has no roles.
+    """
+    is_folder = Path(source).is_dir() and not find_metadata(Path(source))
+    if not is_folder and ("://" not in source or source.endswith(SPLIT_FILES)):
+        return {}
+    storage = Storage(source)
+    root = str(storage.folder or storage.url)
+    compressed = [s + end for s in SPLIT_FILES for end in (".gz", ".bz2", ".xz", ".zst")]
+    files = storage.list_files((*SPLIT_FILES, *compressed))
+    folders = [file.rpartition("/")[0] for file in files if file.endswith(SPLIT_FOLDERS)]
+    if root in folders:
+        return {}
+    inside = tuple(f"{folder}/" for folder in folders)  # such as split8/1/wav.scp of Kaldi
+    by_role: dict[str, list[str]] = {}
+    for path in sorted(path for path in {*folders, *files} if not path.startswith(inside)):
+        names = _split_url(path)[len(_split_url(root)) :]
+        words_of_names = [re.split(r"[\W\d_]+", name.lower()) for name in names]
+        roles = [{ROLE_OF[word] for word in words if word in ROLE_OF} for words in words_of_names]
+        role = next((min(named) for named in roles if len(named) == 1), "")
+        if not any(name.startswith(".") for name in names):
+            by_role.setdefault(role, []).append(path)
+    unused = _choose_tables(by_role.pop("", []))
+    if by_role and unused:
+        note_once(f"note: {source}: the names of {listed(unused)} tell no split; left out.")
+    return {
+        role: _choose_tables(by_role[role])
+        for role in dict.fromkeys(ROLE_OF.values())
+        if role in by_role
+    }
+
+
+def _split_url(url: str) -> list[str]:
+    return url.rpartition("://")[2].strip("/").split("/")
 
 
 def file_version(file: str) -> str:

@@ -644,18 +644,18 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
         unused += [channel] if values else []
         channel = ""
     if unused:
-        _note_unused(table.file, tuple(unused))
+        note_once(
+            f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
+            "The times of a part are start and end, or offset and duration, in seconds; a channel "
+            "is a number from 0."
+        )
     return part, channel
 
 
 @lru_cache(maxsize=1000)
-def _note_unused(file: Path, columns: tuple[str, ...]) -> None:
-    """Name columns once for each table."""
-    logger.info(
-        f"note: {file}: {listed(columns)} {'is' if len(columns) == 1 else 'are'} not used. The "
-        "times of a part are start and end, or offset and duration, in seconds; a channel is a "
-        "number from 0."
-    )
+def note_once(note: str) -> None:
+    """Log a note of a table, which is read for each split, once."""
+    logger.info(note)
 
 
 def fill_from_other_columns(rows: pa.Table, options: TableOptions) -> pa.Table:
