@@ -7,7 +7,7 @@ manifest: {all: folder}                 has files or folders named train, dev (v
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 from os.path import normpath
@@ -61,26 +61,22 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role, as in ``manifest``."""
     _check_columns(knobs)
     splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-    sources_by_split = _parse_manifest(knobs["manifest"])
-    names: Iterable[str] = sources_by_split
-    if ALL_SPLITS in sources_by_split:
-        names = dict.fromkeys(_read_all(knobs)[1])
-    elif ALL_SPLITS in knobs["manifest"]:
-        names = (*sources_by_split, *_missing_shares(knobs, sources_by_split))
-    for split in names:
-        source = sources_by_split.get(split)
-        splits_by_role[source.role if source else _role_of_key(split)].append(split)
+    for split, (split_key, role, sources) in _parse_manifest(knobs["manifest"]).items():
+        if split == ALL_SPLITS:
+            for name in dict.fromkeys(_read_all(knobs)[1]):
+                splits_by_role[_role_of_key(name)].append(name)
+        else:
+            splits_by_role[role].append(split)
+        for source in sources:
+            tables = find_splits(source)
+            if len(tables) > 1:
+                raise DataError(
+                    f"`{split_key}`: files in {source} are named for several splits "
+                    f"({listed(sorted(tables))}). Write `manifest: {{{ALL_SPLITS}: {source}}}`, or "
+                    f"a list of files, such as {min(tables.values())[0]}."
+                )
     if ALL_SPLITS in knobs["manifest"]:
         return splits_by_role
-    for split_sources in sources_by_split.values():
-        for source in split_sources.sources:
-            roles = find_splits(source)
-            if len(roles) > 1:
-                raise DataError(
-                    f"`{split_sources.key}` is one split, but the names of files in {source} tell "
-                    f"{listed(roles)}. Write `manifest: {{{ALL_SPLITS}: {source}}}`, or a list of "
-                    f"the files of one, such as {next(iter(roles.values()))[0]}."
-                )
     for role, key in (("train", "train"), ("valid", "dev")):
         if not knobs.get("splits") and not splits_by_role[role]:
             raise ConfigError(
@@ -120,10 +116,7 @@ def _check_columns(knobs: KnobValues) -> None:
 def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     """Read the files of one split as one manifest, or return its table folders."""
     sources_by_split = _parse_manifest(knobs["manifest"])
-    is_dealt = split == "train" or split not in sources_by_split
-    if ALL_SPLITS not in knobs["manifest"] or not (
-        is_dealt and _missing_shares(knobs, sources_by_split)
-    ):
+    if split in sources_by_split:
         return _read_sources(knobs, sources_by_split[split])
     manifest, split_of_row = _read_all(knobs)
     excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
@@ -141,17 +134,10 @@ def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     return replace(manifest.take(rows), excluded=excluded)
 
 
-def _missing_shares(knobs: KnobValues, named: Collection[str]) -> dict[str, float]:
-    """Return the shares of the splits that no files are named for; speakers are dealt to them."""
-    shares = check_shares(knobs.get("split_shares"))
-    return {split: share for split, share in shares.items() if split not in named}
-
-
 def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
     """Return the rows to split, and the split of each: that of its column or its speaker."""
     sources_by_split = _parse_manifest(knobs["manifest"])
-    is_named = ALL_SPLITS not in sources_by_split
-    sources = sources_by_split["train" if is_named else ALL_SPLITS]
+    sources = sources_by_split[ALL_SPLITS]
     manifest = _read_sources(knobs, sources)
     if isinstance(manifest, TableFolders):
         raise DataError(
@@ -164,7 +150,7 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
     def read_column(column: str) -> list[str]:
         return to_texts(rows[column].fill_null(""))
 
-    column = None if is_named else find_split_column(names, read_column)
+    column = find_split_column(names, read_column)
     if column is None:
         own = to_texts(rows["speaker"].fill_null("")) if "speaker" in names else [""] * len(rows)
         paths = map(Path, sources.sources)
@@ -175,7 +161,8 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
             speaker or f"clip {_name_clip(part, spellings)}"
             for speaker, part in zip(own, manifest.parts, strict=True)
         ]
-        shares = _missing_shares(knobs, sources_by_split)
+        shares = check_shares(knobs.get("split_shares"))
+        shares = {name: share for name, share in shares.items() if name not in sources_by_split}
         split_of = deal_speakers({*speakers}, shares, sources.sources[0])
         return manifest, [split_of[speaker] for speaker in speakers]
     splits = [split.strip().lower() for split in read_column(column)]
@@ -277,24 +264,21 @@ def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
 
 
 def _parse_all(manifest: Mapping[object, object]) -> dict[str, SplitSources]:
-    """Return the files of each split that the names of files tell, else all files as one."""
+    """Return the files of each split, by their names; ``all`` has those to be split by speakers."""
     if {*manifest} != {ALL_SPLITS}:
         raise ConfigError(
             f"`manifest` has `{ALL_SPLITS}` and other keys. Take one of them out. {EXAMPLE}"
         )
     key = f"manifest.{ALL_SPLITS}"
     sources = _absolute_paths(key, manifest[ALL_SPLITS])
-    parts = [find_splits(source) for source in sources]
-    if not all(parts):
+    named = [find_splits(source) for source in sources]
+    if not all(named):
         return {ALL_SPLITS: SplitSources(key, "train", sources)}
-    by_role = {role: (*chain(*(part.get(role, ()) for part in parts)),) for role in ROLES}
-    if not by_role["train"]:
-        raise DataError(
-            f"`{key}`: {sources[0]} has files for {listed(r for r in ROLES if by_role[r])}, but "
-            "none whose name tells train. Rename those for training, such as train-0.jsonl."
-        )
-    splits = {role: split for role, (split,) in USUAL_SPLITS.items() if by_role[role]}
-    return {split: SplitSources(key, role, by_role[role]) for role, split in splits.items()}
+    files = {role: (*chain(*(by_role.get(role, ()) for by_role in named)),) for role in ROLES}
+    splits = {role: split for role, (split,) in USUAL_SPLITS.items() if files[role]}
+    if len(splits) < len(ROLES) and "train" in splits:
+        splits["train"] = ALL_SPLITS
+    return {split: SplitSources(key, role, files[role]) for role, split in splits.items()}
 
 
 def _role_of_key(key: str) -> str:

@@ -59,8 +59,15 @@ from sbkit.data.tars import TAR_SUFFIXES, nemo_manifest, read_tar
 
 DATASET_FILES = ("state.json", "dataset_dict.json")
 TABLE_SUFFIXES = (".parquet", ".jsonl")
-SPLIT_FOLDERS = ("/state.json", "/wav.scp")  # in a saved dataset and in a folder of Kaldi
-SPLIT_FILES = (*SPLIT_FOLDERS, *TAR_SUFFIXES, *TABLE_SUFFIXES, ".csv", ".tsv", ".json")
+FOLDER_MARKS = ("/state.json", "/wav.scp")  # in a saved dataset and in a folder of Kaldi
+TEXT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".json")
+SPLIT_FILES = (
+    *(*TABLE_SUFFIXES, *TAR_SUFFIXES, *TEXT_SUFFIXES, *FOLDER_MARKS),
+    *(suffix + end for suffix in TEXT_SUFFIXES for end in (".gz", ".bz2", ".xz", ".zst")),
+)
+# The keywords of https://huggingface.co/docs/hub/datasets-file-names-and-splits, between others
+# than letters.
+ROLE_KEYWORD = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
 TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 PROBED_PARTS = 20  # of a table, whose files tell whether they are cut already
@@ -383,43 +390,29 @@ def _choose_tables(files: Sequence[str]) -> list[str]:
 
 
 def find_splits(source: str) -> dict[str, list[str]]:
-    """Return the tables, tars and data folders in a folder or at a URL, by their roles.
+    """Return the tables, tars and data folders in a folder or at a URL, by the role in their name.
 
-    As at https://huggingface.co/docs/hub/datasets-file-names-and-splits, names have the keywords of
-    a role between other characters than letters, and those of folders count first. A name with
-    keywords of two roles says nothing. A source that is one table has no roles.
+    The names of folders count first, and one with two roles does not. A source that is one table
+    or data folder has no roles.
     """
-    is_folder = Path(source).is_dir() and not find_metadata(Path(source))
-    if not is_folder and ("://" not in source or source.endswith(SPLIT_FILES)):
+    if "://" not in source and (not Path(source).is_dir() or find_metadata(Path(source))):
         return {}
     storage = Storage(source)
-    root = str(storage.folder or storage.url)
-    compressed = [s + end for s in SPLIT_FILES for end in (".gz", ".bz2", ".xz", ".zst")]
-    files = storage.list_files((*SPLIT_FILES, *compressed))
-    folders = [file.rpartition("/")[0] for file in files if file.endswith(SPLIT_FOLDERS)]
-    if root in folders:
-        return {}
+    depth = str(storage.folder or storage.url).rpartition("://")[2].strip("/").count("/") + 1
+    files = storage.list_files(SPLIT_FILES)
+    folders = [file.rpartition("/")[0] for file in files if file.endswith(FOLDER_MARKS)]
     inside = tuple(f"{folder}/" for folder in folders)  # such as split8/1/wav.scp of Kaldi
     by_role: dict[str, list[str]] = {}
     for path in sorted(path for path in {*folders, *files} if not path.startswith(inside)):
-        names = _split_url(path)[len(_split_url(root)) :]
-        words_of_names = [re.split(r"[\W\d_]+", name.lower()) for name in names]
-        roles = [{ROLE_OF[word] for word in words if word in ROLE_OF} for words in words_of_names]
+        names = path.rpartition("://")[2].strip("/").split("/")[depth:]
+        roles = [{ROLE_OF[word] for word in ROLE_KEYWORD.findall(name.lower())} for name in names]
         role = next((min(named) for named in roles if len(named) == 1), "")
         if not any(name.startswith(".") for name in names):
             by_role.setdefault(role, []).append(path)
-    unused = _choose_tables(by_role.pop("", []))
-    if by_role and unused:
-        note_once(f"note: {source}: the names of {listed(unused)} tell no split; left out.")
-    return {
-        role: _choose_tables(by_role[role])
-        for role in dict.fromkeys(ROLE_OF.values())
-        if role in by_role
-    }
-
-
-def _split_url(url: str) -> list[str]:
-    return url.rpartition("://")[2].strip("/").split("/")
+    others = [path for path in by_role.pop("", []) if not path.endswith(".json")]
+    if by_role and others:
+        note_once(f"note: {source}: {listed(others)} left out: the names tell no split.")
+    return {role: _choose_tables(paths) for role, paths in by_role.items()}
 
 
 def file_version(file: str) -> str:
