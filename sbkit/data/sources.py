@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 import datasets
@@ -57,17 +57,13 @@ from sbkit.data.tables import (
 )
 from sbkit.data.tars import TAR_SUFFIXES, nemo_manifest, read_tar
 
-DATASET_FILES = ("state.json", "dataset_dict.json")
 TABLE_SUFFIXES = (".parquet", ".jsonl")
 FOLDER_MARKS = ("/state.json", "/wav.scp")  # in a saved dataset and in a folder of Kaldi
-TEXT_SUFFIXES = (".jsonl", ".csv", ".tsv", ".json")
-SPLIT_FILES = (
-    *(*TABLE_SUFFIXES, *TAR_SUFFIXES, *TEXT_SUFFIXES, *FOLDER_MARKS),
-    *(suffix + end for suffix in TEXT_SUFFIXES for end in (".gz", ".bz2", ".xz", ".zst")),
+TABLE_NAME = re.compile(
+    r"\.(parquet|tar|tar\.gz|tgz|(jsonl|csv|tsv|json)(\.gz|\.bz2|\.xz|\.zst)?)$|/wav\.scp$"
 )
-# The keywords of https://huggingface.co/docs/hub/datasets-file-names-and-splits, between others
-# than letters.
-ROLE_KEYWORD = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
+# A role in a name; see https://huggingface.co/docs/hub/datasets-file-names-and-splits
+ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
 TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 PROBED_PARTS = 20  # of a table, whose files tell whether they are cut already
@@ -111,8 +107,8 @@ def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]
     if source.is_dir():
         raise DataError(
             f"{source} is neither a data folder of Kaldi (wav.scp and text), nor a dataset of "
-            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file in "
-            "it.",
+            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file or "
+            "folder in it.",
             where=str(source),
         )
     return read_table(source, options.encoding), options
@@ -155,7 +151,7 @@ def _without_cut_parts(manifest: Manifest, source: Path) -> Manifest:
 
 def is_arrow_dataset(source: Path) -> bool:
     """Check whether a source is a dataset of ``save_to_disk``, or a parquet file."""
-    return source.suffix == ".parquet" or any((source / file).is_file() for file in DATASET_FILES)
+    return source.suffix == ".parquet" or (source / "state.json").is_file()
 
 
 def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
@@ -163,12 +159,6 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
 
     Audio bytes in the dataset are written to files in the cache.
     """
-    if (source / "dataset_dict.json").is_file():
-        names = sorted(file.name for file in source.iterdir() if file.is_dir())
-        raise DataError(
-            f"{source} has the splits {', '.join(names)}, but a manifest is one split. Name one of "
-            f"them, such as {source / names[0] if names else source}."
-        )
     datasets.disable_progress_bars()
     # Paths in a table are relative to the folder of its file. A dataset is a folder and has no such
     # file, so the name "data" stands in for it.
@@ -398,14 +388,14 @@ def find_splits(source: str) -> dict[str, list[str]]:
     if "://" not in source and (not Path(source).is_dir() or find_metadata(Path(source))):
         return {}
     storage = Storage(source)
-    depth = str(storage.folder or storage.url).rpartition("://")[2].strip("/").count("/") + 1
-    files = storage.list_files(SPLIT_FILES)
-    folders = [file.rpartition("/")[0] for file in files if file.endswith(FOLDER_MARKS)]
+    depth = len(PurePosixPath(storage.folder or storage.url).parts)
+    files = {file for file in storage.list_files([""]) if TABLE_NAME.search(file)}
+    folders = {file.rpartition("/")[0] for file in files if file.endswith(FOLDER_MARKS)}
     inside = tuple(f"{folder}/" for folder in folders)  # such as split8/1/wav.scp of Kaldi
     by_role: dict[str, list[str]] = {}
-    for path in sorted(path for path in {*folders, *files} if not path.startswith(inside)):
-        names = path.rpartition("://")[2].strip("/").split("/")[depth:]
-        roles = [{ROLE_OF[word] for word in ROLE_KEYWORD.findall(name.lower())} for name in names]
+    for path in sorted(path for path in folders | files if not path.startswith(inside)):
+        names = PurePosixPath(path).parts[depth:]
+        roles = [{ROLE_OF[word] for word in ROLE_NAME.findall(name.lower())} for name in names]
         role = next((min(named) for named in roles if len(named) == 1), "")
         if not any(name.startswith(".") for name in names):
             by_role.setdefault(role, []).append(path)
