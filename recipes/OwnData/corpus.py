@@ -71,14 +71,13 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
             tables = find_splits(source)
             if len(tables) > 1:
                 raise DataError(
-                    f"`{split_key}`: files in {source} are named for several splits "
-                    f"({listed(sorted(tables))}). Write `manifest: {{{ALL_SPLITS}: {source}}}`, or "
-                    f"a list of files, such as {min(tables.values())[0]}."
+                    f"`{split_key}`: {source} has files for {', '.join(sorted(tables))}. Write "
+                    f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files, such as "
+                    f"{min(tables.values())[0]}."
                 )
-    if ALL_SPLITS in knobs["manifest"]:
-        return splits_by_role
+    is_named = knobs.get("splits") or ALL_SPLITS in knobs["manifest"]
     for role, key in (("train", "train"), ("valid", "dev")):
-        if not knobs.get("splits") and not splits_by_role[role]:
+        if not is_named and not splits_by_role[role]:
             raise ConfigError(
                 f"`manifest` has no files for {key}. Add `{key}: FILE` to it, or rows to `corpus`."
             )
@@ -228,21 +227,29 @@ def _is_table_folder(source: str) -> bool:
     if "://" in source or source.endswith(TAR_SUFFIXES):
         return True
     folder = Path(source)
-    if not folder.is_dir() or is_arrow_dataset(folder) or is_kaldi(folder):
-        return False
-    if find_metadata(folder):
-        return False
-    return bool(list_tables(source))
+    is_one_table = is_arrow_dataset(folder) or is_kaldi(folder) or find_metadata(folder)
+    return folder.is_dir() and not is_one_table and bool(list_tables(source))
 
 
 def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
-    """Return the files of each split of the key `manifest`."""
+    """Return the files of each split of the key `manifest`; ``all`` has those to be split."""
     if not isinstance(manifest, Mapping) or not manifest:
         raise ConfigError(
             f"`manifest` must map the names of splits to files, but is {manifest!r}. {EXAMPLE}"
         )
     if ALL_SPLITS in manifest:
-        return _parse_all(manifest)
+        if {*manifest} != {ALL_SPLITS}:
+            raise ConfigError(
+                f"`manifest` has `{ALL_SPLITS}` and other keys. Take one of them out. {EXAMPLE}"
+            )
+        key = f"manifest.{ALL_SPLITS}"
+        sources = _absolute_paths(key, manifest[ALL_SPLITS])
+        named = find_splits(sources[0]) if len(sources) == 1 else {}
+        files: Mapping[str, Sequence[str]] = named or {"train": sources}
+        splits = {role: split for role, (split,) in USUAL_SPLITS.items() if role in files}
+        if len(splits) < len(ROLES) and "train" in splits:
+            splits["train"] = ALL_SPLITS  # the others are dealt out of it
+        return {split: SplitSources(key, role, (*files[role],)) for role, split in splits.items()}
     sources_by_split: dict[str, SplitSources] = {}
     for key, value in manifest.items():
         is_nested = isinstance(value, Mapping)
@@ -261,24 +268,6 @@ def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
                 split_key, _role_of_key(str(key)), _absolute_paths(split_key, paths)
             )
     return sources_by_split
-
-
-def _parse_all(manifest: Mapping[object, object]) -> dict[str, SplitSources]:
-    """Return the files of each split, by their names; ``all`` has those to be split by speakers."""
-    if {*manifest} != {ALL_SPLITS}:
-        raise ConfigError(
-            f"`manifest` has `{ALL_SPLITS}` and other keys. Take one of them out. {EXAMPLE}"
-        )
-    key = f"manifest.{ALL_SPLITS}"
-    sources = _absolute_paths(key, manifest[ALL_SPLITS])
-    named = [find_splits(source) for source in sources]
-    if not all(named):
-        return {ALL_SPLITS: SplitSources(key, "train", sources)}
-    files = {role: (*chain(*(by_role.get(role, ()) for by_role in named)),) for role in ROLES}
-    splits = {role: split for role, (split,) in USUAL_SPLITS.items() if files[role]}
-    if len(splits) < len(ROLES) and "train" in splits:
-        splits["train"] = ALL_SPLITS
-    return {split: SplitSources(key, role, files[role]) for role, split in splits.items()}
 
 
 def _role_of_key(key: str) -> str:

@@ -154,7 +154,7 @@ def test_folder_has_the_splits_that_its_names_tell(
     for key in ("train", "dev", "test-all"):
         with pytest.raises(
             SbkitError,
-            match=rf"`manifest.{key}`: files in .* named for several splits.*all: {folder}",
+            match=rf"`manifest.{key}`: {folder} has files for .*all: {folder}",
         ):
             own_data.splits({"manifest": {key: str(folder)}})
 
