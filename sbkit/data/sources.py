@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import parsing_errors, write_bytes_atomically
+from sbkit.base.files import parsing_errors, pointer_sentence, write_bytes_atomically
 from sbkit.base.kept import caches, default_cache, find_kept
 from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
@@ -179,8 +179,9 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
     # An ArrowTypeError is a TypeError, and `datasets` takes what it needs from JSON files.
     except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise DataError(
-            f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]}). "
-            "Save it again."
+            pointer_sentence(source)
+            or f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]})."
+            " Save it again."
         ) from error
 
 

@@ -31,6 +31,7 @@ from sbkit.audio.containers import AudioError
 from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, plural
 from sbkit.data.columns import (
     CHANNEL_COLUMNS,
@@ -73,6 +74,14 @@ BATCH_ROWS = 50_000  # of JSON Lines
 SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
+PARTS = "Write a table with a row for each part: path, start, end and sentence."
+OTHER_FORMATS = {  # by ending: what a user takes for a table, and what to do
+    (".xlsx", ".xlsm", ".xls", ".ods", ".numbers"): "a workbook. Save it as CSV UTF-8.",
+    (".stm", ".ctm"): f"a transcript of NIST's scoring. {PARTS}",
+    (".srt", ".vtt"): f"subtitles. {PARTS}",
+    (".textgrid",): f"an annotation of Praat. {PARTS}",
+    (".eaf",): f"an annotation of ELAN. {PARTS}",
+}
 COLUMN_KEYS = ("path_column", "text_column")  # of a YAML
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
@@ -277,7 +286,12 @@ def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
 
 
 def _encoding_of(file: Path, declared: str | None) -> str:
-    """Return the declared encoding, or what a byte order mark says."""
+    """Return the declared encoding, or what a byte order mark says; refuse what is no text."""
+    for endings, fault in OTHER_FORMATS.items():
+        if file.name.lower().endswith(endings):
+            raise DataError(f"{file} is no table, but {fault}", where=str(file))
+    if pointer := pointer_sentence(file):
+        raise DataError(pointer, where=str(file))
     try:
         if declared and codecs.lookup(declared).name != "utf-8":
             return declared
