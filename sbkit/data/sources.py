@@ -8,10 +8,12 @@ import hashlib
 import logging
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
@@ -21,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sbkit.audio.io import SUFFIXES as AUDIO_SUFFIXES
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import parsing_errors, pointer_sentence, write_bytes_atomically
@@ -64,6 +67,12 @@ TABLE_NAME = re.compile(
 )
 # A role in a name; see https://huggingface.co/docs/hub/datasets-file-names-and-splits
 ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
+TEXT_ENDINGS = (".normalized.txt", ".txt", ".lab")  # of LibriTTS, VCTK and HTK, beside a clip
+TEXTS_TO_TABLE = (
+    r"(printf 'path\tspeaker\tsentence\n'; find * -name '*AUDIO' | while read -r f; do "
+    r"""printf '%s\t%s\t%s\n' "$f" "${f%%/*}" "$(tr -s '[:space:]' ' ' < "${f%AUDIO}TEXT")"; """
+    "done) > metadata.tsv"
+)
 TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 PROBED_PARTS = 20  # of a table, whose files tell whether they are cut already
@@ -105,6 +114,14 @@ def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]
     if metadata := find_metadata(source):
         return read_table(metadata, options.encoding), options
     if source.is_dir():
+        for clip, ending in product(source.rglob("*"), TEXT_ENDINGS):
+            if clip.suffix in AUDIO_SUFFIXES and clip.with_suffix(ending).is_file():
+                command = TEXTS_TO_TABLE.replace("AUDIO", clip.suffix).replace("TEXT", ending)
+                raise DataError(
+                    f"{source} has texts beside its clips. Write its table: cd "
+                    f"{shlex.quote(str(source))} && {command}",
+                    where=str(source),
+                )
         raise DataError(
             f"{source} is neither a data folder of Kaldi (wav.scp and text), nor a dataset of "
             "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file or "
