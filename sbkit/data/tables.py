@@ -270,10 +270,10 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
     """Read lines "ID|TEXT", or "ID|WRITTEN|TEXT", with the audio in wavs/ID.wav."""
-    header = "path|text|sentence" if first.count("|") > 1 else "path|sentence"
+    header = "path|written|sentence" if first.count("|") > 1 else "path|sentence"
     table = _Delimited(file, encoding, header, number - 1, is_quoted=False).read()
     rows = table.rows
-    if "text" in rows.column_names:
+    if "written" in rows.column_names:
         starts = [pc.utf8_lower(pc.utf8_slice_codeunits(rows[c], 0, 1)) for c in rows.column_names]
         if 2 * pc.sum(pc.equal(starts[1], starts[2])).as_py() < len(rows):
             raise DataError(
@@ -281,6 +281,8 @@ def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
                 "header, such as path|text|speaker, and paths such as wavs/ID.wav.",
                 where=f"{file}:{number}",
             )
+        spoken = pc.if_else(pc.equal(rows["sentence"], ""), rows["written"], rows["sentence"])
+        rows = rows.set_column(2, "sentence", spoken)
     paths = pc.binary_join_element_wise("wavs/", rows["path"], ".wav", "")
     return replace(table, rows=rows.set_column(0, "path", paths))
 
@@ -574,8 +576,8 @@ def to_manifest(
     path = _require_column(table, options.path_column, PATH_COLUMNS, "path_column")
     text = "" if options.text_column is False else require_text_column(table, options.text_column)
     id = find_column(table.rows.column_names, None, ID_COLUMNS) or ""
-    rows = fill_from_other_columns(table.rows, options)
-    table = replace(table, rows=rows)
+    table = fill_from_other_columns(table, options)
+    rows = table.rows
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
     part, channel = _find_position(table)
@@ -672,20 +674,30 @@ def note_once(note: str) -> None:
     logger.info(note)
 
 
-def fill_from_other_columns(rows: pa.Table, options: TableOptions) -> pa.Table:
-    """Fill the missing paths, texts and speakers of rows from other columns with usual names."""
+def fill_from_other_columns(table: Table, options: TableOptions) -> Table:
+    """Fill missing paths, texts and speakers from other columns with usual names.
+
+    Texts and speakers that differ in a row are different facts, which are not mixed.
+    """
+    rows = table.rows
     usual_columns = [(options.path_column, PATH_COLUMNS), (None, SPEAKER_COLUMNS)]
     if options.text_column is not False:
         usual_columns.append((options.text_column, TEXT_COLUMNS))
     for name, usual in usual_columns:
         columns = find_columns(rows.column_names, name, usual)
-        if len(columns) > 1:
-            values = [
-                pc.if_else(pc.equal(rows[column], ""), None, rows[column]) for column in columns
-            ]
+        for other in columns[1:]:
+            first, second = (
+                pc.if_else(pc.equal(rows[column], ""), None, rows[column])
+                for column in (columns[0], other)
+            )
+            if usual != PATH_COLUMNS and pc.any(pc.not_equal(first, second)).as_py():
+                note_once(f"note: {table.file}: {other} differs from {columns[0]}, which is taken.")
+                continue
+            if usual == TEXT_COLUMNS and pc.any(pc.less(first.is_null(), second.is_null())).as_py():
+                note_once(f"note: {table.file}: {other} is taken where {columns[0]} is empty.")
             index = rows.column_names.index(columns[0])
-            rows = rows.set_column(index, columns[0], pc.coalesce(*values))
-    return rows
+            rows = rows.set_column(index, columns[0], pc.coalesce(first, second))
+    return replace(table, rows=rows)
 
 
 def _find_clips(
