@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError, Header, cut_short, read_header
+from sbkit.base.files import pointer_sentence
 
 if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioStream, Packet
@@ -449,6 +450,7 @@ def not_audio(name: str) -> AudioError:
     """Return the error of a file that is not audio."""
     return AudioError(
         "not audio",
-        f"The content of {name} is not recognized as audio (wav, flac, ogg, opus, mp3, m4a, webm "
-        "...). Replace the file, or convert it to flac.",
+        pointer_sentence(name)
+        or f"The content of {name} is not recognized as audio (wav, flac, ogg, opus, mp3, m4a, "
+        "webm ...). Replace the file, or convert it to flac.",
     )

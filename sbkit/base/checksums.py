@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import parsing_errors, read_regular, write_text_atomically
+from sbkit.base.files import parsing_errors, pointer_sentence, read_regular, write_text_atomically
 
 CHECKSUMS = "checksums.json"
 MAX_CHECKSUMS_BYTES = 1 << 24
@@ -52,7 +52,8 @@ def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, fol
             raise SbkitError(f"{folder} is damaged: {name} has no checksum. Export it again.")
         if checksums[name] != hashlib.sha256(content).hexdigest():
             raise SbkitError(
-                f"{folder} is damaged: {name} is not what was written. Export it again."
+                pointer_sentence(folder / name)
+                or f"{folder} is damaged: {name} is not what was written. Export it again."
             )
 
 

@@ -37,6 +37,8 @@ FSYNC_REFUSALS = (
     *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
+LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
+POINTER_FAULT = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository."
 Fields = TypeVar("Fields")  # a dataclass
 
 
@@ -349,6 +351,17 @@ def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool
         raise _unreadable(subject, path, getattr(error, "strerror", None) or str(error)) from error
 
 
+def pointer_sentence(file: Path | str) -> str | None:
+    """Say that a file which cannot be read is a pointer of git-lfs; None if it is none.
+
+    A clone without git-lfs has these in place of large files.
+    """
+    with suppress(OSError, ValueError), Path(file).open("rb") as content:
+        if content.read(len(LFS_VERSION)) == LFS_VERSION:
+            return f"{file} {POINTER_FAULT}"
+    return None
+
+
 def parsing_errors(
     file: Path | str, requirement: str, *, fix: str, is_json: bool = False
 ) -> AbstractContextManager[None]:
@@ -361,7 +374,8 @@ def parsing_errors(
         # Quote only the first sentence: torch's errors continue with bad advice.
         reason = " ".join(str(error).partition("\n")[0].partition(". ")[0].split())
         name = type(error).__name__
-        return f"{file} must {requirement}, but cannot be read ({name}: {reason}). {fix}"
+        fault = f"{file} must {requirement}, but cannot be read ({name}: {reason}). {fix}"
+        return pointer_sentence(file) or fault
 
     return translate(Exception, SbkitError, describe, passing=() if is_json else CODE_FAULTS)
 

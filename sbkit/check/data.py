@@ -300,7 +300,15 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
         first, second = shared["splits"]
         count = shared["values"]
         is_only_speaker = noun == "speaker" and facts["speakers"] == 1  # who must be in all splits
-        if noun and count and not is_only_speaker:
+        if first == second:
+            yield run.note(
+                "data_folder",
+                problem=f"{count:,} of {plural(shared['of'], 'clip')} in {first} "
+                f"{'is a copy' if count == 1 else 'are copies'} of another one there: "
+                f"{listed(shared['examples'], max_names=MAX_LISTED_IDS)}",
+                fix="Keep each clip once, with the text that is right.",
+            )
+        elif noun and count and not is_only_speaker:
             yield run.finding(
                 "data_folder",
                 problem=f"{count:,} of {plural(shared['of'], noun)} in {second} "

@@ -499,8 +499,8 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 def _extract(archive: Path, folder: Path) -> None:
     num_skipped = 0
-    failure = f"{archive} cannot be unpacked as a tar file"
-    with unpacking_errors(failure, fix="Download it again."), tarfile.open(archive) as tar:
+    failure = "cannot be unpacked as a tar file"
+    with unpacking_errors(archive, failure, fix="Download it again."), tarfile.open(archive) as tar:
         for member in iter_members(tar):
             if not member.isdir() and not _extract_member(tar, member, archive, folder):
                 num_skipped += 1

@@ -44,9 +44,12 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
     """Make splits of three different sentences of the same letters, each split of a speaker."""
     stores = {}
     for name, speaker in {"train": train, "dev": dev, "test": test}.items():
-        voice = {"speaker": speaker, "divisor": len(stores) + 1}
         texts = [f"the quick brown fox {name} x{'o' * n}" for n in range(3)]
-        rows = (spoken(f"{name}{n}", text, **voice) for n, text in enumerate(texts))
+        divisor = 3 * len(stores) + 1
+        rows = (
+            spoken(f"{name}{n}", text, speaker=speaker, divisor=divisor + n)
+            for n, text in enumerate(texts)
+        )
         stores[name] = make_store(rows)
     return Splits(stores["train"], {"dev": stores["dev"]}, {"test": stores["test"]})
 
