@@ -38,6 +38,7 @@ MIN_LEVEL = 17.0
 # of int16 would be audible in quiet clips, but not in loud ones.
 RANGE = 14.0
 MEMORY_FRAMES = 500  # 5 s, after which the weight of a frame in a running level is 1 / e
+BLOCK_FRAMES = 10 * MEMORY_FRAMES  # whose weights differ by up to exp(10)
 MIN_WEIGHT = 1e-9  # of all frames; digital silence has less
 
 
@@ -172,12 +173,24 @@ def subtract_level(
 def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     """Add the terms up to each frame, (B, 2, T), and return the sums after the last, (B, 2).
 
-    Later frames weigh more, instead of earlier ones less: only the ratio of the sums counts.
+    In a block, later frames weigh more, instead of earlier ones less: only the ratio of the sums
+    counts. Over all frames, the weights would overflow after 58 minutes. Legend: N blocks.
     """
-    count = torch.arange(1, terms.shape[2] + 1, device=terms.device)
-    growth = (count.to(terms.dtype) / MEMORY_FRAMES).exp()
-    totals = (terms * growth).cumsum(-1) + sums.unsqueeze(-1)
-    return totals, (totals[..., -1] / growth[-1]).to(sums.dtype)
+    frames = terms.shape[2]
+    size, padding = BLOCK_FRAMES, 2 * BLOCK_FRAMES - frames % BLOCK_FRAMES
+    if isinstance(frames, int):  # else a tracer's symbol, for which one block is a special case
+        size = min(frames, BLOCK_FRAMES)
+        padding = -frames % size
+    blocks = nn.functional.pad(terms, (0, padding)).reshape(*terms.shape[:2], -1, size)
+    ages = torch.arange(1, size + 1, device=terms.device).to(terms.dtype) / MEMORY_FRAMES
+    growth = ages.exp()
+    totals = (blocks * growth).cumsum(-1)  # of each block: (B, 2, N, size)
+    block_sums = torch.cat([sums.to(terms.dtype).unsqueeze(-1), totals[..., -1] / growth[-1]], -1)
+    block = torch.arange(block_sums.shape[2], device=terms.device)
+    decay = (-ages[-1] * (block.unsqueeze(1) - block).tril()).exp().tril()
+    before = (block_sums.unsqueeze(-2) * decay).sum(-1)[..., :-1]  # the sums at each block's start
+    totals = (totals + before.unsqueeze(-1)).flatten(-2)[..., :frames]
+    return totals, (totals[..., -1] / growth[(frames - 1) % size]).to(sums.dtype)
 
 
 def fft_samples(sample_rate: int) -> int:

@@ -116,7 +116,7 @@ def read_tar(
 def _read_samples(file: str) -> Iterator[Sample]:
     group_by_keys = require_package("webdataset", extra="corpora").tariterators.group_by_keys
     with (
-        unpacking_errors(f"{file} is damaged, or not a tar file", fix="Copy it again."),
+        unpacking_errors(file, "is damaged, or not a tar file", fix="Copy it again."),
         fsspec.open(file, "rb") as stream,
         tarfile.open(fileobj=stream, mode="r|*", tarinfo=_CheckedMember) as tar,
     ):

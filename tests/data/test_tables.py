@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile
+from pytest import LogCaptureFixture
 
-from sbkit.audio.io import AudioPart, encode_audio
+from sbkit.audio.io import AudioPart, encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.columns import find_split_column, is_span
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
+from sbkit.data.sources import TableFolders
 from sbkit.data.tables import TableOptions, read_release
+from sbkit.models.pretrained.folder import _match_tensors
 from tests.data.test_parts import read
 
 Rows = list[tuple[str, str, str]]  # path, sentence, speaker
@@ -495,3 +499,68 @@ def test_check_locale_refuses_a_manifest_of_another_language() -> None:
     [*check_locale(locales("sv-SE", "sv-SE", "fi").blocks(), "sv")]
     with pytest.raises(SbkitError, match=r"is en, but 2 of 4 rows .* locale de\. Set `l"):
         [*check_locale(locales("fr", "de", "de", "en").blocks(), "en")]
+
+
+NOT_TABLES = {  # by ending
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "a workbook. Save it as CSV UTF-8"),
+    **dict.fromkeys((".srt", ".VTT"), "subtitles. Write a table"),
+    **dict.fromkeys((".stm", ".TextGrid", ".eaf"), "path, start, end and sentence"),
+}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
+POINTED = (".csv", ".tsv.gz", ".json", ".jsonl", ".parquet", ".tar", ".wav", ".mp3", ".safetensors")
+
+
+@pytest.mark.parametrize("ending", [*NOT_TABLES, *POINTED])
+def test_file_that_is_no_table_is_named_with_what_to_do(ending: str, tmp_path: Path) -> None:
+    """A pointer was "no column path", "not recognized as audio", and a workbook was cp1252."""
+    file = tmp_path / f"model{ending}"
+    file.write_text(POINTER)
+    words = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository"
+    with pytest.raises(SbkitError, match=f"{file} .*{NOT_TABLES.get(ending, words)}"):
+        if ending in (".wav", ".mp3"):
+            read_audio(file)
+        elif ending == ".safetensors":
+            _match_tensors(tmp_path, [])
+        elif ending == ".tar":
+            next(TableFolders((), TableOptions()).read(str(file), tmp_path, 0))
+        else:
+            read(file)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentences", "note"),
+    [
+        (["Hi!", "(a noise)", "So?"], ["hi", "", "so"], "text differs from sentence, which is"),
+        (["", "yo", "so"], ["hi", "yo", "so"], "text is taken where sentence is empty"),
+        (["hi", "", "so"], ["hi", "", "so"], ""),
+    ],
+)
+def test_two_columns_of_texts_are_not_mixed(
+    texts: list[str], sentences: list[str], note: str, tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    rows = zip("abc", ("hi", "", "so"), texts, strict=True)
+    frame = pd.DataFrame(rows, columns=("path", "sentence", "text"))
+    for file in (tmp_path / "a.csv", tmp_path / "a.parquet"):
+        frame.to_csv(file) if file.suffix == ".csv" else frame.to_parquet(file)
+        assert read(file).sentences == sentences
+        assert (f"note: {file}: {note}" in caplog.text) == bool(note)
+
+
+@pytest.mark.parametrize("ending", [".txt", ".normalized.txt", ".lab"])
+def test_texts_beside_clips_become_a_table_by_the_command_that_is_told(
+    ending: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my corpus"
+    for name in ("ann/1/a.b", "bob/c d"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / f"{name}.flac").touch()
+        (folder / f"{name}{ending}").write_text('5 % "yes"\\n,\nno\n')
+    with pytest.raises(SbkitError, match="texts beside its clips") as caught:
+        read(folder)
+    subprocess.run(str(caught.value).partition("table: ")[2], shell=True, check=True)
+    rows = {(clip.path, clip.sentence.strip(), clip.columns["speaker"]) for clip in read(folder)}
+    assert rows == {
+        (folder / "ann/1/a.b.flac", '5 % "yes"\\n, no', "ann"),
+        (folder / "bob/c d.flac", '5 % "yes"\\n, no', "bob"),
+    }
