@@ -329,8 +329,8 @@ class _CachedShards:
 
     def _name(self, root: Path) -> str:
         """Return the name of the folder, in a cache, for the audio below ``root``."""
-        name = f"{root.parent.name}-{root.name}".lstrip("-.")
-        return f"{AUDIO_FOLDER}/{name}-{_short_digest(str(root))}-{self._made_by}"
+        name = printable(f"{root.parent.name}-{root.name}".lstrip("-."))
+        return f"{AUDIO_FOLDER}/{name}-{_short_digest(printable(str(root)))}-{self._made_by}"
 
     def read_new(self, root: Path) -> None:
         """Read the tables for the audio below ``root`` that were not read yet."""

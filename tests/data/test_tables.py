@@ -4,10 +4,12 @@ import csv
 import gzip
 import io
 import json
+import os
 import random
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unicodedata import normalize
 
 import fsspec
 import numpy as np
@@ -26,6 +28,7 @@ from sbkit.data.sources import TableFolders
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.models.pretrained.folder import _match_tensors
 from tests.data.test_parts import read
+from tests.data.test_splits import prepare_manifest
 
 Rows = list[tuple[str, str, str]]  # path, sentence, speaker
 HEADER = ("path", "sentence", "speaker")
@@ -564,3 +567,96 @@ def test_texts_beside_clips_become_a_table_by_the_command_that_is_told(
         (folder / "ann/1/a.b.flac", '5 % "yes"\\n, no', "ann"),
         (folder / "bob/c d.flac", '5 % "yes"\\n, no', "bob"),
     }
+
+
+TEXT_TYPES = {
+    "string": pa.string(),
+    "large": pa.large_string(),
+    "view": pa.string_view(),
+    "category": pa.dictionary(pa.int32(), pa.string()),
+    "large category": pa.dictionary(pa.int8(), pa.large_string()),
+}
+
+
+@pytest.mark.parametrize("column", ["path", "sentence", "speaker", "id", "all"])
+@pytest.mark.parametrize("name", TEXT_TYPES)
+def test_texts_of_any_type_of_arrow_are_texts(name: str, column: str, tmp_path: Path) -> None:
+    """polars writes large texts and views, pandas categories; the path used to be the origin."""
+    values = {"path": ["/origin/a.wav", "/origin/b.wav"], "sentence": ["one", "two"]}
+    values |= {"speaker": ["ann", "bob"], "id": ["x", "y"]}
+    audio = []
+    for level in (0.1, 0.2):
+        soundfile.write(tmp_path / "tone.wav", np.full(1600, level), 16_000)
+        audio.append({"bytes": (tmp_path / "tone.wav").read_bytes(), "path": "tone.wav"})
+
+    def rows_of_type(name: str) -> list[tuple[str, str, str]]:
+        columns: dict[str, pa.Array] = {
+            key: pa.array(texts).cast(TEXT_TYPES[name] if column in (key, "all") else pa.string())
+            for key, texts in values.items()
+        }
+        pq.write_table(pa.table({**columns, "audio": audio}), tmp_path / f"{name}.parquet")
+        manifest = read(tmp_path / f"{name}.parquet")
+        return [(clip.id, clip.sentence, clip.columns["speaker"]) for clip in manifest]
+
+    assert (
+        rows_of_type(name) == rows_of_type("string") == [("x", "one", "ann"), ("y", "two", "bob")]
+    )
+
+
+@pytest.mark.parametrize("form", ["struct", "list", "huge text", "huge number"])
+def test_no_error_about_a_cell_is_longer_than_a_paragraph(form: str, tmp_path: Path) -> None:
+    """Decoded samples in parquet are read; a message used to print them, 5.7 MB."""
+    samples = np.sin(np.arange(16_000) / 20).tolist()
+    cell: object = {
+        "struct": {"array": samples, "sampling_rate": 16_000, "path": None},
+        "list": samples,
+        "huge text": "x" * 1_000_000,
+        "huge number": int("9" * 4000) % 2**62,
+    }[form]
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"audio": [cell], "sentence": ["one"]}), file)
+    try:
+        prepared = prepare_manifest(tmp_path, read(file))
+    except SbkitError as error:
+        assert form != "struct"
+        assert len(str(error)) <= 600
+    else:
+        assert form == "struct"
+        assert prepared.dataset["samples"] == [16_000]
+
+
+@pytest.mark.parametrize("stated", ["", "2.0", "2.4", "1.9", "1.45", "0.5", "00:00:00,5"])
+def test_duration_without_a_start_is_the_first_seconds(stated: str, tmp_path: Path) -> None:
+    """So are NeMo's rows; a rounded duration of a whole file of 2 s cuts no word."""
+    soundfile.write(tmp_path / "a.wav", np.full(32_000, 0.1), 16_000)
+    (tmp_path / "t.csv").write_text(f'path,sentence,duration\na.wav,one,"{stated}"\n')
+    manifest = read(tmp_path / "t.csv")
+    (part,) = manifest.parts
+    is_cut = stated in ("1.45", "0.5", "00:00:00,5")
+    seconds = float(stated.rpartition(":")[2].replace(",", ".") or 0)
+    assert part.end == (round(seconds * 1e6) if is_cut else None)
+    reason = "rests of files that are longer than `duration` says"
+    assert manifest.filtered == ({reason: 1} if is_cut else {})
+
+
+NAMES = ("für.wav", "Ä/ö.wav", "a\u1ea1\u0300.wav", "ガ.wav")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("disk", ["NFC", "NFD", "cp1252"])
+@pytest.mark.parametrize("table", ["NFC", "NFD"])
+def test_name_is_found_in_another_form(name: str, disk: str, table: str, tmp_path: Path) -> None:
+    """As macOS and older disks have it; `ls` shows the file that was called missing."""
+    try:
+        on_disk = normalize("NFD", name).encode() if disk == "NFD" else name.encode()
+        on_disk = normalize("NFC", name).encode("cp1252") if disk == "cp1252" else on_disk
+    except UnicodeEncodeError:
+        pytest.skip("no such letter in cp1252")
+    path = os.fsencode(tmp_path) + b"/" + on_disk
+    Path(os.fsdecode(path)).parent.mkdir(exist_ok=True)
+    soundfile.write(tmp_path / "tone.wav", np.full(1600, 0.1), 16_000)
+    Path(os.fsdecode(path)).write_bytes((tmp_path / "tone.wav").read_bytes())
+    (tmp_path / "t.csv").write_text(f"path,sentence\n{normalize(table, name)},one\n")
+    manifest = read(tmp_path / "t.csv")
+    assert [os.fsencode(clip.path) for clip in manifest] == [path]
+    assert not prepare_manifest(tmp_path, manifest).excluded
