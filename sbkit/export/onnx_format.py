@@ -117,10 +117,13 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
 
 
 def save_onnx(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
-    """Write a model with no other metadata than this."""
+    """Write a model with no other metadata than this, for all runtimes that know its opset."""
+    helper = require_package("onnx", extra="export").helper
+    # ONNX's table of versions (docs/Versioning.md): opset 18 came with IR version 8.
+    model.ir_version = helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.ClearField("metadata_props")
     text = {name: str(value) for name, value in metadata.items()}
-    require_package("onnx", extra="export").helper.set_model_props(model, text)
+    helper.set_model_props(model, text)
     file.write_bytes(model.SerializeToString())
 
 
