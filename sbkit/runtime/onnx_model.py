@@ -31,6 +31,9 @@ from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
 
 ONNX_FOLDER = "onnx"  # of a bundle
+# A test runs each graph in this version; sherpa-onnx's library for Android contains it. sbkit itself
+# needs the version of setup.cfg, which says where the nodes of a graph run.
+MIN_ONNXRUNTIME = "1.17.1"
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
 WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
 SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
@@ -57,7 +60,7 @@ class BatchLogProbs(NamedTuple):
 class OnnxModel:
     """A `RunnableModel`: a session that takes whole clips.
 
-    metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
+    metadata: of the file: sample_rate, samples_per_frame, blank, weights, tokens.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
     files: the name of the file in ``onnx/`` of a bundle, by precision.
     chunk_model: the model of chunks, if it was loaded, too.
@@ -96,8 +99,6 @@ class OnnxModel:
             ) from error
         self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
-        has_minimum = "min_samples" in self.metadata
-        self._min_samples = self.read_samples("min_samples") if has_minimum else 0
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
@@ -107,9 +108,7 @@ class OnnxModel:
     def log_probs(self, audio: Array, lengths: Array) -> BatchLogProbs:
         """Compute log-probabilities of audio between -1 and 1: (B, S), (B,) -> (B, U, V), (B,)."""
         signal = audio.astype(np.float32, copy=False)
-        missing = self._min_samples - audio.shape[1]
-        padded = np.pad(signal, ((0, 0), (0, missing))) if missing > 0 else signal
-        return BatchLogProbs(*self.run(padded, lengths.astype(np.int64)))
+        return BatchLogProbs(*self.run(signal, lengths.astype(np.int64)))
 
     def run(self, *arrays: Array) -> list[Array]:
         """Run the graph on its inputs in their order, and return its outputs in their order."""

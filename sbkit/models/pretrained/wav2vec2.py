@@ -102,7 +102,8 @@ class ConvLayer(nn.Module):
         dtype = widest_float(audio.device)
         mean = (windows * mask).sum(1, keepdim=True, dtype=dtype) / count  # (B, 1, K)
         centered = (windows - mean) * mask
-        covariance = centered.mT @ centered / count  # (B, K, K)
+        # As an einsum: see `MelProducts` for transposed factors of float64 in onnxruntime.
+        covariance = torch.einsum("btj,btk->bjk", centered, centered) / count  # (B, K, K)
         weight = self.conv.weight.squeeze(1).to(dtype)  # (C, K)
         # The bias cancels, but DDP waits for its gradient, which is then zero.
         bias = 0.0 if self.conv.bias is None else self.conv.bias.unsqueeze(1)
