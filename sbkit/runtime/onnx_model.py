@@ -77,6 +77,11 @@ class OnnxModel:
             SbkitError: onnxruntime or the device is missing, or cannot run the model.
         """
         onnxruntime = require_package("onnxruntime", extra="export")
+        if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+            raise DeviceError(
+                f"onnxruntime {onnxruntime.__version__} cannot say where it runs the nodes of a "
+                "graph. Install a newer one: pip install 'sbkit[export]'"
+            )
         provider, provider_options = _parse_device(device)
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry(RECORD_PROVIDERS, "1")

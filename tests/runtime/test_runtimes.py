@@ -116,12 +116,12 @@ def test_onnx_model_preloads_cuda_and_disables_tf32(
     """Only torch finds the libraries of CUDA's wheels by itself, and this runtime has none."""
     arguments: list[Any] = []
 
-    def refuse(content: bytes, options: object, **more: Any) -> None:
+    def refuse(session: Any, content: bytes, options: object, **more: Any) -> None:
         arguments.extend([*more["providers"], more["enable_fallback"]])
         raise RuntimeError("no GPU")
 
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("loaded"))
-    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    monkeypatch.setattr(onnxruntime.InferenceSession, "__init__", refuse)
     with pytest.raises(SbkitError, match="no GPU"):
         OnnxModel(b"graph", device="cuda:1")
     assert arguments == [(CUDA, {"device_id": "1", "use_tf32": "0"}), 0]  # errors move it nowhere
