@@ -256,10 +256,6 @@ class MelProducts:
         self._filters = torch.from_numpy(np.repeat(filters, 2, axis=0))  # (2KP, M)
 
     def __call__(self, audio: Tensor) -> Tensor:
-        """Rows stay behind their position in the window, so that no product needs a transposition.
-
-        onnxruntime before 1.24 joins a transposed factor to its product, but only in float32.
-        """
         shift = self._shift // self._row
         row = self._row
         count = len(self._window)
@@ -272,6 +268,8 @@ class MelProducts:
         emphasized = audio[:, 1:] - PREEMPHASIS * audio[:, :-1]
         emphasized = nn.functional.pad(emphasized, (1, padding))
         rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
+        # Q before T, so that no product needs a transposition: onnxruntime before 1.26 would join
+        # them to an operation that it only has in float32.
         windows = rows.index_select(1, row_index).reshape(-1, count, frames, row)  # (B, Q, T, P)
         windows = windows - ((1 - PREEMPHASIS) * means)[:, None, :, None]
         windows = (windows * self._window.unsqueeze(1)).flatten(2)

@@ -43,8 +43,6 @@ from sbkit.runtime.onnx_model import (
 from sbkit.runtime.torch_model import TorchBundle
 
 OPSET = 18  # 17 gives an invalid model
-TOKENS_FILE = "tokens.txt"  # of a folder with a graph, with a token and its id on each line
-BLANK = "<blk>"  # sherpa-onnx finds the blank by this name
 MAX_INTEGER_MISMATCHES = 1e-3  # of all integers: a value between two may be rounded to either
 
 Proto = Any  # a message of the package onnx, which makes its classes at run time
@@ -89,9 +87,10 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
 
 
 def write_tokens(bundle: TorchBundle, folder: Path) -> Path:
-    """Write the names of a recognizer's tokens, and return the file."""
-    names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: BLANK}
-    file = folder / TOKENS_FILE
+    """Write the tokens of a recognizer, one and its id per line, and return the file."""
+    file = folder / "tokens.txt"
+    # sherpa-onnx finds the blank by its name.
+    names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: "<blk>"}
     file.write_text("".join(f"{name} {id}\n" for id, name in names.items()), encoding="utf-8")
     return file
 

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.lengths import length_mask
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.export.onnx_format import make_onnx, save_onnx, write_tokens
 from sbkit.export.parity import Candidate, RunBatch, join
-from sbkit.export.traced import EXAMPLE_BATCH, NetworkModule, pad_up_to, trace, two_frames
+from sbkit.export.traced import EXAMPLE_BATCH, NetworkModule, pad_short, trace
 from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
 from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
@@ -97,8 +98,7 @@ class FeatureModel(NetworkModule):
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         encoder = self.network.encoder
-        subsampling = encoder.front_end.subsampling.then(encoder.backbone.subsampling)
-        x = pad_up_to(x, two_frames(subsampling))
+        x = pad_short(x, encoder.front_end.subsampling.then(encoder.backbone.subsampling))
         states, frames = encoder.encode_features(*encoder.features.module.remove_level(x, x_lens))
         return self.network.ctc_log_probs(states), frames
 
@@ -146,10 +146,11 @@ class SherpaNormalizedModel(NetworkModule):
         ratio = MODEL_EPS / SHERPA_EPS
         audio = audio * (variance + ratio * (1 - variance)).rsqrt().float()
         lengths = torch.full_like(variance[:, 0], audio.shape[1], dtype=torch.int64)
-        audio = pad_up_to(audio, two_frames(self.network.encoder.subsampling))
-        states, _ = self.network.encoder.encode_features(audio.unsqueeze(-1), lengths)
+        audio = pad_short(audio, self.network.encoder.subsampling)
+        states, frames = self.network.encoder.encode_features(audio.unsqueeze(-1), lengths)
         log_probs: Tensor = self.network.ctc_log_probs(states)
-        return log_probs
+        # All zeros, of which the first is the largest, are the blank.
+        return log_probs * length_mask(frames, log_probs.shape[1], audio.device).unsqueeze(-1)
 
 
 def _write_omnilingual(bundle: TorchBundle, file: Path) -> RunBatch:

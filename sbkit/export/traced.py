@@ -40,19 +40,14 @@ class WaveformModel(NetworkModule):
     """
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        audio = pad_up_to(audio, two_frames(self.network.encoder.subsampling))
+        audio = pad_short(audio, self.network.encoder.subsampling)
         log_probs, frames = self.network.predict(audio * FULL_SCALE, audio_lengths)
         return log_probs, frames
 
 
-def two_frames(subsampling: Subsampling) -> int:
-    """Return the inputs of two frames, the fewest that a traced graph takes."""
-    return 2 * subsampling.stride - subsampling.offset
-
-
-def pad_up_to(x: Tensor, size: int) -> Tensor:
-    """Pad shorter clips with zeros to a size, inside a graph: (B, S, ...) -> (B, >= size, ...)."""
-    missing = torch.sym_max(size - x.shape[1], 0)
+def pad_short(x: Tensor, subsampling: Subsampling) -> Tensor:
+    """Pad short clips to two frames, the fewest that a traced graph takes: (B, S, ...) -> same."""
+    missing = torch.sym_max(2 * subsampling.stride - subsampling.offset - x.shape[1], 0)
     return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], 1)
 
 

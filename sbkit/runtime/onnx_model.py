@@ -31,9 +31,7 @@ from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
 
 ONNX_FOLDER = "onnx"  # of a bundle
-# A test runs each graph in this version; sherpa-onnx's library for Android contains it. sbkit itself
-# needs the version of setup.cfg, which says where the nodes of a graph run.
-MIN_ONNXRUNTIME = "1.17.1"
+MIN_ONNXRUNTIME = "1.17.1"  # for graphs: in sherpa-onnx's library for Android. sbkit needs a newer
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
 WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
 SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
@@ -80,7 +78,7 @@ class OnnxModel:
         if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
             raise DeviceError(
                 f"onnxruntime {onnxruntime.__version__} cannot say where it runs the nodes of a "
-                "graph. Install a newer one: pip install 'sbkit[export]'"
+                "graph. Upgrade onnxruntime, or onnxruntime-gpu."
             )
         provider, provider_options = _parse_device(device)
         options = onnxruntime.SessionOptions()
@@ -112,8 +110,7 @@ class OnnxModel:
 
     def log_probs(self, audio: Array, lengths: Array) -> BatchLogProbs:
         """Compute log-probabilities of audio between -1 and 1: (B, S), (B,) -> (B, U, V), (B,)."""
-        signal = audio.astype(np.float32, copy=False)
-        return BatchLogProbs(*self.run(signal, lengths.astype(np.int64)))
+        return BatchLogProbs(*self.run(audio.astype(np.float32), lengths.astype(np.int64)))
 
     def run(self, *arrays: Array) -> list[Array]:
         """Run the graph on its inputs in their order, and return its outputs in their order."""
