@@ -87,9 +87,8 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
 
 
 def write_tokens(bundle: TorchBundle, folder: Path) -> Path:
-    """Write the tokens of a recognizer, one and its id per line, and return the file."""
+    """Write the names of a recognizer's tokens, as sherpa-onnx reads them, and return the file."""
     file = folder / "tokens.txt"
-    # sherpa-onnx finds the blank by its name.
     names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: "<blk>"}
     file.write_text("".join(f"{name} {id}\n" for id, name in names.items()), encoding="utf-8")
     return file
