@@ -130,9 +130,8 @@ def save_onnx(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
     # ONNX's table of versions (docs/Versioning.md): opset 18 came with IR version 8.
     model.ir_version = helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.ClearField("metadata_props")
-    text = {name: str(value) for name, value in metadata.items()}
-    text["min_onnxruntime"] = MIN_ONNXRUNTIME
-    helper.set_model_props(model, text)
+    facts = {**metadata, "min_onnxruntime": MIN_ONNXRUNTIME}
+    helper.set_model_props(model, {name: str(value) for name, value in facts.items()})
     file.write_bytes(model.SerializeToString())
 
 

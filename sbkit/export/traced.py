@@ -40,7 +40,8 @@ class WaveformModel(NetworkModule):
     """
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        audio = pad_short(audio, self.network.encoder.subsampling)
+        if torch.compiler.is_exporting():
+            audio = pad_short(audio, self.network.encoder.subsampling)
         log_probs, frames = self.network.predict(audio * FULL_SCALE, audio_lengths)
         return log_probs, frames
 
