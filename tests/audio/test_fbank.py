@@ -1,5 +1,7 @@
 """The features are Kaldi's in any batch, on the CPU, and in exported graphs; or have no level."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -96,6 +98,9 @@ def test_exported_graph_has_no_fft_and_takes_any_length() -> None:
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
     program = export(fbank, (audio, lengths), dynamic_shapes=shapes, strict=False)
     assert not [node for node in program.graph.nodes if "fft" in node.name]
+    for node in program.graph.nodes:  # onnxruntime 1.23 has no transposed products of float64
+        if "matmul" in node.name and node.meta["val"].dtype == torch.float64:
+            assert not any(re.search("transpose|permute|^t_", x.name) for x in node.args)
     for samples in (561, 2_000, 20_123):
         audio, lengths = 1000 * torch.randn(2, samples), torch.tensor([samples, 400])
         expected, features = fbank(audio, lengths), program.module()(audio, lengths)

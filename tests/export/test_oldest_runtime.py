@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -23,13 +24,10 @@ for file in sys.argv[1:]:
     session = onnxruntime.InferenceSession(str(saved["graph"]))
     inputs = {node.name: saved[node.name] for node in session.get_inputs()}
     for index, output in enumerate(session.run(None, inputs)):
-        expected = saved[f"output {index}"]
-        assert output.shape == expected.shape, file
-        if "int8" not in str(saved["graph"]):
-            numpy.testing.assert_allclose(output, expected, atol=1e-3, err_msg=file)
+        tolerance = 99 if "int8" in str(saved["graph"]) else 1e-3
+        numpy.testing.assert_allclose(output, saved[f"output {index}"], atol=tolerance)
     print(onnxruntime.__version__)
 """
-PRETRAINED = ("hubert", "parakeet_encoder", "wav2vec2", "wav2vec2-bert", "whisper")
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +42,22 @@ def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def inputs(bundle: Path, graph: Path) -> Iterator[Sequence[Array]]:
+def inputs(bundle: Path, graph: Path, session: Any) -> Iterator[Sequence[Array]]:
     """Yield inputs of a graph; those of whole clips also below the length of a window."""
-    session = onnxruntime.InferenceSession(graph)
     first, *others = session.get_inputs()
     noise = np.random.default_rng(0).normal(size=(2, 16_000)).astype(np.float32) / 10
-    task = load_bundle(bundle)
-    if graph.stem in task.task.graphs:
-        arguments = task.task.graphs[graph.stem].arguments
-        yield arguments(task.model.run, noise, np.array([16_000, 8_000]))
+    loaded = load_bundle(bundle)
+    if graph.stem in loaded.task.graphs:
+        arguments = loaded.task.graphs[graph.stem].arguments
+        yield arguments(loaded.model.run, noise, np.array([16_000, 8_000]))
         return
-    metadata = session.get_modelmeta().custom_metadata_map
-    for size in (int(metadata["window"]),) if "window" in metadata else (0, 1, 399, 16_000):
-        features = np.repeat(noise[:, : size // 160, None], 80, 2)
-        state = [np.zeros((2, *x.shape[1:]), NUMPY_TYPES[x.type]) for x in others[1:]]
-        lengths = [np.full(2, size if first.name == "audio" else size // 160)] * bool(others)
-        yield [noise[:, :size] if first.name == "audio" else features, *lengths, *state]
+    state = [np.zeros((2, *x.shape[1:]), NUMPY_TYPES[x.type]) for x in others[1:]]
+    window = session.get_modelmeta().custom_metadata_map.get("window")  # of a chunk
+    for size in (int(window),) if window else (0, 1, 399, 16_000):
+        clips, length = noise[:, :size], size
+        if first.name == "x":
+            clips, length = np.repeat(noise[:, : size // 160, None], 80, 2), size // 160
+        yield [clips, *[np.full(2, length)] * bool(others), *state]
 
 
 def run_in(oldest: Path, bundle: Path, folder: Path) -> None:
@@ -67,15 +65,14 @@ def run_in(oldest: Path, bundle: Path, folder: Path) -> None:
     files: list[Path] = []
     for graph in bundle.rglob("*.onnx"):
         session = onnxruntime.InferenceSession(graph)
-        for arrays in inputs(bundle, graph):
+        for arrays in inputs(bundle, graph, session):
             named = {x.name: array for x, array in zip(session.get_inputs(), arrays, strict=True)}
             outputs = {f"output {i}": x for i, x in enumerate(session.run(None, named))}
             files.append(folder / f"{graph.stem} {len(files)}.npz")
             np.savez(files[-1], graph=str(graph), **named, **outputs)
     command = [sys.executable, "-c", COMPARE, *files]
-    process = subprocess.run(
-        command, env={"PYTHONPATH": str(oldest)}, capture_output=True, text=True, cwd=folder
-    )
+    environment = {"PYTHONPATH": str(oldest)}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert process.stdout.split() == [MIN_ONNXRUNTIME] * len(files) != [], process.stderr[-2000:]
 
 
@@ -83,20 +80,16 @@ def run_in(oldest: Path, bundle: Path, folder: Path) -> None:
 def test_oldest_runtime_runs_the_graphs_of_every_task(
     oldest: Path, exported: Path, streaming: Path, task_bundles: Path, tmp_path: Path
 ) -> None:
+    assert MIN_ONNXRUNTIME in (ROOT / "docs/guide/export.md").read_text("utf-8")
     for bundle in (exported, streaming, *task_bundles.iterdir()):
         run_in(oldest, bundle, tmp_path)
 
 
-@pytest.mark.slow(30)
-@pytest.mark.parametrize("model_type", PRETRAINED)
+@pytest.mark.slow(25)
+@pytest.mark.parametrize("model_type", ["wav2vec2", "wav2vec2-bert", "parakeet_encoder", "whisper"])
 def test_oldest_runtime_runs_pretrained_encoders(
     oldest: Path, model_type: str, tmp_path: Path
 ) -> None:
     run = run_of(tmp_path / "run", model_type, **WITHOUT_DATA)
-    formats = ["onnx", "sherpa-onnx"]
-    export_run(run, tmp_path / "bundle", formats=formats, grid=SMALL)
+    export_run(run, tmp_path / "bundle", formats=["onnx", "sherpa-onnx"], grid=SMALL)
     run_in(oldest, tmp_path / "bundle", tmp_path)
-
-
-def test_page_names_the_oldest_runtime() -> None:
-    assert MIN_ONNXRUNTIME in (ROOT / "docs/guide/export.md").read_text("utf-8")
