@@ -48,7 +48,8 @@ class WaveformModel(NetworkModule):
 
 def pad_short(x: Tensor, subsampling: Subsampling) -> Tensor:
     """Pad short clips to two frames, the fewest that a traced graph takes: (B, S, ...) -> same."""
-    missing = torch.sym_max(2 * subsampling.stride - subsampling.offset - x.shape[1], 0)
+    shortest = 2 * subsampling.stride - subsampling.offset
+    missing = torch.sym_max(shortest - x.shape[1], 0)  # type: ignore[no-untyped-call]
     return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], 1)
 
 

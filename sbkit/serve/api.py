@@ -68,8 +68,8 @@ AUDIO_ENCODINGS = {
     "audio/pcma": AudioEncoding("ALAW", rate=8_000, sample_bytes=1),
 }
 # Fields of sessions that are accepted, though recognizers and detectors here have no such option.
-WITHOUT_EFFECT = ("noise_reduction", "delay", "threshold", "prefix_padding_ms")
-WITHOUT_EFFECT += ("create_response", "interrupt_response")
+WITHOUT_EFFECT = ["noise_reduction", "delay", "threshold", "prefix_padding_ms"]
+WITHOUT_EFFECT += ["create_response", "interrupt_response"]
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 

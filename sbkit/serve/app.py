@@ -260,6 +260,5 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
 
 async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Raise ApiError, with the path that was probably meant."""
-    path = scope["path"]
-    hint = did_you_mean(path.rstrip("/").lower(), PATHS)
-    raise ApiError(404, f"This server has no path {path[:100]}.{hint}")
+    hint = did_you_mean(scope["path"].rstrip("/").lower(), PATHS)
+    raise ApiError(404, f"This server has no path {scope['path'][:100]}.{hint}")

@@ -1,7 +1,5 @@
 """The features are Kaldi's in any batch, on the CPU, and in exported graphs; or have no level."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -100,7 +98,7 @@ def test_exported_graph_has_no_fft_and_takes_any_length() -> None:
     assert not [node for node in program.graph.nodes if "fft" in node.name]
     for node in program.graph.nodes:  # onnxruntime 1.23 has no transposed products of float64
         if "matmul" in node.name and node.meta["val"].dtype == torch.float64:
-            assert not any(re.search("transpose|permute|^t_", x.name) for x in node.args)
+            assert "transpose" not in str(node.args)
     for samples in (561, 2_000, 20_123):
         audio, lengths = 1000 * torch.randn(2, samples), torch.tensor([samples, 400])
         expected, features = fbank(audio, lengths), program.module()(audio, lengths)

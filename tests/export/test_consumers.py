@@ -70,21 +70,11 @@ def test_onnxruntime_recognizes_the_same_words(
         assert tokenizer.decode(merged) == text
 
 
-@pytest.mark.parametrize("samples", [0, 1, 399, 400])
-def test_clips_below_a_window_are_empty_texts(exported: Path, samples: int) -> None:
-    files = [str(exported / "sherpa-onnx" / name) for name in ("model.onnx", "tokens.txt")]
-    sherpa = sherpa_onnx.OfflineRecognizer.from_fire_red_asr_ctc(*files)
-    (stream := sherpa.create_stream()).accept_waveform(16_000, np.zeros(samples, np.float32))
-    sherpa.decode_stream(stream)
-    frames = OnnxModel.load(exported).log_probs(np.zeros((1, samples)), np.array([samples])).lengths
-    assert (stream.result.text == "", frames.tolist()) == (True, [samples // 400])
-
-
 def test_quiet_clips_are_recognized_alike(exported: Path, clips: Clips) -> None:
     onnx, folder = OnnxModel.load(exported), exported / "sherpa-onnx"
     model, tokens = str(folder / "model.onnx"), str(folder / "tokens.txt")
     sherpa = sherpa_onnx.OfflineRecognizer.from_fire_red_asr_ctc(model=model, tokens=tokens)
-    for clip in clips[::8]:
+    for clip in [*clips[::8], clips[0][:0], clips[0][:399]]:  # also below a window
         outputs, texts = [], []
         for gain in (1.0, 10 ** (-30 / 20)):
             audio = (clip / np.float32(32768) * gain).astype(np.float32)

@@ -106,26 +106,13 @@ def test_languages_are_understood_as_clients_write_them(server: RunningServer) -
         assert server.post(CLIP, data={"language": language}).status_code == 200
 
 
-MEANT = " Did you mean `/v1/audio/transcriptions`?"
-PATHS = {
-    "/nowhere": "",
-    "/v1/nowhere": "",
-    "/v1/audio/transcription": MEANT,
-    "/v1/audio/transcriptions/": MEANT,
-    "/v1/v1/audio/transcriptions": MEANT,
-    "/audio/transcriptions": MEANT,
-    "/V1/Audio/Transcriptions": MEANT,
-    "/audio/speech": " Did you mean `/v1/audio/speech`?",
-    "/models": " Did you mean `/v1/models`?",
-}
-
-
 def test_unknown_paths_and_methods_are_refused(server: RunningServer) -> None:
-    for path, hint in PATHS.items():
+    meant = "/v1/audio/transcriptions"
+    for path in ("/nowhere", "/v1/nowhere", meant[:-1], f"{meant}/", meant[3:], f"/v1{meant}"):
         answer = server.get(path)
         error = answer.json()["error"]
         assert (answer.status_code, error["type"]) == (404, "invalid_request_error")
-        assert error["message"] == f"This server has no path {path}.{hint}"
+        assert (f"Did you mean `{meant}`?" in error["message"]) == ("nowhere" not in path)
     assert server.get("/v1/audio/transcriptions").status_code == 405
     plain = server.get("/v1/realtime")  # as from a proxy that drops the header Upgrade
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket"), plain.text
