@@ -28,7 +28,6 @@ for file in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the runtime into a folder of its own."""
     folder = tmp_path_factory.mktemp("oldest")
     pip = f"-m pip install --no-deps onnxruntime=={MIN_ONNXRUNTIME} numpy==1.26.4 --target"
     command = [sys.executable, *pip.split(), folder]

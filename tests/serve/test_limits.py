@@ -33,7 +33,6 @@ from tests.serve.server import (
 )
 
 CLIP = silence(0.5)
-SITE = "https://talk.example.com"
 TIMES = "timestamp_granularities[]"
 JSON_BODY = {"content": b"{}", "headers": {"Content-Type": "application/json"}}
 BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -230,8 +229,9 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
         for host in ("asr.lan", "speech.default.svc.cluster.local:8000", "192.168.1.7"):
             headers = {"Authorization": "Bearer one", "Host": host}
             assert server.post(CLIP, headers=headers).status_code == 200
-            assert server.post(CLIP, headers={"Host": host}).status_code == 401
-            assert server.post(CLIP, headers=headers | {"Origin": SITE}).status_code == 403
+            assert (
+                server.post(CLIP, headers=headers | {"Origin": "http://a.lan"}).status_code == 403
+            )
         assert server.post(CLIP).status_code == 401
         for path in ("/v1/models", "/card"):
             assert server.get(path).json()["error"]["code"] == "invalid_api_key"
