@@ -19,8 +19,8 @@ for file in sys.argv[1:]:
         inputs = {}
         for x in session.get_inputs():
             shape = [s if isinstance(s, int) else (2, size)[axis] for axis, s in enumerate(x.shape)]
-            inputs[x.name] = numpy.zeros(shape, "int64" if "int64" in x.type else "float32")
-            inputs[x.name] += size * x.name.endswith(("lengths", "lens"))
+            dtype = "int64" if "int64" in x.type else "float32"
+            inputs[x.name] = numpy.full(shape, size * x.name.endswith(("lengths", "lens")), dtype)
         assert session.run(None, inputs)
     print(onnxruntime.__version__)
 """

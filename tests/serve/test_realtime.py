@@ -141,8 +141,7 @@ def test_turn_ends_at_an_endpoint(live: RunningServer) -> None:
         assert session.recv().type == "input_audio_buffer.cleared"
         detection = {"type": "server_vad", "silence_duration_ms": 400, "threshold": 0.5}
         detection |= {"prefix_padding_ms": 600, "create_response": False}
-        input = {"noise_reduction": {"type": "near_field"}, "transcription": {"delay": "low"}}
-        set_input(session, turn_detection=detection, **input)
+        set_input(session, turn_detection=detection, noise_reduction={"type": "near_field"})
         assert session.recv().session.audio.input.turn_detection.silence_duration_ms == 400
         send(session, at_24k(np.concatenate([speak(live.tokenizer, TEXT), silence(1.2)])))
         assert until(session, "completed")[-1].transcript == TEXT
