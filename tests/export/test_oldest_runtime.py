@@ -29,9 +29,8 @@ for file in sys.argv[1:]:
 @pytest.fixture(scope="module")
 def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("oldest")
-    pip = f"-m pip install --no-deps onnxruntime=={MIN_ONNXRUNTIME} numpy==1.26.4 --target"
-    command = [sys.executable, *pip.split(), folder]
-    process = subprocess.run(command, capture_output=True, text=True)
+    pip = f"-m pip install --no-deps onnxruntime=={MIN_ONNXRUNTIME} numpy==1.26.4 --target {folder}"
+    process = subprocess.run([sys.executable, *pip.split()], capture_output=True, text=True)
     if process.returncode:
         pytest.skip(f"The runtime cannot be installed: {process.stderr[-200:]}")
     return folder
