@@ -254,8 +254,8 @@ class MelProducts:
         rows = size // row
         ends = np.arange(rows // 2 + 1)
         turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
-        row_parts = np.stack([turns.real, turns.imag], 1)
-        self._row_transform = torch.from_numpy(row_parts.reshape(2 * len(ends), -1))  # (2K, Q)
+        row_parts = np.concatenate([turns.real, turns.imag])
+        self._row_transform = torch.from_numpy(row_parts)  # (2K, Q)
         bins = ends[:, None] + rows * np.arange(row)  # (K, P), some of them twice
         turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
         parts = np.stack([turns, 1j * turns], 1)
@@ -273,19 +273,22 @@ class MelProducts:
         row = self._row
         count = len(self._window)
         frames = (audio.shape[1] - self._samples) // self._shift + 1
-        row_index = (torch.arange(frames).unsqueeze(1) * shift + torch.arange(count)).flatten()
+        row_index = (torch.arange(count).unsqueeze(1) + torch.arange(frames) * shift).flatten()
         padding = row - audio.shape[1] % row  # never 0, which a tracer would make a special case
         sums = nn.functional.pad(audio, (0, padding)).reshape(audio.shape[0], -1, row).sum(-1)
-        means = sums.index_select(1, row_index).reshape(-1, frames, count).sum(-1) / self._samples
+        means = sums.index_select(1, row_index).reshape(-1, count, frames).sum(1) / self._samples
         # The first sample of a window has no previous one, but its weight is zero.
         emphasized = audio[:, 1:] - PREEMPHASIS * audio[:, :-1]
         emphasized = nn.functional.pad(emphasized, (1, padding))
         rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
-        windows = rows.index_select(1, row_index).reshape(-1, frames, count, row)  # (B, T, Q, P)
-        windows = windows - ((1 - PREEMPHASIS) * means)[..., None, None]
-        windows = windows * self._window
-        spectra = torch.matmul(self._row_transform, windows)  # (B, T, 2K, P)
-        spectra = spectra.reshape(-1, len(self._column_transform), 2 * row).transpose(0, 1)
-        spectra = torch.matmul(spectra, self._column_transform)  # (K, B * T, 2P)
-        squares = spectra.float().square().transpose(0, 1)  # (B * T, K, 2P)
+        # Q before T, so that no product needs a transposition: onnxruntime before 1.26 would join
+        # them to an operation that it only has in float32.
+        windows = rows.index_select(1, row_index).reshape(-1, count, frames, row)  # (B, Q, T, P)
+        windows = windows - ((1 - PREEMPHASIS) * means)[:, None, :, None]
+        windows = (windows * self._window.unsqueeze(1)).flatten(2)
+        spectra = torch.matmul(self._row_transform, windows)  # (B, 2K, T * P)
+        spectra = spectra.reshape(-1, len(self._row_transform), frames, row)
+        spectra = torch.cat(spectra.chunk(2, 1), -1)  # (B, K, T, 2P)
+        spectra = torch.matmul(spectra, self._column_transform)  # (B, K, T, 2P)
+        squares = spectra.float().square().transpose(1, 2)  # (B, T, K, 2P)
         return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters
