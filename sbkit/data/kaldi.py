@@ -103,9 +103,9 @@ def _read_recordings(folder: Path) -> dict[str, Row]:
         # Kaldi's scripts run in a folder above, to which paths are relative.
         files = (base / path for base in (folder, *folder.parents))
         found = next(filter(Path.is_file, files), None)
-        file = path if found is None else str(found)
-        rows[id] = {PATH_COLUMNS[0]: file}
-        is_side = num_recordings[path] > 1 or has_channel(file, 1)
+        source = path if found is None else str(found)
+        rows[id] = {PATH_COLUMNS[0]: source}
+        is_side = num_recordings[path] > 1 or has_channel(source, 1)
         if id in channels and is_side:
             rows[id][CHANNEL_COLUMNS[0]] = channels[id]
     return rows
