@@ -180,6 +180,47 @@ def test_run_without_complete_checkpoint_is_left_unchanged(
     assert not (tmp_path / "bundle").exists()
 
 
+STRANGERS = (
+    "Thumbs.db",
+    ".nfs0001",
+    "desktop.ini",
+    "._model.ckpt",
+    ".DS_Store",
+    "~$model",
+    "a.swp",
+)
+STRANGE_FOLDERS = ("lost+found", ".ipynb_checkpoints", "@eaDir", ".Trash-1000")
+
+
+@pytest.mark.slow
+def test_what_systems_and_editors_leave_in_our_folders_is_ignored(
+    own_release: Workplace, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It made a checkpoint "damaged", and the run could not go on."""
+    run, out, cache = tmp_path / "run", tmp_path / "out", own_release.cache
+    monkeypatch.setenv("SBKIT_CACHE", str(cache))
+    assert own_release.train_here(run, "--number_of_epochs=2") == 0
+    sbkit(["export", str(run), "--out", str(out), "--formats", "sherpa-onnx,onnx"])
+    for folder in [inner for top in (run, out, cache) for inner in (top, *top.rglob("*"))]:
+        for name in STRANGERS if folder.is_dir() else ():
+            (folder / name).write_bytes(b"strange")
+        for name in STRANGE_FOLDERS if folder.is_dir() else ():
+            (folder / name).mkdir()
+    capsys.readouterr()
+    assert own_release.train_here(run, "--number_of_epochs=4", "--average_checkpoints=1") == 0
+    printed = "".join(capsys.readouterr())
+    assert "epoch 3/4" in printed and "epoch 2/4" not in printed
+    assert "damaged" not in printed and "skipped" not in printed
+    assert len([path for path in checkpoints(run) if path.name.startswith("CKPT")]) < 4
+    clip = str(min((own_release.release / "clips").iterdir()))
+    assert sbkit(["export", str(run), "--out", str(out)]) == 0
+    assert sbkit(["transcribe", str(out), clip]) == 0
+    assert {*STRANGERS, *STRANGE_FOLDERS} <= {path.name for path in out.iterdir()}
+    capsys.readouterr()
+    assert sbkit(["cache", "prune"]) == 0
+    assert not any(name in capsys.readouterr().out for name in STRANGE_FOLDERS)
+
+
 def test_folder_without_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is not a run folder, because it has no hyperparams.yaml"):
         sbkit(["export", str(tmp_path), "--out", str(tmp_path / "bundle")])

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import G722
 import numpy as np
-import soundfile
 
 from recipes.debian.release import (
     PASS_A_RELEASE,
@@ -24,6 +23,7 @@ from recipes.debian.release import (
     write_tsvs,
 )
 from recipes.debian.release import splits as splits
+from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
 from sbkit.base.kept import default_cache
 from sbkit.base.process import run_main
@@ -109,7 +109,8 @@ def write_release(root: Path, language: str, release: Path) -> None:
         )
         codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)  # the files have no header
         samples = np.array(codec.decode(source.read_bytes()), dtype=np.int16)
-        soundfile.write(release / "clips" / row.path, samples, SAMPLE_RATE)
+        content = encode_audio(samples, SAMPLE_RATE, "FLAC")
+        (release / "clips" / row.path).write_bytes(content)  # libsndfile hides that a disk is full
         rows.append(row)
     write_tsvs(release, rows)
 

@@ -14,6 +14,7 @@ import soundfile
 
 from recipes.debian.release import ReleaseRow, ensure_release, find_one, print_release, write_tsvs
 from recipes.debian.release import splits as splits
+from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
 from sbkit.base.kept import default_cache
 from sbkit.base.process import run_main
@@ -56,7 +57,8 @@ def write_release(root: Path, release: Path) -> None:
     rows = []
     for id, sentence in read_sentences((voice / "etc/txt.done.data").read_text(encoding="utf-8")):
         samples, rate = soundfile.read(voice / "wav" / f"{id}.wav", dtype="int16")
-        soundfile.write(release / "clips" / f"{id}.flac", samples, rate)
+        content = encode_audio(samples, rate, "FLAC")
+        (release / "clips" / f"{id}.flac").write_bytes(content)
         rows.append(
             ReleaseRow(
                 client_id=SPEAKER,

@@ -2,6 +2,7 @@
 
 manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kaldi/noisy}}
 manifest: {all: a.csv}                  has a column `split`, or is split by its speakers
+manifest: {all: folder}                 has files or folders named train, dev (validation) and test
 """
 
 import logging
@@ -26,12 +27,13 @@ from sbkit.data.columns import (
     find_split_column,
     role_of,
 )
-from sbkit.data.corpus import ROLES, KnobValues, check_shares, deal_speakers
+from sbkit.data.corpus import ROLES, USUAL_SPLITS, KnobValues, check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Excluded, Manifest, part_name, to_texts
 from sbkit.data.sources import (
     TableFolders,
     find_metadata,
+    find_splits,
     is_arrow_dataset,
     list_tables,
     read_manifests,
@@ -59,14 +61,23 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role, as in ``manifest``."""
     _check_columns(knobs)
     splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-    if ALL_SPLITS in (knobs["manifest"] or ()):
-        for split in dict.fromkeys(_read_all(knobs)[1]):
-            splits_by_role[_role_of_key(split)].append(split)
-        return splits_by_role
-    for split, split_sources in _parse_manifest(knobs["manifest"]).items():
-        splits_by_role[split_sources.role].append(split)
+    for split, (split_key, role, sources) in _parse_manifest(knobs["manifest"]).items():
+        if split == ALL_SPLITS:
+            for name in dict.fromkeys(_read_all(knobs)[1]):
+                splits_by_role[_role_of_key(name)].append(name)
+        else:
+            splits_by_role[role].append(split)
+        for source in sources:
+            tables = find_splits(source)
+            if len(tables) > 1:
+                raise DataError(
+                    f"`{split_key}`: {source} has files for {', '.join(sorted(tables))}. Write "
+                    f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files, such as "
+                    f"{min(tables.values())[0]}."
+                )
+    is_named = knobs.get("splits") or ALL_SPLITS in knobs["manifest"]
     for role, key in (("train", "train"), ("valid", "dev")):
-        if not knobs.get("splits") and not splits_by_role[role]:
+        if not is_named and not splits_by_role[role]:
             raise ConfigError(
                 f"`manifest` has no files for {key}. Add `{key}: FILE` to it, or rows to `corpus`."
             )
@@ -83,8 +94,6 @@ def files(knobs: KnobValues) -> list[Path] | None:
 
 def _list_sources(manifest: object) -> list[str]:
     """Return the absolute paths or URLs in ``manifest``."""
-    if isinstance(manifest, Mapping) and ALL_SPLITS in manifest:
-        manifest = {"train": manifest[ALL_SPLITS]}
     return [source for split in _parse_manifest(manifest).values() for source in split.sources]
 
 
@@ -105,31 +114,29 @@ def _check_columns(knobs: KnobValues) -> None:
 
 def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     """Read the files of one split as one manifest, or return its table folders."""
-    if ALL_SPLITS in (knobs["manifest"] or ()):
-        manifest, split_of_row = _read_all(knobs)
-        excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
-        columns = manifest.rows.column_names
-        if (
-            split == "train"
-            and "speaker" not in columns
-            and not find_columns(columns, None, SPLIT_COLUMNS)
-        ):
-            logger.info(
-                f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
-                f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
-            )
-        rows = np.flatnonzero(np.array(split_of_row) == split)
-        return replace(manifest.take(rows), excluded=excluded)
-    return _read_sources(knobs, _parse_manifest(knobs["manifest"])[split])
+    sources_by_split = _parse_manifest(knobs["manifest"])
+    if split in sources_by_split:
+        return _read_sources(knobs, sources_by_split[split])
+    manifest, split_of_row = _read_all(knobs)
+    excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
+    columns = manifest.rows.column_names
+    if (
+        split == "train"
+        and "speaker" not in columns
+        and not find_columns(columns, None, SPLIT_COLUMNS)
+    ):
+        logger.info(
+            f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
+            f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
+        )
+    rows = np.flatnonzero(np.array(split_of_row) == split)
+    return replace(manifest.take(rows), excluded=excluded)
 
 
 def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
-    """Return the rows of all splits, and the split of each: that of its column or its speaker."""
-    if {*knobs["manifest"]} != {ALL_SPLITS}:
-        raise ConfigError(
-            f"`manifest` has `{ALL_SPLITS}` and other keys. Take one of them out. {EXAMPLE}"
-        )
-    (sources,) = _parse_manifest({"train": knobs["manifest"][ALL_SPLITS]}).values()
+    """Return the rows to split, and the split of each: that of its column or its speaker."""
+    sources_by_split = _parse_manifest(knobs["manifest"])
+    sources = sources_by_split[ALL_SPLITS]
     manifest = _read_sources(knobs, sources)
     if isinstance(manifest, TableFolders):
         raise DataError(
@@ -154,6 +161,7 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
             for speaker, part in zip(own, manifest.parts, strict=True)
         ]
         shares = check_shares(knobs.get("split_shares"))
+        shares = {name: share for name, share in shares.items() if name not in sources_by_split}
         split_of = deal_speakers({*speakers}, shares, sources.sources[0])
         return manifest, [split_of[speaker] for speaker in speakers]
     splits = [split.strip().lower() for split in read_column(column)]
@@ -219,19 +227,29 @@ def _is_table_folder(source: str) -> bool:
     if "://" in source or source.endswith(TAR_SUFFIXES):
         return True
     folder = Path(source)
-    if not folder.is_dir() or is_arrow_dataset(folder) or is_kaldi(folder):
-        return False
-    if find_metadata(folder):
-        return False
-    return bool(list_tables(source))
+    is_one_table = is_arrow_dataset(folder) or is_kaldi(folder) or find_metadata(folder)
+    return folder.is_dir() and not is_one_table and bool(list_tables(source))
 
 
 def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
-    """Return the files of each split of the key `manifest`."""
+    """Return the files of each split of the key `manifest`; ``all`` has those to be split."""
     if not isinstance(manifest, Mapping) or not manifest:
         raise ConfigError(
             f"`manifest` must map the names of splits to files, but is {manifest!r}. {EXAMPLE}"
         )
+    if ALL_SPLITS in manifest:
+        if {*manifest} != {ALL_SPLITS}:
+            raise ConfigError(
+                f"`manifest` has `{ALL_SPLITS}` and other keys. Take one of them out. {EXAMPLE}"
+            )
+        key = f"manifest.{ALL_SPLITS}"
+        sources = _absolute_paths(key, manifest[ALL_SPLITS])
+        named = find_splits(sources[0]) if len(sources) == 1 else {}
+        files: Mapping[str, Sequence[str]] = named or {"train": sources}
+        splits = {role: split for role, (split,) in USUAL_SPLITS.items() if role in files}
+        if len(splits) < len(ROLES) and "train" in splits:
+            splits["train"] = ALL_SPLITS  # the others are dealt out of it
+        return {split: SplitSources(key, role, (*files[role],)) for role, split in splits.items()}
     sources_by_split: dict[str, SplitSources] = {}
     for key, value in manifest.items():
         is_nested = isinstance(value, Mapping)

@@ -14,6 +14,7 @@ from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, longest_whole
 from sbkit.base.ranges import SHARE, Range, TextValue
 from sbkit.base.units import samples_to_seconds
+from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.beam import declared_decoder
@@ -28,7 +29,6 @@ from sbkit.evaluate.wer import (
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.encoder import COMPOSED, ENCODER, Predictions
 from sbkit.models.loss import Loss, attention_loss, ctc
-from sbkit.runtime.torch_model import encode_in_segments
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import separates_words

@@ -19,6 +19,7 @@ from sbkit.base.files import atomic_folder
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
 from sbkit.data.corpus import USUAL_SPLITS, KnobValues
+from sbkit.data.filesystem import disk_errors
 from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_release
 from sbkit.text.normalization import normalize
 
@@ -70,7 +71,7 @@ def ensure_release(
     with TemporaryDirectory() as scratch:
         version, root = fetch_packages(packages, Path(scratch))
         release = folder / f"{version}-{code}" / language
-        with atomic_folder(release) as beside:
+        with disk_errors(folder), atomic_folder(release) as beside:
             write_release(root, beside)
     return release
 

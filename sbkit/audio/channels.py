@@ -32,6 +32,7 @@ class ChannelMixer:
 
     def __init__(self, channel: int | None = None) -> None:
         self.channel = channel
+        self.peak = 0.0  # of a file of floats, by which it is divided if it exceeds 1
         self._powers = np.zeros(2)  # of a channel and of the mix, summed over windows
         self._one_sided = np.zeros(2, np.int64)  # windows in which only the one or other is heard
         self._sounding = 0  # windows that are not silent

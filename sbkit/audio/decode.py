@@ -6,8 +6,10 @@ times as fast, because FFmpeg cuts it into packets of 4 kB.
 Legend: S samples, C channels.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
@@ -17,16 +19,24 @@ import numpy.typing as npt
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError, Header, cut_short, read_header
+from sbkit.base.files import pointer_sentence
 
 if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioStream, Packet
     from av.container import InputContainer
+
+logger = logging.getLogger(__name__)
+
+SCALED = "exceeds full scale. Such files are scaled to it, each as a whole"
+CUT = "exceeds full scale, where live audio is cut"
+_notes: set[str] = set()  # that were logged
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 768_000  # at lower rates a file of kilobytes can last for days
 AV_TIME_BASE = 1_000_000  # FFmpeg's unit of the duration of a file
 MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers in floats do
+MAX_OVERSHOOT = 2.0  # of lossy decoders, 6 dB
 MAX_BLOCK_FRAMES = 30_000  # frames of FFmpeg in a block; Opus has up to 400 a second
 MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
 # Formats that hold sound themselves. Playlists and formats that name other files are not among
@@ -58,10 +68,16 @@ LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is 
 
 
 class Block(NamedTuple):
-    """Consecutive samples (S,) and their rate in Hz."""
+    """Consecutive samples (S,) and their rate in Hz.
+
+    peak: of all channels, if it matters: of lossless floats. Decoders of MP3, AAC or Opus overshoot
+        as they round, and are cut as in players: to scale them, each would be decoded twice. Only a
+        peak above MAX_OVERSHOOT comes from the recording; it is scaled from that block on.
+    """
 
     rate: int
     samples: Signal
+    peak: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,8 +106,25 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         file.seek(0)
         header = read_header(file, name)
         file.seek(0)
-    reader = _PcmReader if header.is_pcm_wav else _PacketReader
-    yield from reader(file, name, header, options).read()
+    reader = partial(_PcmReader if header.is_pcm_wav else _PacketReader, file, name, header)
+    mixer = options.mixer
+    for block in reader(options).read():
+        if block.peak and not mixer.peak and file.seekable():
+            position = file.tell()
+            file.seek(0)
+            whole = reader(ReadOptions(ChannelMixer(0), options.block_seconds))
+            mixer.peak = max(1.0, *(other.peak for other in whole.read()))
+            file.seek(position)
+        if block.peak > 1:
+            note_once(name, SCALED if mixer.peak else CUT)
+        yield block._replace(samples=block.samples / mixer.peak) if mixer.peak > 1 else block
+
+
+def note_once(name: str, note: str) -> None:
+    """Log a note on a file, but not again for the other files of a table."""
+    if note not in _notes:
+        _notes.add(note)
+        logger.warning(f"note: {name} {note}.")
 
 
 def declared_seconds(file: BinaryIO) -> float:
@@ -123,8 +156,8 @@ def check_rate(name: str, rate: int) -> None:
         )
 
 
-def check_values(name: str, block: npt.NDArray[np.float32]) -> None:
-    """Raise AudioError for samples far beyond full scale, or not finite."""
+def check_values(name: str, block: npt.NDArray[np.float32]) -> float:
+    """Return the largest sample; raises AudioError if it is far beyond 1, or not finite."""
     peak = float(np.abs(block).max(initial=0))
     if not peak < MAX_PEAK:  # also true for NaN
         raise AudioError(
@@ -132,6 +165,7 @@ def check_values(name: str, block: npt.NDArray[np.float32]) -> None:
             f"Samples stored as floats must lie between -1 and 1, but {name} reaches {peak:g}. "
             "Divide integers by the full scale of their format (32768 for 16 bits).",
         )
+    return peak
 
 
 @dataclass(frozen=True)
@@ -158,9 +192,10 @@ class _PcmReader(_Reader):
             frames_read = sound.seek(min(self.options.skip_seconds * rate, sound.frames))
             while len(samples := sound.read(block_frames, np.float32, always_2d=True)):
                 frames_read += len(samples)
-                check_values(self.name, samples)
+                peak = check_values(self.name, samples)
                 names = ("FL", "FR")[:channels]
-                yield Block(rate, self.options.mixer.mix(self.name, samples, names, rate))
+                mixed = self.options.mixer.mix(self.name, samples, names, rate)
+                yield Block(rate, mixed, peak if sound.subtype in ("FLOAT", "DOUBLE") else 0.0)
         if not frames_read:
             raise _no_samples(self.name)
 
@@ -180,7 +215,11 @@ class _PacketReader(_Reader):
         with container:
             stream = container.streams.best("audio")
             if not isinstance(stream, av.AudioStream):
+                if container.streams:
+                    raise AudioError("no audio track", f"{self.name} has no audio track.")
                 raise not_audio(self.name)
+            if (count := len(container.streams.audio)) > 1:
+                note_once(self.name, f"has {count} audio tracks. The default one is used")
             decoder = stream.codec_context
             if decoder is None:  # FFmpeg knows no such codec
                 raise not_audio(self.name)
@@ -220,12 +259,12 @@ class _PacketReader(_Reader):
             floats *= np.float32(2.0 ** (1 - 8 * type.itemsize))
         if type.kind == "u":
             floats -= np.float32(1)
-        if type.kind == "f":
-            check_values(self.name, floats)
+        peak = check_values(self.name, floats) if type.kind == "f" else 0.0
         has_positions = stream.codec.name not in CODECS_WITHOUT_POSITIONS
         names = tuple(channel.name for channel in layout.channels) if has_positions else ()
         rate = frames[0].rate
-        return Block(rate, self.options.mixer.mix(self.name, floats, names, rate))
+        mixed = self.options.mixer.mix(self.name, floats, names, rate)
+        return Block(rate, mixed, peak if stream.codec.lossless or peak > MAX_OVERSHOOT else 0.0)
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"
@@ -411,6 +450,7 @@ def not_audio(name: str) -> AudioError:
     """Return the error of a file that is not audio."""
     return AudioError(
         "not audio",
-        f"The content of {name} is not recognized as audio (wav, flac, ogg, opus, mp3, m4a, webm "
-        "...). Replace the file, or convert it to flac.",
+        pointer_sentence(name)
+        or f"The content of {name} is not recognized as audio (wav, flac, ogg, opus, mp3, m4a, "
+        "webm ...). Replace the file, or convert it to flac.",
     )

@@ -38,6 +38,7 @@ MIN_LEVEL = 17.0
 # of int16 would be audible in quiet clips, but not in loud ones.
 RANGE = 14.0
 MEMORY_FRAMES = 500  # 5 s, after which the weight of a frame in a running level is 1 / e
+BLOCK_FRAMES = 10 * MEMORY_FRAMES  # whose weights differ by up to exp(10)
 MIN_WEIGHT = 1e-9  # of all frames; digital silence has less
 
 
@@ -172,12 +173,24 @@ def subtract_level(
 def _accumulate(terms: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     """Add the terms up to each frame, (B, 2, T), and return the sums after the last, (B, 2).
 
-    Later frames weigh more, instead of earlier ones less: only the ratio of the sums counts.
+    In a block, later frames weigh more, instead of earlier ones less: only the ratio of the sums
+    counts. Over all frames, the weights would overflow after 58 minutes. Legend: N blocks.
     """
-    count = torch.arange(1, terms.shape[2] + 1, device=terms.device)
-    growth = (count.to(terms.dtype) / MEMORY_FRAMES).exp()
-    totals = (terms * growth).cumsum(-1) + sums.unsqueeze(-1)
-    return totals, (totals[..., -1] / growth[-1]).to(sums.dtype)
+    frames = terms.shape[2]
+    size, padding = BLOCK_FRAMES, 2 * BLOCK_FRAMES - frames % BLOCK_FRAMES
+    if isinstance(frames, int):  # else a tracer's symbol, for which one block is a special case
+        size = min(frames, BLOCK_FRAMES)
+        padding = -frames % size
+    blocks = nn.functional.pad(terms, (0, padding)).reshape(*terms.shape[:2], -1, size)
+    ages = torch.arange(1, size + 1, device=terms.device).to(terms.dtype) / MEMORY_FRAMES
+    growth = ages.exp()
+    totals = (blocks * growth).cumsum(-1)  # of each block: (B, 2, N, size)
+    block_sums = torch.cat([sums.to(terms.dtype).unsqueeze(-1), totals[..., -1] / growth[-1]], -1)
+    block = torch.arange(block_sums.shape[2], device=terms.device)
+    decay = (-ages[-1] * (block.unsqueeze(1) - block).tril()).exp().tril()
+    before = (block_sums.unsqueeze(-2) * decay).sum(-1)[..., :-1]  # the sums at each block's start
+    totals = (totals + before.unsqueeze(-1)).flatten(-2)[..., :frames]
+    return totals, (totals[..., -1] / growth[(frames - 1) % size]).to(sums.dtype)
 
 
 def fft_samples(sample_rate: int) -> int:
@@ -241,8 +254,8 @@ class MelProducts:
         rows = size // row
         ends = np.arange(rows // 2 + 1)
         turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
-        row_parts = np.stack([turns.real, turns.imag], 1)
-        self._row_transform = torch.from_numpy(row_parts.reshape(2 * len(ends), -1))  # (2K, Q)
+        row_parts = np.concatenate([turns.real, turns.imag])
+        self._row_transform = torch.from_numpy(row_parts)  # (2K, Q)
         bins = ends[:, None] + rows * np.arange(row)  # (K, P), some of them twice
         turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
         parts = np.stack([turns, 1j * turns], 1)
@@ -260,19 +273,22 @@ class MelProducts:
         row = self._row
         count = len(self._window)
         frames = (audio.shape[1] - self._samples) // self._shift + 1
-        row_index = (torch.arange(frames).unsqueeze(1) * shift + torch.arange(count)).flatten()
+        row_index = (torch.arange(count).unsqueeze(1) + torch.arange(frames) * shift).flatten()
         padding = row - audio.shape[1] % row  # never 0, which a tracer would make a special case
         sums = nn.functional.pad(audio, (0, padding)).reshape(audio.shape[0], -1, row).sum(-1)
-        means = sums.index_select(1, row_index).reshape(-1, frames, count).sum(-1) / self._samples
+        means = sums.index_select(1, row_index).reshape(-1, count, frames).sum(1) / self._samples
         # The first sample of a window has no previous one, but its weight is zero.
         emphasized = audio[:, 1:] - PREEMPHASIS * audio[:, :-1]
         emphasized = nn.functional.pad(emphasized, (1, padding))
         rows = emphasized.reshape(audio.shape[0], -1, row)  # (B, S / P, P)
-        windows = rows.index_select(1, row_index).reshape(-1, frames, count, row)  # (B, T, Q, P)
-        windows = windows - ((1 - PREEMPHASIS) * means)[..., None, None]
-        windows = windows * self._window
-        spectra = torch.matmul(self._row_transform, windows)  # (B, T, 2K, P)
-        spectra = spectra.reshape(-1, len(self._column_transform), 2 * row).transpose(0, 1)
-        spectra = torch.matmul(spectra, self._column_transform)  # (K, B * T, 2P)
-        squares = spectra.float().square().transpose(0, 1)  # (B * T, K, 2P)
+        # Q before T, so that no product needs a transposition: onnxruntime before 1.26 would join
+        # them to an operation that it only has in float32.
+        windows = rows.index_select(1, row_index).reshape(-1, count, frames, row)  # (B, Q, T, P)
+        windows = windows - ((1 - PREEMPHASIS) * means)[:, None, :, None]
+        windows = (windows * self._window.unsqueeze(1)).flatten(2)
+        spectra = torch.matmul(self._row_transform, windows)  # (B, 2K, T * P)
+        spectra = spectra.reshape(-1, len(self._row_transform), frames, row)
+        spectra = torch.cat(spectra.chunk(2, 1), -1)  # (B, K, T, 2P)
+        spectra = torch.matmul(spectra, self._column_transform)  # (B, K, T, 2P)
+        squares = spectra.float().square().transpose(1, 2)  # (B, T, K, 2P)
         return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters

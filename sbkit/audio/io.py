@@ -9,11 +9,13 @@ instead of -22. Its blocks equal the whole bit by bit.
 """
 
 import io
-import os
+import logging
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from fnmatch import fnmatchcase
+from glob import has_magic
 from io import IOBase
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -28,9 +30,12 @@ import soxr
 from sbkit.audio import decode
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.decode import Block, ReadOptions, Signal, check_rate, check_values
+from sbkit.audio.decode import CUT, Block, ReadOptions, Signal, check_rate, check_values, note_once
 from sbkit.base.files import write_bytes_atomically
+from sbkit.base.messages import listed, plural
 from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples, samples_to_seconds
+
+logger = logging.getLogger(__name__)
 
 Samples = npt.NDArray[np.int16]
 Source = Path | str | IOBase | bytes  # a file by its path, open for reading bytes, or its bytes
@@ -45,7 +50,9 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".webm", ".mp4", ".aac"),
     *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64", ".mov", ".mka", ".mkv", ".3gp", ".amr"),
     *(".wma", ".ac3", ".eac3", ".mp2", ".mpga", ".mpeg", ".ts", ".ape", ".wv", ".tta", ".voc"),
-    *(".avi", ".flv"),
+    *(".avi", ".flv", ".wave", ".bwf", ".rf64", ".aifc", ".snd", ".nist", ".m4b", ".m4r", ".m4v"),
+    *(".weba", ".mpg", ".m2a", ".mts", ".m2ts", ".vob", ".3g2", ".3gpp", ".ogv", ".ogx", ".awb"),
+    *(".wmv", ".asf", ".dsf"),
 )
 END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because tools round
 BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError
@@ -88,13 +95,51 @@ class AudioPart(NamedTuple):
         return name if self.is_whole else f"{self.start / MICROSECONDS:.12g} to {end} of {name}"
 
 
-def find_audio_files(folder: Path) -> list[Path]:
-    """List the audio files below a folder, sorted; hidden ones, which macOS leaves, are skipped."""
-    return sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
-    )
+def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path]:
+    """List the audio files below a folder that match the parts of a glob pattern, sorted.
+
+    A folder that the last part matches is searched to any depth. Links to folders are followed, but
+    no folder is searched twice. What is hidden, or has an unknown ending, is skipped and counted in
+    a note, unless the pattern names the dot or the ending.
+    """
+    files, hidden, unknown = set[Path](), set[Path](), set[Path]()
+    folders: list[tuple[Path, Sequence[str]]] = [(folder, pattern)]
+    visited: set[tuple[object, ...]] = set()
+    while folders:
+        parent, (part, *rest) = folders.pop()
+        try:
+            status, paths = parent.stat(), sorted(parent.iterdir())
+        except OSError as error:
+            logger.warning(f"{parent} cannot be searched ({error.strerror}).")
+            continue
+        if (visit := (status.st_dev, status.st_ino, part, *rest)) in visited:
+            continue
+        visited.add(visit)
+        if part == "**":  # any number of folders: none, or one of these and any number again
+            folders.append((parent, rest or ["*"]))
+            rest = [part, *rest]
+        ending = Path(part).suffix
+        for path in paths:
+            is_folder = path.is_dir()
+            if not fnmatchcase(path.name, part) or (rest and not is_folder):
+                continue
+            if path.name.startswith(".") and not part.startswith("."):
+                hidden.add(path)
+            elif is_folder:
+                # Links come last, so that a folder that also lies here is found without them.
+                position = 0 if path.is_symlink() else len(folders)
+                folders.insert(position, (path, rest or ["*"]))
+            elif path.suffix.lower() in SUFFIXES or (ending and not has_magic(ending)):
+                files.add(path)
+            else:
+                unknown.add(path)
+    counts = [plural(len(hidden), "hidden file")] if hidden else []
+    if unknown:
+        endings = sorted({path.suffix or "none" for path in unknown})
+        counts.append(f"{len(unknown):,} of unknown endings ({listed(endings)})")
+    if counts:
+        logger.info(f"{folder}: skipped {', '.join(counts)}")
+    return sorted(files)
 
 
 def read_audio(
@@ -263,7 +308,7 @@ def _read_near_parts(
 def declared_seconds(source: Path | str | IOBase) -> float:
     """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
     if not isinstance(source, IOBase):
-        if not os.path.isfile(source):  # noqa: PTH113 - Path raises for a name that is too long
+        if not Path(source).is_file():
             return 0.0
         with suppress(soundfile.SoundFileError):  # in a hundredth of the time of FFmpeg
             return float(soundfile.info(source).duration)
@@ -371,12 +416,13 @@ def _to_numpy(array: Any) -> npt.NDArray[Any]:
     return np.asarray(array)
 
 
-def to_samples(array: npt.NDArray[np.generic]) -> Samples:
+def to_samples(array: npt.NDArray[np.generic], *, is_live: bool = False) -> Samples:
     """Convert an array of audio to (S,) int16; every public function that takes samples calls this.
 
     array: int16, or floats between -1 and 1, or such a tensor, of shape (S,), (S, channels) as from
         soundfile, or (channels, S) as from torchaudio. Channels are averaged. There is one, or
         there are at most MAX_CHANNELS, and more samples than that.
+    is_live: whether more follows. A clip of floats beyond 1 is scaled to 1, but this is cut.
 
     Raises AudioError if the array is not finite, or has another type or shape.
 
@@ -385,11 +431,11 @@ def to_samples(array: npt.NDArray[np.generic]) -> Samples:
     """
     samples = _to_numpy(array)
     is_converted = samples.dtype == np.int16 and samples.ndim == 1
-    return samples if is_converted else to_int16(_to_channels(samples).mean(axis=1))
+    return samples if is_converted else to_int16(_to_channels(samples, is_live).mean(axis=1))
 
 
-def _to_channels(samples: npt.NDArray[np.generic]) -> Signal:
-    """Check an array as `to_samples` documents: -> (S, channels) between -1 and 1."""
+def _to_channels(samples: npt.NDArray[np.generic], is_live: bool = False) -> Signal:
+    """Check and scale an array as `to_samples` documents: -> (S, channels) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
     has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
@@ -404,8 +450,10 @@ def _to_channels(samples: npt.NDArray[np.generic]) -> Signal:
     channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples).T
     scale = FULL_SCALE if samples.dtype == np.int16 else 1
     floats = channels.astype(np.float32) / np.float32(scale)
-    check_values("the array", floats)
-    return floats
+    peak = check_values("the array", floats)
+    if peak > 1 and is_live:
+        note_once("the array", CUT)
+    return floats if peak <= 1 or is_live else floats / np.float32(peak)
 
 
 def to_int16(block: Signal) -> Samples:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import parsing_errors, read_regular, write_text_atomically
+from sbkit.base.files import parsing_errors, pointer_sentence, read_regular, write_text_atomically
 
 CHECKSUMS = "checksums.json"
 MAX_CHECKSUMS_BYTES = 1 << 24
@@ -26,7 +26,8 @@ def checksum(file: Path) -> str:
 
 def write_checksums(folder: Path) -> None:
     """Write the checksum of every file in a folder into `CHECKSUMS`."""
-    sums = {name: checksum(folder / name) for name in sorted(_files(folder))}
+    files = sorted(file for file in folder.iterdir() if not file.is_dir())
+    sums = {file.name: checksum(file) for file in files if file.name != CHECKSUMS}
     write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
 
 
@@ -51,32 +52,25 @@ def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, fol
             raise SbkitError(f"{folder} is damaged: {name} has no checksum. Export it again.")
         if checksums[name] != hashlib.sha256(content).hexdigest():
             raise SbkitError(
-                f"{folder} is damaged: {name} is not what was written. Export it again."
+                pointer_sentence(folder / name)
+                or f"{folder} is damaged: {name} is not what was written. Export it again."
             )
 
 
 def find_damage(folder: Path) -> str | None:
-    """Describe the first file of a folder that differs from its checksum; None if all match.
+    """Describe the first listed file of a folder that differs from its checksum; None if all match.
 
-    Files in subfolders are not checked, nor hidden ones that are not listed: file managers and
-    network disks add `.DS_Store` or `.nfs0000`.
+    Other files are ignored: systems and editors leave `Thumbs.db`, `.nfs0000` or `~$model`.
     """
     expected = read_checksums(folder)
     if not expected:
         return f"its {CHECKSUMS} cannot be read"
-    for name in sorted(_files(folder) - expected.keys()):
-        if not name.startswith("."):
-            return f"{name} has no checksum"
     for name, digest in expected.items():
         if not (folder / name).is_file():  # reading a device would never end, a pipe never begin
             return f"{name} is missing"
         if checksum(folder / name) != digest:
             return f"{name} is not what was written"
     return None
-
-
-def _files(folder: Path) -> set[str]:
-    return {file.name for file in folder.iterdir() if not file.is_dir()} - {CHECKSUMS}
 
 
 def read_checksums(folder: Path) -> Mapping[str, str]:

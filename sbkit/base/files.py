@@ -5,7 +5,6 @@ A file is complete even after a kill or a power cut: it is written under another
 
 import errno
 import fcntl
-import glob
 import gzip
 import hashlib
 import json
@@ -28,6 +27,7 @@ from uuid import uuid4
 
 from sbkit.base.errors import CODE_FAULTS, SbkitError, translate
 
+TEMPORARY_NAMES = ".sbkit-*.tmp"  # of what is not whole yet
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 # After this time without a change, an unfinished folder is taken for that of a killed process.
@@ -37,6 +37,8 @@ FSYNC_REFUSALS = (
     *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
+LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
+POINTER_FAULT = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository."
 Fields = TypeVar("Fields")  # a dataclass
 
 
@@ -51,14 +53,36 @@ def os_errors_name(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def temporary_path(path: Path) -> Path:
+    """Return a new name beside a path, for what is renamed to it once it is whole.
+
+    The name is short, because the path's own may have 255 bytes. It is random, because a process id
+    is not unique: threads share it, and so may processes of two machines with a shared folder.
+    """
+    return path.with_name(TEMPORARY_NAMES.replace("*", uuid4().hex[:12]))
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left there under temporary names, if it is a day old."""
+    for path in folder.glob(TEMPORARY_NAMES):
+        if is_abandoned(path):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def write_bytes_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file, or its blocks one by one, under another name, then rename it.
 
     A reader sees the whole old file or the whole new one. If writing fails, the old file stays.
     """
-    # The name is random, because a process id is not unique: threads share it, and a process on
-    # another machine that writes to the same folder may have the same one.
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+    temporary = temporary_path(path)
     with os_errors_name(path):
         try:
             with temporary.open("wb") as file:
@@ -181,7 +205,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     Raises SbkitError if the parent folder cannot be written to. A later OSError, such as that of a
     full disk, names ``folder``.
     """
-    temporary = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
+    temporary = temporary_path(folder)
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
@@ -189,9 +213,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             f"{folder.parent} cannot be written to ({error.strerror}). Choose another folder; for "
             "prepared data, set SBKIT_CACHE."
         ) from error
-    for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        if is_abandoned(other):
-            shutil.rmtree(other, ignore_errors=True)
+    remove_abandoned(folder.parent)
     try:
         yield temporary
         _rename_if_first(temporary, folder)
@@ -329,6 +351,17 @@ def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool
         raise _unreadable(subject, path, getattr(error, "strerror", None) or str(error)) from error
 
 
+def pointer_sentence(file: Path | str) -> str | None:
+    """Say that a file which cannot be read is a pointer of git-lfs; None if it is none.
+
+    A clone without git-lfs has these in place of large files.
+    """
+    with suppress(OSError, ValueError), Path(file).open("rb") as content:
+        if content.read(len(LFS_VERSION)) == LFS_VERSION:
+            return f"{file} {POINTER_FAULT}"
+    return None
+
+
 def parsing_errors(
     file: Path | str, requirement: str, *, fix: str, is_json: bool = False
 ) -> AbstractContextManager[None]:
@@ -341,7 +374,8 @@ def parsing_errors(
         # Quote only the first sentence: torch's errors continue with bad advice.
         reason = " ".join(str(error).partition("\n")[0].partition(". ")[0].split())
         name = type(error).__name__
-        return f"{file} must {requirement}, but cannot be read ({name}: {reason}). {fix}"
+        fault = f"{file} must {requirement}, but cannot be read ({name}: {reason}). {fix}"
+        return pointer_sentence(file) or fault
 
     return translate(Exception, SbkitError, describe, passing=() if is_json else CODE_FAULTS)
 

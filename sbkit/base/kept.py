@@ -6,7 +6,6 @@ An input is plain data, or the digest of a file. A file that has its size and ti
 start has its digest, too; any other file is read again.
 """
 
-import glob
 import hashlib
 import io
 import json
@@ -25,7 +24,6 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self, TypeVar
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +33,10 @@ import pyarrow.compute as pc
 from sbkit.base.files import (
     fsync_path,
     fsync_tree,
-    is_abandoned,
+    remove,
+    remove_abandoned,
     task_lock,
+    temporary_path,
     write_bytes_atomically,
 )
 from sbkit.base.versions import code_identity
@@ -193,10 +193,8 @@ def remove_files_of_other_code(cache_folder: Path) -> None:
 
 def _replace(path: Path, make: Callable[[Path], None]) -> None:
     """Make a file or folder under another name, and rename it once it is whole."""
-    for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        if is_abandoned(other):  # by a killed process
-            remove(other)
-    unfinished = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+    remove_abandoned(path.parent)
+    unfinished = temporary_path(path)
     try:
         make(unfinished)
         (fsync_tree if unfinished.is_dir() else fsync_path)(unfinished)
@@ -205,14 +203,6 @@ def _replace(path: Path, make: Callable[[Path], None]) -> None:
         unfinished.replace(path)
     finally:
         remove(unfinished)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 # Files

@@ -17,17 +17,21 @@ the list of `sbkit.bundle.allowed` are built.
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from sbkit.audio.io import Samples, to_samples
+from sbkit.audio.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parsing_errors
 from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
+from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.bundle.task import Labels, Task, load_task
@@ -38,6 +42,7 @@ from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.words import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
+from sbkit.logs.progress import ping
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.word import Word
@@ -136,11 +141,33 @@ class Bundle(BundleContents):
         )
 
     def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:
-        """Run the encoder on clips (S,) int16, in one batch."""
+        """Run the encoder on clips as `encode` does."""
         return [
             self.decoder_input(encoded, samples=len(clip))
-            for encoded, clip in zip(self.model.encode(clips), clips, strict=True)
+            for encoded, clip in zip(self.encode(clips), clips, strict=True)
         ]
+
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        """Run the encoder on clips (S,) in one batch; on a longer one than a segment, in segments.
+
+        Every way from a clip to log-probabilities leads through here: Whisper's encoder has
+        positions for 30 s only, and a test refuses other calls.
+        """
+        rate = self.config.sample_rate
+        longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
+        if all(len(clip) <= longest for clip in clips):
+            return self.model.encode(clips)
+        segmenter = Segmenter(rate, self.model.samples_per_frame)
+        return [
+            encode_in_segments(clip, segmenter, self.tokenizer.silent, self._encode_segment)
+            if len(clip) > longest
+            else self.model.encode([clip])[0]
+            for clip in clips
+        ]
+
+    def _encode_segment(self, segment: Segment) -> Encoded:
+        ping("test")
+        return self.model.encode([segment.samples])[0]
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""
@@ -148,7 +175,7 @@ class Bundle(BundleContents):
         clips = [*map(to_samples, clips)]
         return [
             aligner.align(encoded.log_probs, self.tokenizer.encode(text), samples=len(clip))
-            for clip, encoded, text in zip(clips, self.model.encode(clips), texts, strict=True)
+            for clip, encoded, text in zip(clips, self.encode(clips), texts, strict=True)
         ]
 
     def decoder_input(self, encoded: Encoded, *, samples: int, start: float = 0.0) -> DecoderInput:
@@ -266,6 +293,28 @@ class Bundle(BundleContents):
         self.task.require_prediction("text", command="transcribe")
         tokenizer: Tokenizer = self.labels
         return tokenizer
+
+
+def encode_in_segments(
+    clip: Samples,
+    segmenter: Segmenter,
+    silent: Collection[int],
+    encode: Callable[[Segment], Encoded],
+) -> Encoded:
+    """Run a model on the segments of a clip (S,), and join its outputs to those of one clip."""
+    parts: list[Encoded] = []
+    skipped = 0  # frames of the segment that belong to the previous one
+    for segment in segmenter.split([clip]):
+        encoded = encode(segment)
+        end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
+        parts.append(encoded.part(skipped, end))
+        skipped = skipped_by_next
+    log_probs = np.concatenate([part.log_probs for part in parts])
+    if parts[0].states is None:
+        return Encoded(log_probs)
+    import torch
+
+    return Encoded(log_probs, torch.cat([part.states for part in parts]))
 
 
 def read_bundle(

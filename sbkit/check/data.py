@@ -16,7 +16,7 @@ from sbkit.audio.segments import longest_whole
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.checked_run import CheckedRun, Finding
-from sbkit.data.changes import DELETED, DIGITS, NULL_WORDS, OTHER_SCRIPTS, REPLACED, SYMBOLS, TAGS
+from sbkit.data.changes import FIXES, REPLACED
 from sbkit.data.columns import find_split_column, role_of
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.report import Facts, measure_data
@@ -35,7 +35,6 @@ from sbkit.models.encoder import head_size, make_encoder
 from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.normalization import languages_with
-from sbkit.text.verbalize import languages_with_numbers
 
 TRAIN = "train"
 MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
@@ -51,21 +50,6 @@ MAX_REPLACED_SHARE = 0.001
 MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
 MAX_SHOWN_TEXT = 60  # characters of a transcript in a finding
 MAX_LISTED_CHARACTERS = 10
-FIXES = {  # of kinds of changes: the key that decides, and what to do
-    DIGITS: (
-        "text",
-        "Write numbers as they are spoken, or set `text: {numbers: spell}`, which reads "
-        f"{', '.join(languages_with_numbers())}.",
-    ),
-    SYMBOLS: ("language", "Write symbols that are read aloud as words."),
-    TAGS: ("keep_tags", "Set `keep_tags: [NAME]` for those that the model shall write."),
-    OTHER_SCRIPTS: (
-        "language",
-        "Replace letters that only look like others, and write foreign words as they are spoken.",
-    ),
-    DELETED: ("language", "Nothing needs to be done about invisible marks of the layout."),
-    NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is not known."),
-}
 MAX_MIX_FAULT_SHARE = 0.02  # clips of a set whose channels should not be mixed
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
@@ -316,7 +300,15 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
         first, second = shared["splits"]
         count = shared["values"]
         is_only_speaker = noun == "speaker" and facts["speakers"] == 1  # who must be in all splits
-        if noun and count and not is_only_speaker:
+        if first == second:
+            yield run.note(
+                "data_folder",
+                problem=f"{count:,} of {plural(shared['of'], 'clip')} in {first} "
+                f"{'is a copy' if count == 1 else 'are copies'} of another one there: "
+                f"{listed(shared['examples'], max_names=MAX_LISTED_IDS)}",
+                fix="Keep each clip once, with the text that is right.",
+            )
+        elif noun and count and not is_only_speaker:
             yield run.finding(
                 "data_folder",
                 problem=f"{count:,} of {plural(shared['of'], noun)} in {second} "

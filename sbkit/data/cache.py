@@ -77,6 +77,7 @@ BLOCK_BYTES = 200_000_000  # most bytes of audio files in a block
 TEMPORARY_REASONS = ("missing", "unreachable")
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 COPY_BYTES = 1 << 20
+_MADE_FOLDERS, _TABLES = "[!.]*-*", "[!.]*.parquet"  # not lost+found, @eaDir, .Trash-1000, ._a
 PATH_MARK = "\0"  # stands for the path of a file in a verdict
 
 # Decoded audio
@@ -168,7 +169,8 @@ def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = Tru
         for row in rows:
             rows_of.setdefault(paths[row].removeprefix(f"{root}/"), []).append(row)
         files = file_digests(root, [*rows_of], read=read)
-        columns = {"root": [os.fsencode(root)] * len(rows_of), "name": map(os.fsencode, rows_of)}
+        roots_of = pa.repeat(os.fsencode(root), len(rows_of))
+        columns = {"root": roots_of, "name": map(os.fsencode, rows_of)}
         tables.append(pa.table({**columns, "digest": files.digests}, FILES))
         for index, (digest, of_file) in enumerate(
             zip(files.digests.to_pylist(), rows_of.values(), strict=True)
@@ -327,13 +329,13 @@ class _CachedShards:
 
     def _name(self, root: Path) -> str:
         """Return the name of the folder, in a cache, for the audio below ``root``."""
-        name = printable(f"{root.parent.name}-{root.name}").lstrip("-.")
-        return f"{AUDIO_FOLDER}/{name}-{_short_digest(str(root))}-{self._made_by}"
+        name = printable(f"{root.parent.name}-{root.name}".lstrip("-."))
+        return f"{AUDIO_FOLDER}/{name}-{_short_digest(printable(str(root)))}-{self._made_by}"
 
     def read_new(self, root: Path) -> None:
         """Read the tables for the audio below ``root`` that were not read yet."""
         for cache in caches():
-            self._read_tables((cache / self._name(root)).glob("*.parquet"))
+            self._read_tables((cache / self._name(root)).glob(_TABLES))
 
     def read_others(self, digests: set[str], roots: Sequence[Path]) -> None:
         """Read the tables for other folders that have some of these clips.
@@ -343,7 +345,7 @@ class _CachedShards:
         for cache in caches():
             for folder in sorted(cache.glob(f"{AUDIO_FOLDER}/*-{self._made_by}")):
                 count = len(self._tables)
-                self._read_tables(folder.glob("*.parquet"), digests)
+                self._read_tables(folder.glob(_TABLES), digests)
                 if len(self._tables) > count:
                     describe_folder(folder, *roots)
 
@@ -494,8 +496,8 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 def _extract(archive: Path, folder: Path) -> None:
     num_skipped = 0
-    failure = f"{archive} cannot be unpacked as a tar file"
-    with unpacking_errors(failure, fix="Download it again."), tarfile.open(archive) as tar:
+    failure = "cannot be unpacked as a tar file"
+    with unpacking_errors(archive, failure, fix="Download it again."), tarfile.open(archive) as tar:
         for member in iter_members(tar):
             if not member.isdir() and not _extract_member(tar, member, archive, folder):
                 num_skipped += 1
@@ -582,12 +584,13 @@ def list_entries(cache_folder: Path) -> list[CacheEntry]:
     # Extracted files first: once `prune_orphans` has removed them, the audio decoded from them is
     # an orphan, too.
     for name in (EXTRACTED_FOLDER, AUDIO_FOLDER):
-        for folder in sorted((cache_folder / name).glob("*")):
+        for folder in sorted((cache_folder / name).glob(_MADE_FOLDERS)):
             if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
                 is_superseded = name == AUDIO_FOLDER and not folder.name.endswith(_decoder_name())
                 entry = CacheEntry(folder, _read_corpora(folder), _size_of(folder), is_superseded)
                 entries.append(entry)
-    prepared = sorted((cache_folder / PREPARED_FOLDER).glob("*-*"), key=lambda f: f.stat().st_mtime)
+    made = filter(Path.is_dir, (cache_folder / PREPARED_FOLDER).glob(_MADE_FOLDERS))
+    prepared = sorted(made, key=lambda folder: folder.stat().st_mtime)
     newest = {folder.name.rsplit("-", 2)[0]: folder for folder in prepared}  # by their labels
     for folder in prepared:
         is_superseded = folder not in newest.values()

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import datasets
 
 from sbkit.data.splits import count_characters, read_texts
-from sbkit.text.normalization import is_spoken_symbol, normalize
-from sbkit.text.transcripts import count_dropped_tags, kept_tags, select_tags, unify_tags
+from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
+from sbkit.text.transcripts import count_dropped_tags, kept_tags, select_tags
+from sbkit.text.verbalize import languages_with_numbers
 
 DIGITS = "digits"
 SPELLED_DIGITS = "digits read as words"
@@ -20,8 +21,42 @@ TAGS = "dropped tags"
 REPLACED = "replaced letters"
 OTHER_SCRIPTS = "letters of another script"
 DELETED = "deleted characters"
+EDGES = "apostrophes left out at the edge of words"
+LOOK_ALIKES = "letters that look alike"
 NULL_WORDS = "words that often stand for a missing text"
-NULL_WORD = re.compile(r"(?i)\s*(nan|null|none|n/?a|#n/a|nil|\\n)\s*")  # without other words
+SPEAKERS = "names of speakers"
+SUBWORDS = "parts of words by another tool"
+FIXES = {  # of kinds of changes: the key that decides, and what to do
+    DIGITS: (
+        "text",
+        "Write numbers as they are spoken, or set `text: {numbers: spell}`, which reads "
+        f"{', '.join(languages_with_numbers())}.",
+    ),
+    SYMBOLS: ("language", "Write symbols that are read aloud as words."),
+    TAGS: ("keep_tags", "Set `keep_tags: [NAME]` for those that the model shall write."),
+    OTHER_SCRIPTS: (
+        "language",
+        "Replace letters that only look like others, and write foreign words as they are spoken.",
+    ),
+    LOOK_ALIKES: ("language", "Write one of them everywhere if they stand for one letter."),
+    EDGES: ("language", "Nothing needs to be done about quotes. Write letters as U+02BC (\u02bc)."),
+    DELETED: ("language", "Nothing needs to be done about invisible marks of the layout."),
+    SPEAKERS: ("data_folder", "Take them out, because they are trained as spoken words."),
+    SUBWORDS: ("data_folder", "Use the transcripts from before that tool."),
+    NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is not known."),
+}
+PATTERNS = {  # of kinds that are found in the transcripts as they are written
+    NULL_WORDS: re.compile(r"(?i)^\s*(?:nan|null|none|n/?a|#n/a|nil|\\n)\s*$"),
+    SPEAKERS: re.compile(r"^\s*(?:(?i:speaker|spk)[ _]?\w{1,3}|[A-Z]\d?):(?!\S)"),
+    # Marks of subword-nmt, WordPiece, sentencepiece and the .ltr files of fairseq.
+    SUBWORDS: re.compile(r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)"),
+}
+# Words with an apostrophe at one edge; at both edges it is a quotation mark.
+_EDGE_WORD = re.compile(
+    "(?<![\\w{0}])(?:[{0}]\\w+|\\w[\\w{0}]*[{0}])(?![\\w{0}])".replace("{0}", APOSTROPHES)
+)
+# Letters that CLDR's exemplar characters of no language have together.
+_PAIRS = ("يی", "كک", "şș", "ţț", "đð", "əǝ")
 UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # is read with its number
 MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for one of its own scripts
 EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # are written together
@@ -56,11 +91,18 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
             counts[kind][char] = count
     counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGITS]
+    for pair in _PAIRS:
+        if all(char in trained for char in pair):
+            counts[LOOK_ALIKES] += Counter({char: trained[char] for char in pair})
     for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some places only
         counts[DELETED][joiner] = written[joiner] - trained[joiner]
     for rows in batches():
         counts[TAGS] += count_dropped_tags((row.written for row in rows), tag_names)
-        counts[NULL_WORDS].update(r.written.strip() for r in rows if NULL_WORD.fullmatch(r.written))
+        for row in rows:
+            for kind, pattern in PATTERNS.items():
+                counts[kind].update(map(str.strip, pattern.findall(row.written)))
+            for word in _EDGE_WORD.findall(row.content):
+                counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
     positive_counts = {kind: positive for kind, count in counts.items() if (positive := +count)}
     return [
         {
@@ -94,7 +136,7 @@ def _read_transcripts(
 
 
 def _content(sentence: str, text: str, tag_names: Collection[str]) -> str:
-    content = unicodedata.normalize("NFC", select_tags(unify_tags(sentence), tag_names))
+    content = unicodedata.normalize("NFC", select_tags(sentence, tag_names))
     return content if any(map(str.isdecimal, text)) else UNIT.sub("", content)
 
 
@@ -140,14 +182,13 @@ def _find_example(
     tag_names: Collection[str],
 ) -> dict[str, str]:
     """Return a short transcript with a change, as written and as trained."""
-    pattern = re.compile("|".join(map(re.escape, sorted(counts))))
+    keys = sorted(key for key, _ in counts.most_common(MAX_LISTED_ITEMS))
+    pattern = PATTERNS.get(kind) or re.compile("|".join(map(re.escape, keys)))
 
     def has_change(row: Transcript) -> bool:
         if kind == TAGS:
             return bool(count_dropped_tags([row.written], tag_names))
-        if kind == NULL_WORDS:
-            return NULL_WORD.fullmatch(row.written) is not None
-        return pattern.search(row.content) is not None
+        return pattern.search(row.written if kind in PATTERNS else row.content) is not None
 
     matches = next(filter(None, ([*filter(has_change, rows)] for rows in batches)), [])
     row = min(matches, key=lambda row: len(row.written), default=Transcript("", "", ""))

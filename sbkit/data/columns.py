@@ -4,9 +4,12 @@ Names are compared without case, spaces and brackets: "Start Time (s)" is ``star
 column says is used; a column that looks like times or channels, but cannot be used, is named.
 """
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.audio.io import AudioPart, declared_seconds
@@ -233,6 +236,11 @@ def parse_time(text: str) -> float:
     return seconds
 
 
+@lru_cache(maxsize=1000)
+def _seconds_of(path: str, time: int) -> float:  # of a file with many parts, unless it changes
+    return declared_seconds(path)
+
+
 def parse_part(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:
     """Return the part of a file at times in seconds; the whole file if all are empty.
 
@@ -255,7 +263,8 @@ def parse_part(path: str, start: str, length: str, end: str, channel: str) -> Au
     if not (first >= 0 and first + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
         times = f"{first:g} to " + ("the end" if is_open else f"{last:g} s")
         return Excluded("", INVALID_PART, f"{times} of {name}")
-    seconds = declared_seconds(path)
+    is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
+    seconds = _seconds_of(path, Path(path).stat().st_mtime_ns) if is_file else 0.0
     # Without a start, a rounded length must not cut words.
     is_rounded = not start.strip() and seconds - last <= max(MAX_ROUNDING, last / 10)
     # Some corpora keep the times that clips, which are cut already, had in a recording.

@@ -270,7 +270,7 @@ def deal_speakers(
     if fill and len(speakers) <= len(shares):
         raise DataError(
             f"{source} has {len(speakers)} of the {len(shares) + 1} speakers that it takes to "
-            "choose splits. Write the splits into its column `split`."
+            "choose splits. Write the splits into its column `split`, or fewer in `split_shares`."
         )
     splits, ends = [*shares, RELEASE_SPLITS[0]], [*accumulate(shares.values())]
     in_order = sorted(speakers, key=_position)

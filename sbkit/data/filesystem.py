@@ -16,7 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from sbkit.base.errors import CODE_FAULTS, DataError, translate
-from sbkit.base.files import os_errors_name, write_bytes_atomically
+from sbkit.base.files import os_errors_name, pointer_sentence, write_bytes_atomically
 
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -182,12 +182,13 @@ def disk_errors(location: Path | str) -> AbstractContextManager[None]:
     return translate(OSError, DataError, describe)
 
 
-def unpacking_errors(failure: str, *, fix: str) -> AbstractContextManager[None]:
-    """Turn errors of tarfile and its decompressors into DataError: "FAILURE (ERROR). FIX"."""
+def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractContextManager[None]:
+    """Turn errors of tarfile and its decompressors into DataError: "FILE FAILURE (ERROR). FIX"."""
 
     def describe(error: Exception) -> str | None:
         is_of_system = isinstance(error, OSError) and error.errno is not None
-        return None if is_of_system else f"{failure} ({str(error)[:200]}). {fix}"
+        fault = f"{file} {failure} ({str(error)[:200]}). {fix}"
+        return None if is_of_system else pointer_sentence(file) or fault
 
     return translate(UNPACKING_ERRORS, DataError, describe)
 

@@ -103,9 +103,9 @@ def _read_recordings(folder: Path) -> dict[str, Row]:
     for _, id, path in lines:
         # Kaldi's scripts run in a folder above, to which paths are relative.
         files = (str(base / path) for base in (folder, *folder.parents))
-        audio = next(filter(os.path.isfile, files), path)
-        rows[id] = {PATH_COLUMNS[0]: audio}
-        is_side = num_recordings[path] > 1 or has_channel(audio, 1)
+        source = next(filter(os.path.isfile, files), path)
+        rows[id] = {PATH_COLUMNS[0]: source}
+        is_side = num_recordings[path] > 1 or has_channel(source, 1)
         if id in channels and is_side:
             rows[id][CHANNEL_COLUMNS[0]] = channels[id]
     return rows

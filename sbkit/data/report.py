@@ -28,7 +28,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.changes import find_changes
-from sbkit.data.manifest import DURATION_COLUMN, Excluded, parse_durations
+from sbkit.data.manifest import DURATION_COLUMN, Excluded, hash_texts, parse_durations
 from sbkit.data.mix import sources_of
 from sbkit.data.prepared import measure_once
 from sbkit.data.shard import AUDIO, MAX_DURATION_ERROR, read_clips
@@ -273,7 +273,19 @@ def _group_excluded(excluded: Sequence[Excluded]) -> Iterator[Facts]:
 
 
 def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
-    """Count the values that two splits share, by column."""
+    """Count the clips that a split has again, and the values that two splits share, by column."""
+    for name, split in named.items():
+        keys = [hash_texts(_audio_keys(columns)) for columns in batch_columns(split, AUDIO)]
+        _, first_rows = np.unique(np.concatenate([np.empty(0, np.int64), *keys]), return_index=True)
+        copies = np.setdiff1d(np.arange(len(split)), first_rows)
+        if len(copies):
+            yield {
+                "splits": [name, name],
+                "column": "audio",
+                "values": len(copies),
+                "of": len(split),
+                "examples": [*split.select(copies[:MAX_EXAMPLES])["id"]],
+            }
     columns = [
         c for c in SHARED_COLUMNS if all(c in split.column_names for split in named.values())
     ]

@@ -1,14 +1,17 @@
 """Read the sentences of texts for language models: lines, or the transcripts of tables."""
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from fsspec.utils import infer_compression
 
+from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.data.columns import ID_COLUMNS, PATH_COLUMNS, TEXT_COLUMNS, find_column, find_columns
 from sbkit.data.sources import read_rows
@@ -23,6 +26,7 @@ from sbkit.text.normalization import Orthography
 from sbkit.text.transcripts import transcript_normalizer
 
 TABLE_SUFFIXES = {".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", ".parquet"}
+MAX_COMPARED_LINES = 100
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,7 @@ def read_sentences(
         if _is_table(file, options.encoding):
             lines: Iterable[str] = _read_transcripts(file, options)
         else:
+            _check_no_ids(file, options.encoding)
             lines = read_lines(file, options.encoding)
         yield from filter(None, map(normalize, lines))
 
@@ -58,6 +63,17 @@ def _is_table(file: Path, encoding: str | None) -> bool:
     return first.startswith('{"') or bool(text and other)
 
 
+def _check_no_ids(file: Path, encoding: str | None) -> None:
+    """Raise DataError if lines begin with ids: distinct words with digits, as in Kaldi's `text`."""
+    lines = islice(filter(str.strip, read_lines(file, encoding)), MAX_COMPARED_LINES)
+    words = [line.split(maxsplit=1)[0] for line in lines]
+    if len({*words}) == len(words) > 2 and all(re.search(r"\d", word) for word in words):
+        raise DataError(
+            f"{file}: each line has an id, such as {words[0]}, which would be learned. Name the "
+            f"folder of a corpus, or take them out: awk '{{$1=\"\"}}1' {file} > sentences.txt"
+        )
+
+
 def _read_transcripts(file: Path, options: TableOptions) -> list[str]:
     table, options = read_rows(file, options)
     if table.excluded:
@@ -66,5 +82,5 @@ def _read_transcripts(file: Path, options: TableOptions) -> list[str]:
     # The column of the manifests, if the table has it, too.
     if not find_columns(table.rows.column_names, options.text_column or "", ()):
         options = replace(options, text_column=None)
-    table = replace(table, rows=fill_from_other_columns(table.rows, options))
+    table = fill_from_other_columns(table, options)
     return read_text_column(table, require_text_column(table, options.text_column or None))

@@ -6,12 +6,15 @@ URL. They are read in batches, because such a corpus may fit neither into memory
 
 import hashlib
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import IOBase
-from pathlib import Path
+from itertools import product
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,13 +24,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sbkit.audio.io import SUFFIXES as AUDIO_SUFFIXES
 from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import parsing_errors, write_bytes_atomically
+from sbkit.base.files import parsing_errors, pointer_sentence, write_bytes_atomically
 from sbkit.base.kept import caches, default_cache, find_kept
+from sbkit.base.messages import listed
 from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
 from sbkit.data.columns import (
     PATH_COLUMNS,
+    ROLE_OF,
     SPEAKER_COLUMNS,
     TEXT_COLUMNS,
     find_column,
@@ -46,14 +52,26 @@ from sbkit.data.tables import (
     is_missing,
     join_tables,
     locate,
+    note_once,
     read_objects,
     read_table,
     to_manifest,
 )
 from sbkit.data.tars import TAR_SUFFIXES, nemo_manifest, read_tar
 
-DATASET_FILES = ("state.json", "dataset_dict.json")
 TABLE_SUFFIXES = (".parquet", ".jsonl")
+FOLDER_MARKS = ("/state.json", "/wav.scp")  # in a saved dataset and in a folder of Kaldi
+TABLE_NAME = re.compile(
+    r"\.(parquet|tar|tar\.gz|tgz|(jsonl|csv|tsv|json)(\.gz|\.bz2|\.xz|\.zst)?)$|/wav\.scp$"
+)
+# A role in a name; see https://huggingface.co/docs/hub/datasets-file-names-and-splits
+ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
+TEXT_ENDINGS = (".normalized.txt", ".txt", ".lab")  # of LibriTTS, VCTK and HTK, beside a clip
+TEXTS_TO_TABLE = (
+    r"(printf 'path\tspeaker\tsentence\n'; find * -name '*AUDIO' | while read -r f; do "
+    r"""printf '%s\t%s\t%s\n' "$f" "${f%%/*}" "$(tr -s '[:space:]' ' ' < "${f%AUDIO}TEXT")"; """
+    "done) > metadata.tsv"
+)
 TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 
@@ -90,10 +108,18 @@ def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]
     if metadata := find_metadata(source):
         return read_table(metadata, options.encoding), options
     if source.is_dir():
+        for clip, ending in product(source.rglob("*"), TEXT_ENDINGS):
+            if clip.suffix in AUDIO_SUFFIXES and clip.with_suffix(ending).is_file():
+                command = TEXTS_TO_TABLE.replace("AUDIO", clip.suffix).replace("TEXT", ending)
+                raise DataError(
+                    f"{source} has texts beside its clips. Write its table: cd "
+                    f"{shlex.quote(str(source))} && {command}",
+                    where=str(source),
+                )
         raise DataError(
             f"{source} is neither a data folder of Kaldi (wav.scp and text), nor a dataset of "
-            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file in "
-            "it.",
+            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file or "
+            "folder in it.",
             where=str(source),
         )
     return read_table(source, options.encoding), options
@@ -110,7 +136,7 @@ def find_metadata(folder: Path) -> Path | None:
 
 def is_arrow_dataset(source: Path) -> bool:
     """Check whether a source is a dataset of ``save_to_disk``, or a parquet file."""
-    return source.suffix == ".parquet" or any((source / file).is_file() for file in DATASET_FILES)
+    return source.suffix == ".parquet" or (source / "state.json").is_file()
 
 
 def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
@@ -118,12 +144,6 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
 
     Audio bytes in the dataset are written to files in the cache.
     """
-    if (source / "dataset_dict.json").is_file():
-        names = sorted(file.name for file in source.iterdir() if file.is_dir())
-        raise DataError(
-            f"{source} has the splits {', '.join(names)}, but a manifest is one split. Name one of "
-            f"them, such as {source / names[0] if names else source}."
-        )
     datasets.disable_progress_bars()
     # Paths in a table are relative to the folder of its file. A dataset is a folder and has no such
     # file, so the name "data" stands in for it.
@@ -144,8 +164,9 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
     # An ArrowTypeError is a TypeError, and `datasets` takes what it needs from JSON files.
     except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise DataError(
-            f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]}). "
-            "Save it again."
+            pointer_sentence(source)
+            or f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]})."
+            " Save it again."
         ) from error
 
 
@@ -351,10 +372,42 @@ class TableFolders:
 
 def list_tables(source: str) -> list[str]:
     """Return the tars at a URL or in a folder; if there are none, parquet and JSON Lines files."""
-    files = Storage(source).list_files((*TABLE_SUFFIXES, *TAR_SUFFIXES))
+    return _choose_tables(Storage(source).list_files((*TABLE_SUFFIXES, *TAR_SUFFIXES)))
+
+
+def _choose_tables(files: Sequence[str]) -> list[str]:
+    """Return the tars, or else the tables; JSON, which may describe these, if it is alone."""
     tars = [file for file in files if file.endswith(TAR_SUFFIXES)]
     # The other fields of Lhotse Shar are features, for example.
-    return [file for file in tars if cuts_of_tar(file)] or tars or files
+    shar = [file for file in tars if cuts_of_tar(file)]
+    tables = [file for file in files if not re.search(r"\.json(\.\w+)?$", file)]
+    return shar or tars or tables or [*files]
+
+
+def find_splits(source: str) -> dict[str, list[str]]:
+    """Return the tables, tars and data folders in a folder or at a URL, by the role in their name.
+
+    The names of folders count first, and one with two roles does not. A source that is one table
+    or data folder has no roles.
+    """
+    if "://" not in source and (not Path(source).is_dir() or find_metadata(Path(source))):
+        return {}
+    storage = Storage(source)
+    depth = len(PurePosixPath(storage.folder or storage.url).parts)
+    files = {file for file in storage.list_files([""]) if TABLE_NAME.search(file)}
+    folders = {file.rpartition("/")[0] for file in files if file.endswith(FOLDER_MARKS)}
+    inside = tuple(f"{folder}/" for folder in folders)  # such as split8/1/wav.scp of Kaldi
+    by_role: dict[str, list[str]] = {}
+    for path in sorted(path for path in folders | files if not path.startswith(inside)):
+        names = PurePosixPath(path).parts[depth:]
+        roles = [{ROLE_OF[word] for word in ROLE_NAME.findall(name.lower())} for name in names]
+        role = next((min(named) for named in roles if len(named) == 1), "")
+        if not any(name.startswith(".") for name in names):
+            by_role.setdefault(role, []).append(path)
+    others = [path for path in by_role.pop("", []) if not path.endswith(".json")]
+    if by_role and others:
+        note_once(f"note: {source}: {listed(others)} left out: the names tell no split.")
+    return {role: _choose_tables(paths) for role, paths in by_role.items()}
 
 
 def file_version(file: str) -> str:

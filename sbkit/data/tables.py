@@ -32,6 +32,7 @@ from sbkit.audio.containers import AudioError
 from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, plural
 from sbkit.data.columns import (
     CHANNEL_COLUMNS,
@@ -75,6 +76,14 @@ BATCH_ROWS = 50_000  # of JSON Lines
 SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
+PARTS = "Write a table with a row for each part: path, start, end and sentence."
+OTHER_FORMATS = {  # by ending: what a user takes for a table, and what to do
+    (".xlsx", ".xlsm", ".xls", ".ods", ".numbers"): "a workbook. Save it as CSV UTF-8.",
+    (".stm", ".ctm"): f"a transcript of NIST's scoring. {PARTS}",
+    (".srt", ".vtt"): f"subtitles. {PARTS}",
+    (".textgrid",): f"an annotation of Praat. {PARTS}",
+    (".eaf",): f"an annotation of ELAN. {PARTS}",
+}
 COLUMN_KEYS = ("path_column", "text_column")  # of a YAML
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
@@ -263,10 +272,10 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
     """Read lines "ID|TEXT", or "ID|WRITTEN|TEXT", with the audio in wavs/ID.wav."""
-    header = "path|text|sentence" if first.count("|") > 1 else "path|sentence"
+    header = "path|written|sentence" if first.count("|") > 1 else "path|sentence"
     table = _Delimited(file, encoding, header, number - 1, is_quoted=False).read()
     rows = table.rows
-    if "text" in rows.column_names:
+    if "written" in rows.column_names:
         starts = [pc.utf8_lower(pc.utf8_slice_codeunits(rows[c], 0, 1)) for c in rows.column_names]
         if 2 * pc.sum(pc.equal(starts[1], starts[2])).as_py() < len(rows):
             raise DataError(
@@ -274,12 +283,19 @@ def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
                 "header, such as path|text|speaker, and paths such as wavs/ID.wav.",
                 where=f"{file}:{number}",
             )
+        spoken = pc.if_else(pc.equal(rows["sentence"], ""), rows["written"], rows["sentence"])
+        rows = rows.set_column(2, "sentence", spoken)
     paths = pc.binary_join_element_wise("wavs/", rows["path"], ".wav", "")
     return replace(table, rows=rows.set_column(0, "path", paths))
 
 
 def _encoding_of(file: Path, declared: str | None) -> str:
-    """Return the declared encoding, or what a byte order mark says."""
+    """Return the declared encoding, or what a byte order mark says; refuse what is no text."""
+    for endings, fault in OTHER_FORMATS.items():
+        if file.name.lower().endswith(endings):
+            raise DataError(f"{file} is no table, but {fault}", where=str(file))
+    if pointer := pointer_sentence(file):
+        raise DataError(pointer, where=str(file))
     try:
         if declared and codecs.lookup(declared).name != "utf-8":
             return declared
@@ -562,8 +578,8 @@ def to_manifest(
     path = _require_column(table, options.path_column, PATH_COLUMNS, "path_column")
     text = "" if options.text_column is False else require_text_column(table, options.text_column)
     id = find_column(table.rows.column_names, None, ID_COLUMNS) or ""
-    rows = fill_from_other_columns(table.rows, options)
-    table = replace(table, rows=rows)
+    table = fill_from_other_columns(table, options)
+    rows = table.rows
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
     part, channel = _find_position(table)
@@ -651,7 +667,7 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
         unused += [channel] if values else []
         channel = ""
     if unused:
-        _note_once(
+        note_once(
             f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
             "The times of a part are start and end, or offset and duration, in seconds; a channel "
             "is a number from 0."
@@ -660,24 +676,35 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
 
 
 @lru_cache(maxsize=1000)
-def _note_once(text: str) -> None:  # of a table, which may be read in batches
-    logger.info(text)
+def note_once(note: str) -> None:
+    """Log a note of a table, which is read for each split, once."""
+    logger.info(note)
 
 
-def fill_from_other_columns(rows: pa.Table, options: TableOptions) -> pa.Table:
-    """Fill the missing paths, texts and speakers of rows from other columns with usual names."""
+def fill_from_other_columns(table: Table, options: TableOptions) -> Table:
+    """Fill missing paths, texts and speakers from other columns with usual names.
+
+    Texts and speakers that differ in a row are different facts, which are not mixed.
+    """
+    rows = table.rows
     usual_columns = [(options.path_column, PATH_COLUMNS), (None, SPEAKER_COLUMNS)]
     if options.text_column is not False:
         usual_columns.append((options.text_column, TEXT_COLUMNS))
     for name, usual in usual_columns:
         columns = find_columns(rows.column_names, name, usual)
-        if len(columns) > 1:
-            values = [
-                pc.if_else(pc.equal(rows[column], ""), None, rows[column]) for column in columns
-            ]
+        for other in columns[1:]:
+            first, second = (
+                pc.if_else(pc.equal(rows[column], ""), None, rows[column])
+                for column in (columns[0], other)
+            )
+            if usual != PATH_COLUMNS and pc.any(pc.not_equal(first, second)).as_py():
+                note_once(f"note: {table.file}: {other} differs from {columns[0]}, which is taken.")
+                continue
+            if usual == TEXT_COLUMNS and pc.any(pc.less(first.is_null(), second.is_null())).as_py():
+                note_once(f"note: {table.file}: {other} is taken where {columns[0]} is empty.")
             index = rows.column_names.index(columns[0])
-            rows = rows.set_column(index, columns[0], pc.coalesce(*values))
-    return rows
+            rows = rows.set_column(index, columns[0], pc.coalesce(first, second))
+    return replace(table, rows=rows)
 
 
 def _find_clips(
@@ -720,7 +747,9 @@ def _find_clips(
         rows = rows.take(pa.array(indices, "int64"))
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
     if part_names.start and parts and all(part.is_whole for part in parts):
-        _note_once(f"{table.file}: each file lasts as long as its part, so it is read whole.")
+        note_once(
+            f"{table.file}: each file lasts as long as its part, so the files are read whole."
+        )
     if not all(part.is_file for part in parts):
         clips |= part_columns(parts)
     return clips, rows

@@ -116,7 +116,7 @@ def read_tar(
 def _read_samples(file: str) -> Iterator[Sample]:
     group_by_keys = require_package("webdataset", extra="corpora").tariterators.group_by_keys
     with (
-        unpacking_errors(f"{file} is damaged, or not a tar file", fix="Copy it again."),
+        unpacking_errors(file, "is damaged, or not a tar file", fix="Copy it again."),
         fsspec.open(file, "rb") as stream,
         tarfile.open(fileobj=stream, mode="r|*", tarinfo=_CheckedMember) as tar,
     ):
@@ -148,7 +148,7 @@ def _read_sample(
         return
     if len(audio) != 1:
         reason = "several audio files" if audio else "no audio file"
-        yield Excluded(name, reason, f"a name ends at its first dot: {', '.join(suffixes)} follow")
+        yield Excluded(name, reason, f"it consists of {', '.join(suffixes)}")
         return
     path = {PATH_COLUMNS[0]: str(write_audio(sample[audio[0]], f"{name}.{audio[0]}"))}
     if rows_of_member is not None:

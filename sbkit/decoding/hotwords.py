@@ -7,6 +7,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ PHRASE_REWARD = 2.0
 LETTER_REWARD = 1.2
 MAX_REWARDED_LETTERS = 10  # of a phrase
 MAX_LIST_BYTES = 1 << 24
-FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # no phrase ends like this
+FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".lst", ".list")  # of no phrase
 
 
 def read_hotwords(source: str) -> list[str]:
@@ -29,16 +30,13 @@ def read_hotwords(source: str) -> list[str]:
 
     The name of a folder counts as a phrase. Raises SbkitError if the file is missing or unreadable.
     """
-    phrases = re.split("[,\n]", source)
-    if len(phrases) > 1:
-        return phrases
-    try:
-        is_file = Path(source).is_file()
-    except OSError:  # a phrase may be longer than the name of a file
-        is_file = False
-    if is_file or source.endswith(FILE_SUFFIXES):
-        return read_text_lines(Path(source), max_bytes=MAX_LIST_BYTES, subject="`hotwords`")
-    return phrases
+    file = Path(source)
+    is_file = source.lower().endswith(FILE_SUFFIXES) or source.startswith(("/", "./", "../", "~/"))
+    with suppress(OSError):  # phrases may be longer than the name of a file
+        is_file |= file.is_file() or ("/" in source and file.parent.is_dir())
+    if is_file and "\n" not in source:
+        return read_text_lines(file, max_bytes=MAX_LIST_BYTES, subject="`hotwords`")
+    return re.split("[,\n]", source)
 
 
 def normalize_hotwords(

@@ -20,9 +20,15 @@ from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
 
-from sbkit.base.checksums import checksum, find_damage, write_checksums
+from sbkit.base.checksums import (
+    CHECKSUMS,
+    checksum,
+    find_damage,
+    read_checksums,
+    write_checksums,
+)
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import atomic_folder, fsync_tree, require_writable, to_json
+from sbkit.base.files import TEMPORARY_NAMES, atomic_folder, fsync_tree, require_writable, to_json
 from sbkit.base.imports import imported_modules, reading_data, source_of, user_sources
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
@@ -45,7 +51,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.provenance import make_provenance, read_json
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.formats import HUGGINGFACE, ParityReports, write_formats
+from sbkit.export.formats import HUGGINGFACE, WRITERS, ParityReports, write_formats
 from sbkit.export.model_card import (
     TRANSFORMERS,
     UNKNOWN_LICENSE,
@@ -174,16 +180,16 @@ def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
     """
     bundle = run / BUNDLE
     user_modules = modules_of_bundle(bundle)
-    earlier_formats = {path.name for path in bundle.iterdir()} - {*names}
     with replacing_bundle(bundle) as folder:
-        copy_files(bundle, folder, formats=earlier_formats)
+        copy_files(bundle, folder, formats=WRITERS.keys() - {*names})
         reloaded = load_bundle(folder, user_modules=user_modules)
         return write_formats(reloaded, run, folder, names, grid)
 
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
-    """Copy the files of a bundle, and these of its formats, but nothing that has a link."""
-    for path in bundle.iterdir():
+    """Copy the listed files of a bundle, and these of its formats, but nothing that has a link."""
+    names = {CHECKSUMS, *read_checksums(bundle), *formats}
+    for path in filter(lambda path: path.name in names, bundle.iterdir()):
         inner_paths = path.rglob("*") if path.name in formats else ()
         if path.is_symlink() or any(inner.is_symlink() for inner in inner_paths):
             logger.info(f"{path.name} is left out: a link may lead out of the bundle")
@@ -203,7 +209,7 @@ def set_decoder(
     language_models: the file of the decoder's language models; None for greedy decoding.
     """
     with replacing_bundle(out) as folder:
-        copy_files(bundle, folder, formats=[path.name for path in bundle.iterdir()])
+        copy_files(bundle, folder, formats=WRITERS)
         write_card_without_results(folder)
         _write_decoder(folder, fitted, language_models)
 
@@ -233,7 +239,7 @@ def require_replaceable(out: Path) -> None:
         return
     reason = None if (out / CONFIG_FILE).is_file() else "it is not a bundle"
     # An export lists the files of each folder that it writes in a checksum file there.
-    for folder in [out, *sorted(path for path in out.rglob("*") if path.is_dir())]:
+    for folder in filter(Path.is_dir, [out, *(out / name for name in WRITERS)]):
         if reason is None and (damage := find_damage(folder)) is not None:
             reason = f"in {folder.relative_to(out.parent)}, {damage}"
     if reason is not None:
@@ -247,8 +253,10 @@ def require_replaceable(out: Path) -> None:
 def replacing_bundle(out: Path) -> Iterator[Path]:
     """Yield an empty folder to fill, then rename it to ``out``; an unchanged bundle is replaced.
 
+    What is not the bundle's stays in ``out``.
+
     Raises:
-        SbkitError: ``out`` cannot be written, or contains anything but an unchanged bundle.
+        SbkitError: ``out`` cannot be written, or is neither empty nor an unchanged bundle.
     """
     require_writable(out.parent, option="out")
     with atomic_folder(out) as new:
@@ -257,8 +265,8 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
         # Checksums take seconds, so they are computed while the earlier bundle is in its place. A
         # kill between the two renames would leave it in the temporary folder.
         require_replaceable(out)
-        temporary = TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent)
-        with temporary as parent:
+        prefix, suffix = TEMPORARY_NAMES.split("*")
+        with TemporaryDirectory(prefix=prefix, suffix=suffix, dir=out.parent) as parent:
             earlier = Path(parent, out.name)
             try:
                 if out.exists():
@@ -268,6 +276,10 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
                 if earlier.exists() and not out.exists():
                     earlier.rename(out)
                 raise
+            names = {CHECKSUMS, *read_checksums(earlier), *WRITERS}
+            for path in earlier.iterdir() if earlier.exists() else ():
+                if path.name not in names and not (out / path.name).exists():
+                    path.rename(out / path.name)
 
 
 # The files of a bundle

@@ -2,9 +2,9 @@
 
 The folders of formats in a bundle:
 
-onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilities out; of a
-                 streaming model also `streaming.onnx`, a chunk with its state; of other tasks, a
-                 file for each of their graphs
+onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilities of `tokens.txt`
+                 out; of a streaming model also `streaming.onnx`, a chunk with its state; of other
+                 tasks, a file for each of their graphs
 sherpa-onnx/     `model.onnx` and `tokens.txt`
 huggingface/     a folder for transformers, of a model with a pretrained encoder
 speechbrain/     a folder for SpeechBrain's `EncoderASR`

@@ -22,6 +22,7 @@ from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric
+from sbkit.runtime.onnx_model import MIN_ONNXRUNTIME
 
 CARD_FILE = "README.md"
 FACTS_FILE = "card.json"
@@ -30,8 +31,7 @@ SBKIT, TRANSFORMERS = "sbkit", "transformers"
 FOLDERS_OF_ABSOLUTE_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")
 USES = {  # how to load a format, by the name of its folder
     "onnx": "onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
-    "int64, give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples` of "
-    "the metadata.",
+    "int64, give `log_probs` (B, U, V) of the tokens in `tokens.txt`, and `frame_lengths`.",
     "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
     'tokens="tokens.txt")`, or `from_omnilingual_asr_ctc` for a model with a pretrained encoder, '
     "computes the features that the model was trained with.",
@@ -99,7 +99,8 @@ def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) 
         keep_trailing_newline=True,
     )
     environment.filters |= {"printable": printable, "facts": _facts}
-    card = environment.get_template("card.md.j2").render(facts, library=library)
+    more = {"library": library, "min_onnxruntime": MIN_ONNXRUNTIME}
+    card = environment.get_template("card.md.j2").render(facts, **more)
     (folder / CARD_FILE).write_text(card, encoding="utf-8")
     if library == SBKIT:
         (folder / FACTS_FILE).write_text(to_json(facts, indent=1) + "\n", encoding="utf-8")

@@ -26,12 +26,12 @@ from sbkit.export.traced import (
     EXAMPLE_BATCH,
     NetworkModule,
     WaveformModel,
-    min_samples,
     quiet_exporters,
     trace,
 )
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
+    MIN_ONNXRUNTIME,
     MODEL_FILES,
     SETTINGS_JSON,
     WEIGHTS_SHA256,
@@ -42,7 +42,7 @@ from sbkit.runtime.onnx_model import (
 )
 from sbkit.runtime.torch_model import TorchBundle
 
-OPSET = 18  # 17 gives an invalid model; every runtime of the last years supports 18
+OPSET = 18  # 17 gives an invalid model
 MAX_INTEGER_MISMATCHES = 1e-3  # of all integers: a value between two may be rounded to either
 
 Proto = Any  # a message of the package onnx, which makes its classes at run time
@@ -70,11 +70,11 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             noise,
             torch.tensor([rate, rate * 3 // 4, rate // 2]),
         )
-        metadata_of_clips = metadata | {"min_samples": min_samples(program)}
+        metadata |= {"tokens": write_tokens(bundle, folder).name}
         outputs = ["log_probs", "frame_lengths"]
         model = make_onnx(program, ["audio", "audio_lengths"], outputs)
-        save_onnx(model, folder / MODEL_FILES["fp32"], metadata_of_clips)
-        _quantize(model, folder / MODEL_FILES["int8"], metadata_of_clips)
+        save_onnx(model, folder / MODEL_FILES["fp32"], metadata)
+        _quantize(model, folder / MODEL_FILES["int8"], metadata)
         for precision, file in MODEL_FILES.items():
             log_probs = OnnxModel((folder / file).read_bytes()).log_probs
             is_exact = precision == "fp32"
@@ -84,6 +84,14 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     if bundle.model.chunks is not None:
         candidates += _write_chunk(bundle, folder, metadata | asdict(bundle.model.chunks))
     return candidates
+
+
+def write_tokens(bundle: TorchBundle, folder: Path) -> Path:
+    """Write the names of a recognizer's tokens, as sherpa-onnx reads them, and return the file."""
+    file = folder / "tokens.txt"
+    names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: "<blk>"}
+    file.write_text("".join(f"{name} {id}\n" for id, name in names.items()), encoding="utf-8")
+    return file
 
 
 def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Proto:
@@ -117,10 +125,13 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
 
 
 def save_onnx(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
-    """Write a model with no other metadata than this."""
+    """Write a model that MIN_ONNXRUNTIME runs, with no other metadata than this."""
+    helper = require_package("onnx", extra="export").helper
+    # ONNX's table of versions (docs/Versioning.md): opset 18 came with IR version 8.
+    model.ir_version = helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.ClearField("metadata_props")
-    text = {name: str(value) for name, value in metadata.items()}
-    require_package("onnx", extra="export").helper.set_model_props(model, text)
+    facts = {**metadata, "min_onnxruntime": MIN_ONNXRUNTIME}
+    helper.set_model_props(model, {name: str(value) for name, value in facts.items()})
     file.write_bytes(model.SerializeToString())
 
 

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.lengths import length_mask
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
-from sbkit.export.onnx_format import make_onnx, save_onnx
+from sbkit.export.onnx_format import make_onnx, save_onnx, write_tokens
 from sbkit.export.parity import Candidate, RunBatch, join
-from sbkit.export.traced import EXAMPLE_BATCH, NetworkModule, trace
+from sbkit.export.traced import EXAMPLE_BATCH, NetworkModule, pad_short, trace
 from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
 from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
@@ -39,7 +40,6 @@ from sbkit.runtime.torch_model import TorchBundle
 MODEL_FILE = "model.onnx"
 FIRE_RED = "fire-red-asr-2-ctc"
 OMNILINGUAL = "omnilingual-asr-ctc"
-BLANK = "<blk>"  # sherpa-onnx finds the blank by this name
 N_MELS = 80  # of FIRE_RED
 SHERPA_EPS = 1e-5  # what sherpa-onnx adds to the variance of a clip; the encoder adds MODEL_EPS
 
@@ -51,7 +51,7 @@ def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         BundleError: sherpa-onnx cannot compute the features of the model.
     """
     recognizers = require_package("sherpa_onnx", extra="export").OfflineRecognizer
-    file, tokens_file = folder / MODEL_FILE, folder / "tokens.txt"
+    file = folder / MODEL_FILE
     features = bundle.model.network.encoder.modules.get("compute_features")
     body = getattr(features, "body", None)
     if type(features) is Fbank:
@@ -69,10 +69,7 @@ def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             "Leave the format out."
         )
     log_probs = write(bundle, file)
-    names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: BLANK}
-    tokens = "".join(f"{name} {id}\n" for id, name in names.items())
-    tokens_file.write_text(tokens, encoding="utf-8")
-    recognizer = load(model=str(file), tokens=str(tokens_file))
+    recognizer = load(model=str(file), tokens=str(write_tokens(bundle, folder)))
     return [
         Candidate(
             name=model_type,
@@ -101,6 +98,7 @@ class FeatureModel(NetworkModule):
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         encoder = self.network.encoder
+        x = pad_short(x, encoder.front_end.subsampling.then(encoder.backbone.subsampling))
         states, frames = encoder.encode_features(*encoder.features.module.remove_level(x, x_lens))
         return self.network.ctc_log_probs(states), frames
 
@@ -147,10 +145,12 @@ class SherpaNormalizedModel(NetworkModule):
         variance = audio.double().var(1, correction=0, keepdim=True)
         ratio = MODEL_EPS / SHERPA_EPS
         audio = audio * (variance + ratio * (1 - variance)).rsqrt().float()
-        lengths = torch.full_like(audio[:, 0], audio.shape[1], dtype=torch.int64)
-        states, _ = self.network.encoder.encode_features(audio.unsqueeze(-1), lengths)
+        lengths = torch.full_like(variance[:, 0], audio.shape[1], dtype=torch.int64)
+        audio = pad_short(audio, self.network.encoder.subsampling)
+        states, frames = self.network.encoder.encode_features(audio.unsqueeze(-1), lengths)
         log_probs: Tensor = self.network.ctc_log_probs(states)
-        return log_probs
+        # All zeros, of which the first is the largest, are the blank.
+        return log_probs * length_mask(frames, log_probs.shape[1], audio.device).unsqueeze(-1)
 
 
 def _write_omnilingual(bundle: TorchBundle, file: Path) -> RunBatch:

@@ -13,6 +13,7 @@ Words are UTF-8 without white space. SRILM's manual, ngram-format(5), describes 
 
 import math
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -48,7 +49,7 @@ def is_arpa(file: Path) -> bool:
                 "that it was made from.",
                 where=str(file),
             )
-        if line.strip() == DATA_HEADER:
+        if line.removeprefix(BOM_UTF8).strip() == DATA_HEADER:
             return True
     return False
 
@@ -95,7 +96,7 @@ class ArpaFile:
         """Return the next line that is not blank, or b"" at the end of the file."""
         for line in self._lines:
             self._line_number += 1
-            self._line = line.strip()
+            self._line = line.removeprefix(BOM_UTF8).strip()
             if self._line:
                 return self._line
         self._line = b""
@@ -140,8 +141,9 @@ class ArpaFile:
         """Read the next of the ``count`` n-grams of an order."""
         fields = self.next_line().split()
         try:
-            log10_prob = float(fields[0])
-            log10_backoff = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
+            log10_prob = max(float(fields[0]), LOG10_ZERO)  # tools also write -inf
+            has_backoff = len(fields) > order + 1
+            log10_backoff = max(float(fields[order + 1]), LOG10_ZERO) if has_backoff else 0.0
         except (ValueError, IndexError):
             log10_prob = log10_backoff = math.nan
         is_valid = log10_prob <= 0 and math.isfinite(log10_prob) and math.isfinite(log10_backoff)

@@ -39,7 +39,7 @@ from sbkit.export.export import (
     modules_of_bundle,
     write_bundle,
 )
-from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
+from sbkit.export.formats import PARITY_FILE, WRITERS, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
@@ -151,7 +151,7 @@ def write_and_load(
     has_models = fitted is not None and fitted.decoder is not None
     with atomic_folder(out) as folder:
         if weights.is_file() and weights.read_bytes() == files[WEIGHTS_FILE]:
-            copy_files(out, folder, formats=[path.name for path in out.iterdir()])
+            copy_files(out, folder, formats=WRITERS)
             (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)  # of another decoder
         write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
         bundle = load(folder, placement)

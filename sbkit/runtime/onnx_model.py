@@ -31,6 +31,7 @@ from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
 
 ONNX_FOLDER = "onnx"  # of a bundle
+MIN_ONNXRUNTIME = "1.17.1"  # for graphs: in sherpa-onnx's library for Android. sbkit needs a newer
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
 WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
 SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
@@ -57,7 +58,7 @@ class BatchLogProbs(NamedTuple):
 class OnnxModel:
     """A `RunnableModel`: a session that takes whole clips.
 
-    metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
+    metadata: of the file: sample_rate, samples_per_frame, blank, weights, tokens.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
     files: the name of the file in ``onnx/`` of a bundle, by precision.
     chunk_model: the model of chunks, if it was loaded, too.
@@ -74,6 +75,11 @@ class OnnxModel:
             SbkitError: onnxruntime or the device is missing, or cannot run the model.
         """
         onnxruntime = require_package("onnxruntime", extra="export")
+        if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+            raise DeviceError(
+                f"onnxruntime {onnxruntime.__version__} cannot say where it runs the nodes of a "
+                "graph. Upgrade onnxruntime, or onnxruntime-gpu."
+            )
         provider, provider_options = _parse_device(device)
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry(RECORD_PROVIDERS, "1")
@@ -96,8 +102,6 @@ class OnnxModel:
             ) from error
         self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
-        has_minimum = "min_samples" in self.metadata
-        self._min_samples = self.read_samples("min_samples") if has_minimum else 0
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
@@ -106,10 +110,7 @@ class OnnxModel:
 
     def log_probs(self, audio: Array, lengths: Array) -> BatchLogProbs:
         """Compute log-probabilities of audio between -1 and 1: (B, S), (B,) -> (B, U, V), (B,)."""
-        signal = audio.astype(np.float32, copy=False)
-        missing = self._min_samples - audio.shape[1]
-        padded = np.pad(signal, ((0, 0), (0, missing))) if missing > 0 else signal
-        return BatchLogProbs(*self.run(padded, lengths.astype(np.int64)))
+        return BatchLogProbs(*self.run(audio.astype(np.float32), lengths.astype(np.int64)))
 
     def run(self, *arrays: Array) -> list[Array]:
         """Run the graph on its inputs in their order, and return its outputs in their order."""

@@ -5,7 +5,7 @@ Legend: B clips, S samples, U frames, V tokens.
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sbkit.audio.io import Samples, to_samples
-from sbkit.audio.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, translate
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
@@ -31,9 +30,7 @@ from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.weights import check_fits, limit_parameters
-from sbkit.decoding.clips import DecoderInput
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.logs.progress import ping
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import NetworkState, streaming_network
@@ -353,26 +350,6 @@ class CompiledModel(TorchModel):
             return super().decoder_log_probs(states, tokens)
 
 
-def encode_in_segments(
-    clip: Samples,
-    segmenter: Segmenter,
-    silent: Collection[int],
-    encode: Callable[[Segment], Encoded],
-) -> Encoded:
-    """Run a model on the segments of a clip (S,), and join its outputs to those of one clip."""
-    parts: list[Encoded] = []
-    skipped = 0  # frames of the segment that belong to the previous one
-    for segment in segmenter.split([clip]):
-        encoded = encode(segment)
-        end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
-        parts.append(encoded.part(skipped, end))
-        skipped = skipped_by_next
-    return Encoded(
-        np.concatenate([part.log_probs for part in parts]),
-        torch.cat([part.states for part in parts]),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class TorchBundle(Bundle):
     """A bundle with its model in torch."""
@@ -382,27 +359,6 @@ class TorchBundle(Bundle):
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
         return self.model.predict([*map(to_samples, clips)])
-
-    def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:
-        """Run the encoder on clips in one batch; on a longer one than a segment, in segments."""
-        rate = self.config.sample_rate
-        longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
-        if all(len(clip) <= longest for clip in clips):
-            return super().decoder_inputs(clips)
-        segmenter = Segmenter(rate, self.model.samples_per_frame)
-
-        def encode(segment: Segment) -> Encoded:
-            ping("test")
-            return self.model.encode([segment.samples])[0]
-
-        inputs: list[DecoderInput] = []
-        for clip in clips:
-            if len(clip) <= longest:
-                inputs += super().decoder_inputs([clip])
-            else:
-                encoded = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
-                inputs.append(self.decoder_input(encoded, samples=len(clip)))
-        return inputs
 
 
 def _assemble(

@@ -1,6 +1,6 @@
 """OpenAI's API: read the fields of requests, and write answers in its form.
 
-Fields of the API that this server does not need are ignored.
+Fields that a request does not need are ignored; a session refuses those that it does not know.
 """
 
 import json
@@ -67,6 +67,9 @@ AUDIO_ENCODINGS = {
     "audio/pcmu": AudioEncoding("ULAW", rate=8_000, sample_bytes=1),
     "audio/pcma": AudioEncoding("ALAW", rate=8_000, sample_bytes=1),
 }
+# Fields of sessions that are accepted, though recognizers and detectors here have no such option.
+WITHOUT_EFFECT = ["noise_reduction", "delay", "threshold", "prefix_padding_ms"]
+WITHOUT_EFFECT += ["create_response", "interrupt_response"]
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
@@ -170,14 +173,14 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, fields: Json) -> Json:
+    def _drop_unused(cls, fields: Json) -> Json:
         """Take a null for a missing field; in ``turn_detection`` it means that there is none."""
         if not isinstance(fields, dict):
             return fields
         return {
             name: value
             for name, value in fields.items()
-            if value is not None or name == "turn_detection"
+            if (value is not None or name == "turn_detection") and name not in WITHOUT_EFFECT
         }
 
 
@@ -206,6 +209,8 @@ def parse_fields(fields_class: type[ParsedFields], fields: Json) -> ParsedFields
             raise ApiError(400, f"`{name}` is missing.", name) from None
         # Without "should", it is about an integer of thousands of digits.
         expected = first["msg"].partition(" should ")[2] or "have fewer digits"
+        if first["type"] == "extra_forbidden":
+            expected = "be left out of a session"
         message = f"`{name}` must {expected}, but is {repr(first['input'])[:100]}."
         raise ApiError(400, message, name) from None
 
@@ -265,7 +270,7 @@ class SpeechFields(Fields):
         return voice.get("id") if isinstance(voice, dict) else voice
 
 
-class AudioFormat(Fields):
+class AudioFormat(Fields, extra="forbid"):
     """The format of the audio that a session receives."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
@@ -280,7 +285,7 @@ class AudioFormat(Fields):
         return self
 
 
-class TranscriptionOptions(Fields):
+class TranscriptionOptions(Fields, extra="forbid"):
     """What a session transcribes."""
 
     model: str = ""
@@ -290,14 +295,14 @@ class TranscriptionOptions(Fields):
     keywords: Annotated[list[Phrases], Field(max_length=MAX_PROMPT_PHRASES)] = []
 
 
-class TurnDetection(Fields):
+class TurnDetection(Fields, extra="forbid"):
     """How the server finds the end of a turn."""
 
     type: Literal["server_vad"] = "server_vad"
     silence_duration_ms: Annotated[int, Field(ge=1, le=60_000)] | None = None
 
 
-class AudioInput(Fields):
+class AudioInput(Fields, extra="forbid"):
     """The options of a realtime session."""
 
     format: AudioFormat = AudioFormat()
@@ -344,13 +349,13 @@ class AudioInput(Fields):
         return recognizer
 
 
-class SessionAudio(Fields):
+class SessionAudio(Fields, extra="forbid"):
     """The audio of a session."""
 
     input: AudioInput = AudioInput()
 
 
-class SessionFields(Fields):
+class SessionFields(Fields, extra="forbid"):
     """The fields of a session that a client can change."""
 
     type: Literal["transcription"] = "transcription"

@@ -15,10 +15,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.types import ASGIApp
+from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from sbkit.base.messages import did_you_mean
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import (
@@ -54,6 +55,7 @@ from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
+PATHS = (TRANSCRIPTIONS, SPEECH, "/v1/realtime", "/v1/audio/voices", "/v1/models", "/health/ready")
 FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
 LONG_PART = "Part exceeded maximum size"  # Starlette 1.7 to 1.10 does not name the field
 CORS: Any = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
@@ -94,22 +96,21 @@ class Service:
             Route("/audio/voices", self._voices),
             Route("/models", self._models),
             Route("/models/{name:path}", self._one_model),
-            WebSocketRoute("/{path:path}", _no_socket),
         ]
+        strictly: Any = {"redirect_slashes": False, "default": _no_path}
         key_guard = [Middleware(KeyGuard, keys=keys)]
         routes = [
-            Mount("/v1", routes=api, middleware=key_guard),
+            Mount("/v1", Router(api, **strictly), middleware=key_guard),
             Route("/", self._page),
             Route("/card", self._card, middleware=key_guard),
             Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
-            WebSocketRoute("/{path:path}", _no_socket),
         ]
-        origin_guard = [Middleware(OriginGuard, origins=self.origins)]
+        origin_guard = [Middleware(OriginGuard, origins=self.origins, keys=keys)]
         cors = Middleware(CORSMiddleware, allow_origins=self.origins, **CORS)
         app = Starlette(
-            routes=[Mount("", routes=routes, middleware=origin_guard)],
+            routes=[Mount("", Router(routes, **strictly), middleware=origin_guard)],
             middleware=[cors] if self.origins else [],
             exception_handlers=HANDLERS,
         )
@@ -257,5 +258,7 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
         await asyncio.wait((work,))
 
 
-async def _no_socket(socket: WebSocket) -> None:
-    raise HTTPException(404)
+async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
+    """Raise ApiError, with the path that was probably meant."""
+    hint = did_you_mean(scope["path"].rstrip("/").lower(), PATHS)
+    raise ApiError(404, f"This server has no path {scope['path'][:100]}.{hint}")

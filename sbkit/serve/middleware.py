@@ -244,7 +244,7 @@ class Observer:
 
 
 class Keys:
-    """The API keys of a file with one key per line; there are none without a file."""
+    """The API keys of a file with one key per line, or a comment after #; none without a file."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -258,13 +258,13 @@ class Keys:
         lines = read_text_lines(
             self._file, max_bytes=MAX_KEY_FILE_BYTES, subject="`--api-key-file`"
         )
-        keys = [key for line in lines if (key := line.strip())]
+        keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
         if not keys:  # the server would be open to everyone
             raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one per line.")
         if not all(key.isascii() and key.isprintable() for key in keys):
             raise ConfigError(
-                f"A key of `--api-key-file {self._file}` has a letter such as ü, which clients "
-                "cannot send in a header. Write keys in ASCII."
+                f"A key of `--api-key-file {self._file}` has a character that clients cannot send "
+                "in a header, such as ü or a tab. Write keys in printable ASCII."
             )
         self.digests = [*map(_digest, keys)]
 
@@ -309,12 +309,14 @@ class OriginGuard:
     A browser sends the origin of a page with each POST and WebSocket; other programs send none. By
     DNS rebinding, a site can let its own name lead here, so that its pages have the server's
     origin. So a host name with a dot must be allowed; addresses and local names belong to no site.
+    If the server has keys, any host name will do, since no page of another site has a key.
 
     origins: allowed besides the server's own; ``*`` allows all.
     """
 
-    def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, *, origins: Sequence[str], keys: Keys) -> None:
         self._app = app
+        self._keys = keys
         self._origins = [origin.lower() for origin in origins]
         self._host_names = {_host_name(origin.partition("://")[2]) for origin in self._origins}
 
@@ -331,7 +333,7 @@ class OriginGuard:
             fix = f"`--allow-origin {origin or f'http://{host}'}` of the server would allow it."
             if origin not in ("", f"http://{host}", f"https://{host}", *self._origins):
                 raise ApiError(403, f"A page of {origin} may not use this server. {fix}")
-            if not self._is_allowed(_host_name(host)):
+            if not (self._keys.digests or self._is_allowed(_host_name(host))):
                 raise ApiError(403, f"This server is not called {host}. {fix}")
         await self._app(scope, receive, send)
 

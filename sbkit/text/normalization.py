@@ -18,7 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import from_plain
 from sbkit.text.languages import primary_language
 
-NORMALIZER_VERSION = 5  # increment it when the normalized text of any sentence changes
+NORMALIZER_VERSION = 6  # increment it when the normalized text of any sentence changes
 MAX_REWRITE_LENGTH = 1000  # characters of all replacements of a table
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -41,6 +41,8 @@ class Orthography:
     keep_case: bool = False
     punctuation: str = ""  # the marks that are kept
     numbers: str = ""  # the language in which digits become words; "" keeps digits
+    starts: str = ""  # before these letters, an apostrophe at the start of a word is a letter
+    ends: str = ""  # after these letters, one at the end of a word is
 
     @property
     def is_plain(self) -> bool:
@@ -51,6 +53,20 @@ class Orthography:
         """The table that keeps neither capitals nor punctuation."""
         return replace(self, keep_case=False, punctuation="")
 
+
+_TURNED_COMMA, _MODIFIER = "\N{MODIFIER LETTER TURNED COMMA}", "\N{MODIFIER LETTER APOSTROPHE}"
+_VOWELS = "aeiouáéíóúàèìòùāēīōūąęįǫåäü"
+# Letters of languages, before and after which an apostrophe at the edge of a word is a letter, too.
+# Those of uz, ha, haw, to, quc and nv are from CLDR's exemplar characters with an apostrophe.
+_EDGE_LETTERS = {
+    "uz": ("", "go"),
+    "mt ch so luo kln": ("", _VOWELS + "g"),  # Maltese "ta'", Somali "lo'", Dholuo "wang'"
+    "ha ff": ("y", ""),
+    "haw to sm ty rap rar wls fud": (_VOWELS, ""),
+    "quc cak kek yua mam tzh tzo ctu tzj ixl kjb jac poh acr toj mop": ("", _LATIN + _VOWELS),
+    "nv apw gwi tli crx": (_VOWELS, f"{_LATIN}{_VOWELS}ł\N{COMBINING ACUTE ACCENT}"),
+    "ami bnn ckv dru pwn pyu sxr szy tao tay trv tsu xnb xsy": (_LATIN, _LATIN),  # of Taiwan
+}
 
 ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "en": Orthography(_LATIN, rewrite={"&": " and ", "%": " percent "}),
@@ -69,34 +85,38 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     **dict.fromkeys(("tr", "az", "crh", "gag"), Orthography(rewrite={"I": _DOTLESS_I})),
     # Marks of stress, question and exclamation stand on a vowel within the word: "ինչո՞ւ".
     **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
-    # Geresh and gershayim, or the quotes typed for them, are part of words.
-    **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES)),
-    # Two letters of Uzbek end with this mark, for which people type other characters.
-    "uz": Orthography(rewrite={"\N{MODIFIER LETTER TURNED COMMA}": "'"}),
+    # Geresh and gershayim, or the quotes typed for them, are part of words; geresh also ends them.
+    **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES, ends="גזצץ")),
+    **{
+        language: Orthography("", "'", {_TURNED_COMMA: _MODIFIER}, starts=starts, ends=ends)
+        for languages, (starts, ends) in _EDGE_LETTERS.items()
+        for language in languages.split()
+    },
 }
 ANY_LANGUAGE = Orthography()
 UNSPACED = Orthography(spaces=False)
 
-_APOSTROPHES = (
-    "`\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}"
+APOSTROPHES = (
+    "'`\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}"
     "\N{ACUTE ACCENT}\N{SINGLE HIGH-REVERSED-9 QUOTATION MARK}\N{FULLWIDTH APOSTROPHE}"
 )
-_UNIFIED_APOSTROPHES = str.maketrans(dict.fromkeys(_APOSTROPHES, "'"))
+_UNIFIED_APOSTROPHES = str.maketrans(dict.fromkeys(APOSTROPHES, "'"))
 # Marks that belong to words in some table, or that open and close a quotation alike.
-_WORD_MARKS = f"{_APOSTROPHES}'\"·{_GERESH}{_GERSHAYIM}"
+_WORD_MARKS = f"{APOSTROPHES}{_MODIFIER}'\"·{_GERESH}{_GERSHAYIM}"
 _OPENING_MARKS = "¿¡"  # besides the categories Ps and Pi
 TEXT_CHOICES = {"case": ("lower", "keep"), "numbers": ("keep", "spell")}  # in `text`
 TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"], numbers: spell}'
 # Plain letters for letters that have no Unicode decomposition.
 _BASE_LETTERS = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d"}
 _BASE_LETTERS |= {"þ": "th", "ħ": "h", _DOTLESS_I: "i"}
-_INITIALS = re.compile(r"(?<!\w)([^\W\d_])\.(?=[^\W\d_](?!\w))")  # the dots of "U.S.A." and "p.m."
+# The dots of "U.S.A." and "p.m.", but not those beside apostrophes.
+_INITIALS = re.compile(r"(?<!\w)([^\W\d_\u02bb\u02bc])\.(?=[^\W\d_\u02bb\u02bc](?!\w))")
 _QUOTES = re.compile(r"'{2,}")
 # How Unicode marks a form of a letter that differs from it only in width or position.
 _COMPATIBILITY_TAGS = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
 # Punctuation that is often read aloud, like all symbols and numbers ("€", "№", "½").
-_SPOKEN_PUNCTUATION = "%&@#§‰٪"
+_SPOKEN_PUNCTUATION = "%&@#§‰٪*/"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 _CHINESE_LANGUAGES = {"zh", "yue", "nan", "wuu", "gan", "hsn", "lzh"}
 # Languages that write no spaces between words.
@@ -256,6 +276,8 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     # 2. Unify apostrophes, which tables name in one form. Lower-casing would turn "İ" into "i" and
     #    a combining dot.
     text = text.translate(_UNIFIED_APOSTROPHES)
+    if table.letters:  # the modifier is none of them
+        text = text.replace(_MODIFIER, "'")
     if not table.keep_case:
         text = text.replace("İ", "i")
     # 3. Rewrite symbols while letters have their case: Turkish "I" is not the capital of "i".
@@ -273,15 +295,34 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     folding = _letter_folding(table.letters, table.joiners, table.keep_case, marks)
     text = compose(text.translate(folding), marks)
     # 7. Trim joiners now that all words are separated: inside a word they stay.
-    words = [word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split()]
-    text = " ".join(attach_marks(words, marks, table.joiners) if marks else filter(None, words))
+    words = _QUOTES.sub(" ", text).split()
+    trim = partial(_trim, table=table)
+    text = " ".join(attach_marks(words, marks, trim) if marks else filter(None, map(trim, words)))
     if table.spaces:
         return text
     # 8. Without a space between them, a letter and a mark may compose.
     return compose(_SPACE_WITHIN.sub("", text), marks)
 
 
-def attach_marks(words: Iterable[str], punctuation: str, joiners: str = "") -> list[str]:
+def _trim(word: str, table: Orthography) -> str:
+    """Drop joiners around a word, and the quotation marks typed like them, but no letters."""
+    core = word.strip(table.joiners + _MODIFIER)
+    if not core or core == word.replace(_MODIFIER, "'"):
+        return core
+    edges = word.split(core)
+    are_letters = core[0].lower() in table.starts, core[-1].lower() in table.ends
+    is_quoted = all("'" in marks for marks in edges) and not all(are_letters)
+    for side, marks in enumerate(edges):
+        # Unicode says that the modifier is a letter of any language.
+        edges[side] = _MODIFIER if _MODIFIER in marks else ""
+        if are_letters[side] and (edges[side] or ("'" in marks and not is_quoted)):
+            edges[side] = "'"
+    return re.sub(f"['{_MODIFIER}]+", "'", core).join(edges)
+
+
+def attach_marks(
+    words: Iterable[str], punctuation: str, trim: Callable[[str], str] = str
+) -> list[str]:
     """Attach marks without letters to a word: opening marks to the next word, others to the last.
 
     At the end of a word, a repeated mark is written once ("wait..." becomes "wait.").
@@ -293,7 +334,7 @@ def attach_marks(words: Iterable[str], punctuation: str, joiners: str = "") -> l
     attached: list[str] = []
     opening = ""
     for word in words:
-        parts = [part.strip(joiners) for part in re.split(f"({marks})", word)]
+        parts = [trim(part) for part in re.split(f"({marks})", word)]
         word = "".join(parts)
         if any(parts[::2]):  # the letters between the marks
             attached.append(opening + word)

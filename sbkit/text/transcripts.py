@@ -6,17 +6,45 @@ Tags in brackets, such as ``[noise]``, are what a transcript of free speech says
 import html
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
+
+import regex
 
 from sbkit.base.errors import ConfigError
 from sbkit.text.normalization import Orthography, compose, normalize
 
-_BRACKET = re.compile(r"([\[\]])")
 _NAME = r"[^\W_][\w-]*"
 TOKEN = re.compile(rf"\[({_NAME})\]")  # of a tag that is kept
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[a-zA-Z]\w{1,30});")
-_TAG = re.compile(r"\[([^][\n]+)\]|<(/?\w[^<>\n]{0,40})>|\{([^{}\n]{1,40})\}|\(([^()\n]{1,40})\)")
+_NESTED = r"[^][]*+"  # with tags in tags, three deep
+for _ in range(3):
+    _NESTED = rf"[^][]*+(?:\[{_NESTED}\][^][]*+)*+"
+# How conventions mark what was not spoken. A `tag` is dropped or kept, a `sound` is a tag if it is
+# one of `SOUNDS`, a `word` was spoken and stays, and a `mark` is punctuation.
+_CONVENTIONS = {
+    "Whisper": r"<\|(?P<tag>[^<>|\n]{1,40})\|>",  # <|en|><|0.00|>
+    "GigaSpeech": r"\s*<(?P<mark>COMMA|PERIOD|QUESTIONMARK|EXCLAMATIONPOINT)>",
+    # [laughter-word], and in the Dialog Act Corpus {F uh, }
+    "Switchboard": r"\[laughter-(?P<word>[^][\n]+)\]|\{[CDEF] (?P<word>[^{}\n]*)\}",
+    "HTK, Kaldi": r"(?<![\w!])!(?P<tag>(?i:SIL|NULL|ENTER|EXIT))\b|(?<!\S)(?P<tag>SPN|NSN)(?!\S)",
+    # %uh is the word uh; (%hesitation) of NIST's STM stands for any.
+    "LDC": r"%(?P<tag>(?i:hesitation))\b|(?<![\w%]|\d\s)%(?P<word>[^\W\d_]\w*)",
+    # Sounds &=laughs, fragments &+fr, fillers &-uh, <retraced words> [/], pauses (.), and xxx.
+    "CHAT": r"(?<![\w&])&(?:[=+~](?P<tag>[\w:]+)|-(?P<word>\w+))"
+    r"|<(?P<word>[^<>\n]+)>(?=\s*\[[/?=!*<>:%])|\((?P<tag>\.{1,3})\)"
+    r"|(?<![\w.])(?P<tag>xxx|yyy|www(?! (?:dot|point|punkt|punto)\b))(?![\w.]*\w)",
+    "ends of CHAT": r"(?<!\S)\+(?P<tag>\"?/{0,2}[.?]|/?\.\.[.?]|!\?)(?!\S)",  # +... and +//.
+    "plus signs": r"(?<!\S)\+{2,3}(?P<tag>\w[\w -]{0,38}?)\+{2,3}(?!\S)",  # ++cough++
+    "chats": r"(?<![\w*])\*{1,2}(?P<sound>\w[^*\n]{0,38}?)\*{1,2}(?![\w*])|(?<!\S)#(?P<sound>\w+)",
+    "brackets": rf"\[(?P<tag>{_NESTED})\]|\uff3b(?P<tag>[^\n]+?)\uff3d"
+    r"|[(\uff08](?P<sound>[^()\n]{1,40})[)\uff09]"
+    r"|[<\uff1c](?P<tag>[/#]?\w[^<>\n]{0,40})[>\uff1e]|[{\uff5b](?P<tag>[^{}\n]{1,40})[}\uff5d]",
+    "single brackets": r"\[(?P<tag>[^][\s]*)|(?<![^][\s])(?P<tag>[^][\s]*+)\]",  # at a word
+}
+_TAG = regex.compile("|".join(_CONVENTIONS.values()))
+_MAY_HAVE_TAGS = re.compile(r"[^\w\s.,;:?'\"-]|SPN|NSN|xxx|yyy|www")  # four times as fast
+_GIGASPEECH = {"COMMA": ",", "PERIOD": ".", "QUESTIONMARK": "?", "EXCLAMATIONPOINT": "!"}
 # Words in parentheses may have been spoken; these tell what else is heard.
 SOUNDS = re.compile(
     r"\b(laugh|laughter|laughs|laughing|chuckles?|giggles?|noise|noises|cough|coughs|coughing|"
@@ -28,9 +56,8 @@ SOUNDS = re.compile(
 )
 
 _NARROW = {ord(bracket) + 0xFEE0: bracket for bracket in "()[]{}<>"}  # by the code of a wide one
-_WIDE_TAG = re.compile("[{0}]([^{0}]{{1,40}})[{0}]".format(re.escape("".join(map(chr, _NARROW)))))
 
-Tag = tuple[str, ...]  # the names in a tag, which may contain other tags
+Note = Callable[[str], object]
 
 
 def transcript_normalizer(
@@ -59,9 +86,11 @@ def transcript_normalizer(
         spell = partial(read_numbers, language=table.numbers)
 
     def normalize_transcript(text: str) -> str:
-        text = select_tags(unify_tags(text), kept_names)
+        text = select_tags(text, kept_names)
         parts = re.split(f"({_pattern(kept_names)})", text) if kept_names else [text]
-        parts[::2] = [normalize(spell(compose(words)), "", table) for words in parts[::2]]
+        for index, words in enumerate(parts[::2]):
+            spelled = spell(compose(words, table.punctuation))
+            parts[2 * index] = normalize(spelled, "", table)
         return " ".join(filter(None, parts))
 
     return normalize_transcript
@@ -78,46 +107,37 @@ def check_tag_names(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(name).lower() for name in names))
 
 
-def select_tags(text: str, kept_names: Collection[str] = ()) -> str:
+def select_tags(
+    text: str, kept_names: Collection[str] = (), note: Note = lambda written: None
+) -> str:
     """Drop the tags of a text, except for those with a kept name, which are written ``[name]``.
 
-    A tag ends where its bracket is closed, so the tags in it belong to it. If a bracket
-    lacks its partner, the tag is the word that it touches.
+    Also write the characters of HTML's entities. If a square bracket lacks its partner, the tag is
+    the word that it touches.
 
-    >>> select_tags("I [Noise] see [um [laughter]] a [noise ship", ["noise", "laughter"])
-    'I [noise] see [laughter] a [noise] ship'
+    note: called with each tag that is dropped.
+
+    >>> select_tags("I &amp; [um [laughter]] (yes) *coughs* %uh [noise ship", ["noise", "laughter"])
+    'I & [laughter] (yes) uh [noise] ship'
     """
-    parts: list[str | Tag] = []
-    opened: list[int] = []  # the indices of the parts after brackets that are still open
-    for part in _BRACKET.split(text):
-        if part == "[":
-            opened.append(len(parts))
-        elif part != "]":
-            parts.append(part)
-        elif opened:
-            start = opened.pop()
-            parts[start:] = [_join_names(parts[start:])]
-        else:
-            before = str(parts.pop())
-            word = re.split(r"\s", before)[-1]
-            parts += [before.removesuffix(word), _join_names([word])]
-    for start in reversed(opened):
-        if isinstance(after := parts[start], str):
-            word = re.split(r"\s", after)[0]
-            parts[start : start + 1] = [_join_names([word]), after.removeprefix(word)]
-    return " ".join("".join(_write(part, kept_names) for part in parts).split())
 
+    def write(match: regex.Match[str]) -> str:
+        kind = next(kind for kind in ("tag", "sound", "word", "mark") if match[kind] is not None)
+        content = match[kind]
+        if kind == "mark":
+            return _GIGASPEECH[content]
+        if kind == "word":
+            return str(content)
+        if kind == "sound" and not SOUNDS.search(content):
+            return f"{match[0][0]}{_TAG.sub(write, match[0][1:])}"  # it may contain others
+        names = ["_".join(re.findall(r"[^\s:=!]+", part)) for part in re.split(r"[][]", content)]
+        kept = [f"[{name.lower()}]" for name in names if name.lower() in kept_names]
+        if not kept:
+            note(match[0].translate(_NARROW))
+        return f" {' '.join(kept)} "
 
-def unify_tags(text: str) -> str:
-    """Write the characters of HTML's entities, and the tags of other brackets as ``[name]``.
-
-    What stands in parentheses is a tag if it names a sound (`SOUNDS`).
-
-    >>> unify_tags("Tom &amp; I (laughs) <unk> left (yes) {cough}")
-    'Tom & I [laughs] [unk] left (yes) [cough]'
-    """
-    text = _unescape(text)
-    return _TAG.sub(lambda match: f"[{_content(match)}]" if _is_tag(match) else match[0], text)
+    text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
+    return " ".join((_TAG.sub(write, text) if _MAY_HAVE_TAGS.search(text) else text).split())
 
 
 def kept_tags(texts: Iterable[str]) -> set[str]:
@@ -127,47 +147,10 @@ def kept_tags(texts: Iterable[str]) -> set[str]:
 
 def count_dropped_tags(texts: Iterable[str], kept_names: Collection[str] = ()) -> Counter[str]:
     """Count the tags of texts that are not kept, as they are written."""
-    dropped = Counter[str]()
+    dropped: list[str] = []
     for text in texts:
-        for match in _TAG.finditer(_unescape(text)):
-            if _is_tag(match) and not select_tags(f"[{_content(match)}]", kept_names):
-                dropped[match[0]] += 1
-    return dropped
-
-
-def _unescape(text: str) -> str:
-    """Write the characters of entities, and narrow brackets around tags that have wide ones."""
-    text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
-    return _WIDE_TAG.sub(_to_narrow, text)
-
-
-def _to_narrow(match: re.Match[str]) -> str:
-    narrow = match[0].translate(_NARROW)
-    tag = _TAG.fullmatch(narrow)
-    return narrow if tag and _is_tag(tag) else match[0]
-
-
-def _content(match: re.Match[str]) -> str:
-    return str(next(filter(None, match.groups())))
-
-
-def _is_tag(match: re.Match[str]) -> bool:
-    in_parentheses = match[4]
-    return in_parentheses is None or SOUNDS.search(in_parentheses) is not None
-
-
-def _join_names(parts: Sequence[str | Tag]) -> Tag:
-    """Return all names in the parts of a tag."""
-    names: list[str] = []
-    for part in parts:
-        names += ["_".join(part.lower().split())] if isinstance(part, str) else part
-    return tuple(names)
-
-
-def _write(part: str | Tag, kept_names: Collection[str]) -> str:
-    if isinstance(part, str):
-        return part
-    return " ".join(["", *(f"[{name}]" for name in part if name in kept_names), ""])
+        select_tags(text, kept_names, dropped.append)
+    return Counter(dropped)
 
 
 def remove_tags(text: str, names: Collection[str]) -> str:

@@ -10,6 +10,7 @@ languages. In other languages numbers are read as in English, without signs or u
 import itertools
 import re
 import tomllib
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,13 @@ _GROUP_SIGNS = (
 _CURRENCIES = "$€£₽"
 _SIGNS = "+\N{MINUS SIGN}\N{EN DASH}-"  # last, so that "-" makes no range in a character class
 _NEVER = "(?!)"  # matches nothing
+_VULGAR_FRACTION = re.compile(r"[¼-¾⅐-⅞]")
+_ISO_TIME = re.compile(r"(?<=\d-\d\d)T(?=\d\d:\d\d)")  # 2026-11-27T10:00
+# Words between an amount and its unit, in all languages with tables: "$1.5 million".
+_SCALES = (
+    r"thousand|trillion|[BbMm]illion(?:s|en)?|[Mm]illiard(?:s|en?)?|mil(?:l[oó]n|ion|iard)(?:es|[eio])?"
+    r"|(?:тысяч|миллион|миллиард)\w*"
+)
 
 Note = Callable[[str, str], object]  # called with a part of the text and its words
 
@@ -79,6 +87,7 @@ def spell_out(text: str, language: str) -> SpokenText:
     code = primary_language(language)
     readings: dict[str, str] = {}
     unreadable = {char: None for char in text if not (char.isprintable() or char.isspace())}
+    text = re.sub(r"&#?\w{2,31};", lambda entity: unescape(entity[0]), text)
     text = _PARAGRAPH.sub(".\n", compose(text).strip())
     text = _abbreviations(code).sub(partial(_expand, code, readings.setdefault), text)
     text = _DOTTED_NAME.sub(partial(_read_dots, code, readings.setdefault), text)
@@ -202,6 +211,11 @@ def read_numbers(text: str, language: str, note: Note = lambda written, words: N
         is_elided = match.string[max(0, match.start() - 1)] in "'\N{RIGHT SINGLE QUOTATION MARK}"
         return f"{'' if is_elided else ' '}{words} "
 
+    if reader.words:
+        text = _VULGAR_FRACTION.sub(
+            lambda match: f" {unicodedata.normalize('NFKC', match[0])} ", text
+        )
+        text = _ISO_TIME.sub(", ", text)
     return reader.pattern.sub(read, text)
 
 
@@ -253,9 +267,11 @@ class _NumberReader:
             rf"(?P<sign>(?<![^\s(\"«„'])[{signs}](?=[\d.,{currencies}]))?"
             rf"(?:(?P<currency>[{currencies}])\s?)?"
             rf"(?=\d|(?<![^\s({currencies}{signs}]){point}\d)"
-            rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
+            rf"(?P<whole>\d{{1,3}}(?: \d{{3}})* 000(?! ?\d)"
+            rf"|\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
             rf"(?:(?P<point>{point})(?P<decimals>\d++))?(?<=\d)(?!\.\d)"
             rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
+            rf"(?:\s(?P<scale>{_SCALES})(?(currency)(?!\w)|(?=\s?(?:{units})(?!\w))))?"
             rf"(?:\s?(?P<unit>{units})(?!\w))?"
             r"(?=(?:\s(?P<noun>[^\W\d_]+))?))|(?P<digits>\d+)"
         )
@@ -267,12 +283,13 @@ class _NumberReader:
         return "|".join(
             (
                 r"(?<![\w.])(?P<date>\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{4})(?![\w/])",
-                rf"(?<![\d:.])(?P<time>{clock})(?![:\d])",
+                rf"(?<![\d:.])(?P<time>{clock})(?::00)?(?![:\d])",
                 r"(?<!\w)(?P<phone>\+\d[\d ()./-]{5,}\d|\(\d{3}\) ?\d{3}-\d{4}|\d+(?:-\d+){2,}"
                 r"|\d{3}-\d{4}|0\d+(?:[ /-]\d{3,})+)(?!\w)",
                 rf"(?<![\d.])(?!{grouped})(?P<version>\d+(?:\.\d+){{2,}})(?!\w)",
-                r"(?<![\w/.,])(?P<fraction>\d{1,2}/\d{1,2})(?![\w/]|[.,]\d)",
-                "(?<=\\d)(?P<range>[-\N{EN DASH}])(?=\\d)",
+                r"(?<![\w/.,])(?P<fraction>(?:(?P<mixed>\d+) +)?"
+                r"\d{1,2}[/\u2044]\d{1,2})(?![\w/]|[.,]\d)",
+                r"(?:(?<=\d)|(?<=\d[ap]m)|(?<=\d [ap]m))(?P<range>[-\u2013])(?=\d)",
                 rf"(?<!\w)(?P<rank>{rank})",
                 number,
             )
@@ -327,7 +344,7 @@ class _NumberReader:
         return self._ordinal(number) + str(self.words["articles"].get(before.lower(), "r"))
 
     def _read_time(self, match: re.Match[str]) -> str:
-        hour, minute = re.findall(r"\d+", match[0])
+        hour, minute = re.findall(r"\d+", match["time"])
         full_hour, usual, first_minutes = map(str, self.words["clock"])
         clock = full_hour if minute == "00" else first_minutes if minute[0] == "0" else usual
         return clock.format(
@@ -337,20 +354,26 @@ class _NumberReader:
         )
 
     def _read_fraction(self, match: re.Match[str]) -> str:
-        over, under = map(int, match[0].split("/"))
+        numbers = re.findall(r"\d+", match[0])
+        *_, over, under = map(int, numbers)
         if not 0 < over < under <= 10:
-            return " ".join(map(self._whole, match[0].split("/")))
+            return " ".join(map(self._whole, numbers))
+        if match["mixed"] and under == 2:
+            return str(self.words["mixed"][0]).format(self._cardinal(match["mixed"], "m"))
         singular, plural = self.words["fractions"].split(", ")[under - 2].split()
         gender = self.words.get("fraction_gender", "m")
-        return f"{self._cardinal(str(over), gender)} {singular if over == 1 else plural}"
+        words = f"{self._cardinal(str(over), gender)} {singular if over == 1 else plural}"
+        mixed = self._cardinal(match["mixed"]) if match["mixed"] else ""
+        return str(self.words["mixed"][1]).format(mixed, words) if mixed else words
 
     def _read_range(self, match: re.Match[str]) -> str:
         """Read the dash between rising numbers as a range; other dashes are silent."""
         start, end = match.span()
-        before = re.search(r"\d+$", match.string[max(0, start - 9) : start])
-        after = re.match(r"\d+", match.string[end : end + 9])
-        is_rising = before and after and int(before[0]) < int(after[0])
-        return str(self.words["to"]) if is_rising else ""
+        before = match.string[max(0, start - 9) : start]
+        ((first, half_day),) = re.findall(r"(\d[\d:]*)( ?[ap]m)?$", before)
+        last = re.findall(r"[\d:]+", match.string[end : end + 9])[0]
+        is_rising = int(first.replace(":", "")) < int(last.replace(":", ""))
+        return str(self.words["to"]) if half_day or is_rising else ""
 
     def _read_number(self, match: re.Match[str]) -> str:
         integer = re.sub(r"\D", "", match["whole"] or "")
@@ -358,6 +381,11 @@ class _NumberReader:
         unit = self.words["units"].get(match["currency"] or match["unit"]) if self.words else None
         if len(integer) > MAX_CARDINAL_DIGITS:
             words = self._digits(integer + decimals)
+        elif unit and match["scale"]:
+            count = self._decimal(integer, match["point"], decimals) if decimals else ""
+            count = count or self._cardinal(integer, self._gender(match["scale"]))
+            forms = unit[: len(self.words["hour"])]
+            words = self._count(10**6, forms, f"{count} {match['scale']}")
         elif unit:
             words = self._amount(integer, match["point"], decimals, unit)
         elif decimals:
@@ -396,13 +424,13 @@ class _NumberReader:
         counted = [self._count(*amount) for amount in amounts if amount[0]]
         return f" {self.words['and']} ".join(counted) or self._count(0, forms)
 
-    def _count(self, number: int, forms: Sequence[str]) -> str:
-        """Write a number of things: "two cents", "un millón de euros"."""
+    def _count(self, number: int, forms: Sequence[str], words: str = "") -> str:
+        """Write a number of things: "two cents", "un millón de euros"; words: of the number."""
         of = self.words.get("of", "") if number and number % 10**6 == 0 else ""
         name = self._form(number, forms)
         if of and name[0] in "aeiouh":
             of = self.words.get("elided_of", of)
-        return f"{self._cardinal(str(number), self._gender(forms[0]))} {of}{name}"
+        return f"{words or self._cardinal(str(number), self._gender(forms[0]))} {of}{name}"
 
     def _form(self, number: int, forms: Sequence[str], *, has_decimals: bool = False) -> str:
         """Choose the singular or the plural of a unit."""

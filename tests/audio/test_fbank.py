@@ -95,7 +95,10 @@ def test_exported_graph_has_no_fft_and_takes_any_length() -> None:
     fbank(audio, lengths)
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
     program = export(fbank, (audio, lengths), dynamic_shapes=shapes, strict=False)
-    assert not [node for node in program.graph.nodes if "fft" in node.name]
+    nodes = [node for part in program.graph_module.modules() for node in part.graph.nodes]
+    assert not [node for node in nodes if "fft" in node.name]
+    products = [node.args for node in nodes if "matmul" in node.name]
+    assert products and "transpose" not in str(products[:-1])  # the last one is in float32
     for samples in (561, 2_000, 20_123):
         audio, lengths = 1000 * torch.randn(2, samples), torch.tensor([samples, 400])
         expected, features = fbank(audio, lengths), program.module()(audio, lengths)
@@ -179,6 +182,21 @@ def test_running_level_follows_a_microphone_that_is_turned_down(prompts: list[Te
     clip = torch.cat(prompts)[: 30 * SECOND]
     after = features_of(torch.cat([clip, scaled(clip, -10)]), "running")[-500:]
     assert (after - features_of(clip, "running")[-500:]).abs().max() < 1.0
+
+
+def test_running_level_of_two_hours_is_that_of_the_last_minutes() -> None:
+    """Its weights grew until they overflowed after 58 minutes; also in an exported graph."""
+    fbank = Fbank(level="running").eval()
+    fbank.forward = fbank.remove_level  # type: ignore[method-assign]
+    hours = 25 * torch.rand(1, 720_000, 3, generator=torch.Generator().manual_seed(0))
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+    example = hours[:, :2000].repeat(2, 1, 1), torch.tensor([2000, 1500])
+    exported = export(fbank, example, dynamic_shapes=shapes, strict=False).module()
+    for remove_level in (fbank, exported):
+        whole, _ = remove_level(hours, torch.tensor([720_000]))
+        last, _ = remove_level(hours[:, -17_003:], torch.tensor([17_003]))
+        torch.testing.assert_close(whole[:, -1000:], last[:, -1000:], rtol=0, atol=1e-6)
+        assert last[:, -1000:].std() > 1
 
 
 def test_another_level_is_refused() -> None:

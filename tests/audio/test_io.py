@@ -17,7 +17,7 @@ import pytest
 import soundfile
 import torch
 
-from sbkit.audio import formats
+from sbkit.audio import decode, formats
 from sbkit.audio.channels import CANCEL, DIFFER, ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.formats import (
@@ -37,6 +37,7 @@ from sbkit.audio.io import (
     to_samples,
 )
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.data.clips import decode_clips
 from tests.calls import note_calls
 
 Signal = npt.NDArray[np.generic]
@@ -376,11 +377,58 @@ def test_resampling_keeps_tones_and_removes_aliases(rate: int) -> None:
         assert np.abs(read(file.getvalue())[2000:-2000]).max() <= 1
 
 
-def test_samples_above_full_scale_are_clipped_not_wrapped(tmp_path: Path) -> None:
-    loud = 4 * tone(SAMPLE_RATE)
-    samples = read_audio(write(tmp_path / "a.wav", loud, subtype="FLOAT"))
-    assert (np.sign(samples[np.abs(loud) > 0.1]) == np.sign(loud[np.abs(loud) > 0.1])).all()
-    assert (samples.min(), samples.max()) == (-32768, 32767)
+FLOAT_FORMATS = [("WAV", "FLOAT"), ("WAV", "DOUBLE"), ("RF64", "FLOAT"), ("W64", "FLOAT")]
+FLOAT_FORMATS += [("AIFF", "FLOAT"), ("CAF", "DOUBLE"), ("AU", "FLOAT")]
+
+
+@pytest.mark.parametrize(("format", "subtype"), FLOAT_FORMATS)
+def test_floats_beyond_full_scale_are_scaled_by_their_file(
+    tmp_path: Path, format: str, subtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were cut; the loudest sample is the last, and a part before it has the same factor."""
+    wave, file = tone(SAMPLE_RATE) * np.linspace(0.1, 1, SECONDS * SAMPLE_RATE), tmp_path / "a"
+    decode._notes.clear()
+    for peak in (0.5, 1, 4, 12):
+        signal = peak * wave / np.abs(wave).max()
+        soundfile.write(file, signal, SAMPLE_RATE, subtype, format=format)
+        samples = read_audio(file)
+        assert np.abs(samples - 32768 * signal / max(1, peak)).max() <= 1
+        assert np.array_equal(np.concatenate([*stream_audio(file, block_seconds=0.1)]), samples)
+        (part,) = read_parts([AudioPart(str(file), 1_000_000, 2_000_000)], SAMPLE_RATE)
+        assert np.array_equal(part, samples[SAMPLE_RATE : 2 * SAMPLE_RATE])
+        (trained,) = decode_clips([AudioPart(str(file))], SAMPLE_RATE)
+        assert np.array_equal(soundfile.read(BytesIO(trained.audio), dtype="int16")[0], samples)
+        array = np.concatenate([*stream_source((signal, SAMPLE_RATE), None, SAMPLE_RATE)])
+        assert np.abs(array.astype(int) - samples).max() <= 1
+        cut = to_samples(signal, is_live=True)
+        assert np.abs(cut - (32768 * signal).clip(-32768, 32767)).max() <= 1
+    notes = [record.getMessage() for record in caplog.records]
+    assert notes == [f"note: {file} {decode.SCALED}.", f"note: the array {decode.CUT}."]
+
+
+@pytest.mark.parametrize(("gain", "is_cut"), [(1, False), (3, True), (8, False), (24, False)])
+def test_loud_recording_in_a_lossy_format_is_scaled_but_no_overshoot(
+    gain: float, is_cut: bool
+) -> None:
+    soundfile.write(file := BytesIO(), gain * tone(SAMPLE_RATE), SAMPLE_RATE, format="OGG")
+    assert ((np.abs(read(file.getvalue()).astype(int)) > 32766).mean() > 0.1) == is_cut
+
+
+def test_video_without_sound_says_so_and_of_several_tracks_one_is_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = av.AudioFrame.from_ndarray(np.ones((1, 16_000), np.int16), "s16", "mono")
+    sound.sample_rate = 16_000
+    with av.open(tmp_path / "a.mkv", "w") as video:
+        for stream in [video.add_stream("pcm_s16le", 16_000) for _ in range(2)]:
+            video.mux(stream.encode(sound))
+    assert len(read_audio(tmp_path / "a.mkv")) == 16_000
+    assert "a.mkv has 2 audio tracks. The default one is used." in caplog.text
+    with av.open(tmp_path / "b.mkv", "w") as video:
+        pictures = video.add_stream("mpeg4", 25, width=16, height=16)
+        video.mux([*pictures.encode(av.VideoFrame(16, 16, "yuv420p")), *pictures.encode()])
+    with pytest.raises(AudioError, match=r"b\.mkv has no audio track\."):
+        read_audio(tmp_path / "b.mkv")
 
 
 CreateFile = Callable[[Path], object]
@@ -468,7 +516,7 @@ FLOATS = CLIP / 32768
         np.stack([CLIP] * 32, 1),
         FLOATS,
         FLOATS.astype(np.float32)[None],
-        np.stack([1.5 * FLOATS, 0.5 * FLOATS]),
+        np.stack([1.1 * FLOATS, 0.9 * FLOATS]),
         torch.from_numpy(CLIP)[None],
         torch.from_numpy(FLOATS).float().expand(2, -1),
     ],

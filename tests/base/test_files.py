@@ -25,6 +25,7 @@ from sbkit.base.files import (
     read_regular,
     read_text_lines,
     require_writable,
+    temporary_path,
     to_json,
     write_bytes_atomically,
     write_text_atomically,
@@ -88,7 +89,7 @@ def test_json_has_no_nan(value: object, text: str) -> None:
 
 def test_first_of_two_builders_wins(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "folder"
-    leftover = folder.parent / ".folder.0123456789ab.tmp"
+    leftover = temporary_path(folder)
     leftover.mkdir(parents=True)
     os.utime(leftover, (time.time() - 2 * ABANDONED_SECONDS,) * 2)  # of a killed builder
     with atomic_folder(folder) as slow:
@@ -100,7 +101,7 @@ def test_first_of_two_builders_wins(tmp_path: Path) -> None:
 
 
 def test_old_folder_with_a_new_file_is_still_being_built(tmp_path: Path) -> None:
-    busy = tmp_path / ".folder.0123456789ab.tmp"
+    busy = temporary_path(tmp_path / "folder")
     (busy / "en").mkdir(parents=True)
     (busy / "en" / "clip.wav").touch()
     for path in (busy, busy / "en"):

@@ -22,7 +22,6 @@ DAMAGES = {
     "no weights": lambda path: (path / "model.ckpt").unlink(),
     "cut meta": lambda path: cut(path / "CKPT.yaml"),
     "cut checksums": lambda path: cut(path / CHECKSUMS),
-    "a stranger": lambda path: (path / "stranger").touch(),
     "no meta": lambda path: (path / "CKPT.yaml").unlink(),
     "meta without a date": lambda path: (path / "CKPT.yaml").write_text("CER: 2.0\n"),
 }
@@ -37,13 +36,6 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(
     assert find_damage(newest) is not None
     assert recovered(tmp_path) == 1.0
     assert f"{newest} is skipped: " in caplog.text
-
-
-def test_hidden_files_of_file_managers_are_no_damage(tmp_path: Path) -> None:
-    (checkpoint,) = save(tmp_path, 1.0)
-    for name in (".DS_Store", "._model.ckpt", ".nfs00001"):
-        (checkpoint / name).touch()
-    assert recovered(tmp_path) == 1.0
 
 
 def test_checksums_of_files_outside_the_folder_are_refused(tmp_path: Path) -> None:

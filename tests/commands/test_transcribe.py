@@ -1,18 +1,24 @@
 """`sbkit transcribe`: what files it takes, what it prints and writes, and its exit code."""
 
+import errno
 import io
 import json
+import os
 import re
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import soundfile
 
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.commands.cli import run
 from sbkit.tasks.recognition.predict import Transcriber
@@ -44,11 +50,7 @@ def names(*arguments: str) -> list[str]:
 
 
 def test_find_audio_lists_files_folders_and_patterns(talks: Path) -> None:
-    (talks / "talks/._a.wav").touch()
-    assert names("talks") == ["talks/a.wav", "talks/b.flac", "talks/old/c.mp3"]
     assert names("talks/*.txt", "talks/a.wav") == ["talks/notes.txt", "talks/a.wav"]
-    assert names(f"{talks}/talks/*/*") == [f"{talks}/talks/old/c.mp3"]
-    assert names("talks/**/*.mp3") == ["talks/old/c.mp3"]
     assert names("talks/**.flac") == ["talks/b.flac"]
     assert names("gone.wav") == ["gone.wav"]
     (talks / "[1].wav").touch()
@@ -57,6 +59,35 @@ def test_find_audio_lists_files_folders_and_patterns(talks: Path) -> None:
     for nothing in ("empty", "talks/*.ogg"):
         with pytest.raises(SbkitError, match="has no audio files"):
             names(nothing)
+
+
+ALL = ["talks/a.wav", "talks/b.flac", "talks/old/c.mp3", "talks/zlink/d.m4b"]
+SKIPPED = "2 hidden files, 2 of unknown endings (.txt, none)"
+
+
+@pytest.mark.parametrize(
+    ("argument", "found", "skipped"),
+    [
+        ("talks", ALL, SKIPPED),
+        ("talks/**", ALL, SKIPPED),
+        ("talks/**/**/[abc].*", ALL[:3], "1 hidden file"),  # the folder .git
+        ("talks/**/*.wav", ALL[:1], "2 hidden files"),
+        ("*/*/?.m[4p]?", ALL[2:], "1 hidden file"),
+        ("talks/old/again/old/*.mp3", ["talks/old/again/old/c.mp3"], ""),
+    ],
+)
+def test_links_are_followed_once_and_what_is_skipped_is_counted(
+    talks: Path, caplog: pytest.LogCaptureFixture, argument: str, found: list[str], skipped: str
+) -> None:
+    for folder in ("elsewhere", "talks/.git"):
+        (talks / folder).mkdir()
+    for name in ("elsewhere/d.m4b", "talks/._a.wav", "talks/.git/g.wav", "talks/README"):
+        (talks / name).touch()
+    for link, to in {"zlink": "../elsewhere", "again": "old", "old/again": "..", "o": "."}.items():
+        (talks / "talks" / link).symlink_to(to)
+    caplog.set_level("INFO")
+    assert names(argument) == found
+    assert "".join(caplog.messages).partition("skipped ")[2] == skipped
 
 
 def test_transcribe_reads_standard_input(
@@ -164,6 +195,66 @@ def test_transcribe_out_writes_a_file_per_recording(talks: Path, capsys: Capture
     assert (talks / "vtt/c.vtt").read_text().startswith("WEBVTT\n\n00:00:00.0")
 
 
+@pytest.mark.parametrize(
+    ("files", "written"),
+    [
+        (["x/1.wav", "y/1.wav", "z/2.wav"], ["x/1.txt", "y/1.txt", "z/2.txt"]),
+        (["1.wav", "1.mp3"], ["1.mp3.txt", "1.wav.txt"]),
+        (["x/1.wav", "x/1.flac", "y/1.wav"], ["x/1.flac.txt", "x/1.wav.txt", "y/1.wav.txt"]),
+        (["x/1.wav", "x/../x/1.wav", "y/2.wav"], ["1.txt", "2.txt"]),
+    ],
+)
+def test_equal_names_keep_their_folders_and_endings(
+    talks: Path, files: list[str], written: list[str]
+) -> None:
+    for name in files:
+        (talks / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy("talks/a.wav", talks / "in" / name)
+    assert run(["transcribe", "model", *(f"in/{name}" for name in files), "--out", "out"]) == 0
+    assert sorted(str(file.relative_to("out")) for file in Path("out").rglob("*.txt")) == written
+
+
+@pytest.mark.parametrize("options", ["", "--format json", "--format vtt", "--part 1/1"])
+def test_same_command_goes_on_after_a_stop(talks: Path, capsys: Captured, options: str) -> None:
+    (talks / "model").mkdir()
+    (talks / "model/config.json").touch()
+    write_checksums(talks / "model")
+    now = time.time()
+
+    def written(*more: str, **ages: float) -> str:
+        results = sorted((talks / "out").glob("*.*"))
+        for file in [*results, *(talks / "talks").rglob("*.*"), talks / "model/config.json"]:
+            age = ages.get(file.name.replace(".", "_"), 45 if file in results else 60)
+            os.utime(file, (now - age,) * 2)
+        assert run(["transcribe", "model", "talks", "--out", "out", *options.split(), *more]) == 0
+        files = sorted((talks / "out").glob("[!.]*"))
+        return "".join(file.stem for file in files if file.stat().st_mtime > now - 40)
+
+    assert written() == "abc"
+    assert written(b_flac=30) == "b"  # its recording was replaced
+    assert "2 of 3 skipped: results are newer" in capsys.readouterr().err
+    next((talks / "out").glob("a.*")).unlink()
+    assert written() == "a"
+    assert written(config_json=30) == written("--again") == "abc"
+
+
+def test_result_that_cannot_be_written_stops_no_other(
+    talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (talks / "talks/a.wav").rename(talks / f"talks/{'x' * 251}.wav")  # .json is a byte too long
+    (talks / "out/b.json").mkdir(parents=True)
+    command = ["transcribe", "model", "talks", "--out", "out", "--format"]
+    assert run([*command, "json"]) == FILES_FAILED
+    assert (talks / "out/c.json").exists()
+    *_, folder, long, end = capsys.readouterr().err.splitlines()
+    assert ("b.json cannot" in folder, "xxx.json cannot" in long) == (True, True)
+    assert end == "1 written, 2 failed; the errors are above"
+    assert run([*command, "text"]) == 0  # the longest name that there may be
+    monkeypatch.setattr("sbkit.base.files.fsync", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        run([*command, "tsv"])
+
+
 def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
     for part in ("1/2", "2/2", "4/4"):
         assert run(["transcribe", "model", "talks", "--part", part, "--quiet"]) == 0
@@ -175,7 +266,6 @@ def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
     ("arguments", "says"),
     [
         (["talks/?.*", "--format", "tsv"], "prints one recording, but there are 2"),
-        (["talks/a.wav", "talks/a.flac", "--out", "here"], "2 of them would be a.txt"),
         (["talks", "--out", "/proc/here"], "`--out` must name a folder that"),
         (["talks", "--part", "3"], "K from 1 to N, such as 3/16, but is 3"),
     ],

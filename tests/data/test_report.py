@@ -82,7 +82,9 @@ def test_data_report_figures_match_the_data(tmp_path: Path) -> None:
         ("unreadable audio", 1),
         ("longer than 5 s", 1),
     ]
-    shared = {row["column"]: (row["values"], row["examples"]) for row in facts["shared"]}
+    copies = {row["splits"][0]: row["examples"] for row in facts["shared"][:2]}
+    assert copies == {"train": ["c"], "test": ["y"]}  # the same noise as `b` and `x`
+    shared = {row["column"]: (row["values"], row["examples"]) for row in facts["shared"][2:]}
     of_text = {"id": (0, []), "text": (1, ["one two"]), "speaker": (1, ["bob"])}
     assert shared == of_text | {"audio": (2, ["x", "y"])}  # the same noise as `a`
     assert train["characters_per_second"] == pytest.approx(sum(train["characters"].values()) / 7.5)

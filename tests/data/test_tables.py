@@ -6,9 +6,9 @@ import io
 import json
 import os
 import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 from unicodedata import normalize
 
 import fsspec
@@ -18,12 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile
+from pytest import LogCaptureFixture
 
-from sbkit.audio.io import AudioPart, read_audio
+from sbkit.audio.io import AudioPart, encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.columns import find_split_column, is_span
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
+from sbkit.data.sources import TableFolders
 from sbkit.data.tables import TableOptions, read_release
+from sbkit.models.pretrained.folder import _match_tensors
 from tests.data.test_parts import read
 from tests.data.test_splits import prepare_manifest
 
@@ -262,73 +265,19 @@ def test_channels_have_several_names_or_are_named_as_unused(
     assert "b.csv: channel is not used" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (pa.string(), pa.binary()),
-        (pa.large_string(), pa.large_binary()),  # of polars and pandas 3
-        (pa.string_view(), pa.binary_view()),
-        (pa.dictionary(pa.int32(), pa.string()), pa.binary()),
-        (pa.dictionary(pa.int8(), pa.large_string()), pa.large_binary()),
-    ],
-)
-def test_texts_of_any_type_of_arrow_are_texts(
-    text: pa.DataType, content: pa.DataType, tmp_path: Path
-) -> None:
-    """A path of a large string, beside the sound, was taken for the sound."""
-    columns = {"path": ["a.wav", "b.wav"], "sentence": ["hi", "yo"], "id": ["u1", "u2"]}
-    table = {name: pa.array(values, text) for name, values in columns.items()}
-    pq.write_table(pa.table(table), tmp_path / "paths.parquet")
-    inner = [pa.array([b"\xff\0", None], content), pa.array(["gone/b.wav", "c.wav"], text)]
-    table["audio"] = pa.StructArray.from_arrays(inner, ["bytes", "path"])
-    table["client_id"] = pa.array([bytes(range(240, 256))] * 2, content)  # a UUID
-    pq.write_table(pa.table(table), tmp_path / "sound.parquet")
-    paths, sounds = (read(tmp_path / f"{name}.parquet") for name in ("paths", "sound"))
-    for manifest in (paths, sounds):
-        assert (manifest.ids, manifest.sentences) == (["u1", "u2"], ["hi", "yo"])
-    assert (sounds[0].path.name, sounds[0].path.read_bytes()) == ("b.wav", b"\xff\0")
-    assert sounds[1].path == tmp_path / "c.wav"
-    assert sounds[0].columns["speaker"] == bytes(range(240, 256)).hex()
+def test_sound_in_a_dataset_is_read_instead_of_its_old_path(tmp_path: Path) -> None:
+    audio = {"bytes": encode_audio(np.zeros(1600, np.int16), 16_000, "WAV"), "path": "a.wav"}
+    columns = {"path": ["/gone/a.wav"], "audio": [audio], "sentence": ["hi"]}
+    columns["client_id"] = [bytes(range(240, 256))]  # a UUID
+    pq.write_table(pa.table(columns), tmp_path / "cv.parquet")
+    (clip,) = read(tmp_path / "cv.parquet")
+    assert clip.path.is_file() and clip.columns["speaker"] == bytes(range(240, 256)).hex()
 
 
-def test_samples_in_parquet_are_sound(tmp_path: Path) -> None:
-    audio = {"array": [0.0, 0.5, -0.5] * 99, "path": None, "sampling_rate": 16_000}
-    pq.write_table(pa.table({"audio": [audio], "text": ["hi"]}), tmp_path / "a.parquet")
-    (clip,) = read(tmp_path / "a.parquet")
-    assert read_audio(clip.path)[:3].tolist() == [0, 16_384, -16_384]
-
-
-@pytest.mark.parametrize("cell", ["x" * 10**6, [0.1] * 10**5, {"a": [1] * 10**5}, "\x1b" * 999])
-@pytest.mark.parametrize("column", ["path", "text", "id", "start"])
-def test_no_message_quotes_a_cell_of_any_size(cell: object, column: str, tmp_path: Path) -> None:
-    """A message of 5.7 MB quoted samples."""
-    row = {"id": "u1", "path": "gone.wav", "text": "hi", "start": 0, "end": 1, column: cell}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    with pytest.raises(SbkitError) as error:
-        prepare_manifest(tmp_path, read(tmp_path / "a.jsonl"))
-    assert len(str(error.value)) <= 600
-
-
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-@pytest.mark.parametrize("disk", ["NFC utf-8", "NFD utf-8", "NFC cp1252"])
-def test_names_are_found_in_another_form_or_encoding(
-    disk: str, form: Literal["NFC", "NFD"], tmp_path: Path
-) -> None:
-    """A name was "missing", though `ls` shows it."""
-    name, encoding = normalize(form, "für/bê.wav"), disk[4:]
-    on_disk = normalize("NFD" if "NFD" in disk else "NFC", name).encode(encoding)
-    file = tmp_path / os.fsdecode(on_disk)
-    file.parent.mkdir()
-    soundfile.write(os.fsencode(file), np.zeros(1600), 16_000)
-    (tmp_path / "a.csv").write_text(f"path,text\n{name},hi\nü/gone.wav,yo")
-    clip, gone = read(tmp_path / "a.csv")
-    assert (clip.id, clip.path.is_file(), gone.path.is_file()) == (Path(name).stem, True, False)
-    assert prepare_manifest(tmp_path, Manifest.of([clip])).dataset["samples"][:] == [1600]
-    for other in ("be\u0302.flac".encode(), b"b\xea.flac"):
-        (file.parent / os.fsdecode(other)).touch()
-    (tmp_path / "a.csv").write_text(f"path,text\n{name.partition('/')[0]}/bê.flac,hi\n")
-    (row,) = read(tmp_path / "a.csv").excluded
-    assert row.reason == "several files of this name"
+def test_sound_of_a_dataset_may_be_only_a_path(tmp_path: Path) -> None:
+    columns = {"audio": [{"bytes": None, "path": "clips/a.wav"}], "sentence": ["hi"]}
+    pq.write_table(pa.table(columns), tmp_path / "cv.parquet")
+    assert [clip.path for clip in read(tmp_path / "cv.parquet")] == [tmp_path / "clips/a.wav"]
 
 
 def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
@@ -423,9 +372,6 @@ def test_paths_of_other_systems_are_one_file_or_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(rows))
     reasons = [row.reason for row in read(tmp_path / "a.csv").excluded]
     assert sorted(reasons) == ["a path of Windows", *["clip listed twice"] * 4]
-    (tmp_path / "a.csv").write_text("path,text\n~/a.wav,hi\n$HOME/b.wav,yo\n${HOME}/c.wav,no")
-    paths = [clip.path for clip in read(tmp_path / "a.csv")]
-    assert paths == [Path.home() / f"{name}.wav" for name in "abc"]
 
 
 # ---- releases of Common Voice, and columns
@@ -556,3 +502,179 @@ def test_check_locale_refuses_a_manifest_of_another_language() -> None:
     [*check_locale(locales("sv-SE", "sv-SE", "fi").blocks(), "sv")]
     with pytest.raises(SbkitError, match=r"is en, but 2 of 4 rows .* locale de\. Set `l"):
         [*check_locale(locales("fr", "de", "de", "en").blocks(), "en")]
+
+
+NOT_TABLES = {  # by ending
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "a workbook. Save it as CSV UTF-8"),
+    **dict.fromkeys((".srt", ".VTT"), "subtitles. Write a table"),
+    **dict.fromkeys((".stm", ".TextGrid", ".eaf"), "path, start, end and sentence"),
+}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
+POINTED = (".csv", ".tsv.gz", ".json", ".jsonl", ".parquet", ".tar", ".wav", ".mp3", ".safetensors")
+
+
+@pytest.mark.parametrize("ending", [*NOT_TABLES, *POINTED])
+def test_file_that_is_no_table_is_named_with_what_to_do(ending: str, tmp_path: Path) -> None:
+    """A pointer was "no column path", "not recognized as audio", and a workbook was cp1252."""
+    file = tmp_path / f"model{ending}"
+    file.write_text(POINTER)
+    words = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository"
+    with pytest.raises(SbkitError, match=f"{file} .*{NOT_TABLES.get(ending, words)}"):
+        if ending in (".wav", ".mp3"):
+            read_audio(file)
+        elif ending == ".safetensors":
+            _match_tensors(tmp_path, [])
+        elif ending == ".tar":
+            next(TableFolders((), TableOptions()).read(str(file), tmp_path, 0))
+        else:
+            read(file)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentences", "note"),
+    [
+        (["Hi!", "(a noise)", "So?"], ["hi", "", "so"], "text differs from sentence, which is"),
+        (["", "yo", "so"], ["hi", "yo", "so"], "text is taken where sentence is empty"),
+        (["hi", "", "so"], ["hi", "", "so"], ""),
+    ],
+)
+def test_two_columns_of_texts_are_not_mixed(
+    texts: list[str], sentences: list[str], note: str, tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    rows = zip("abc", ("hi", "", "so"), texts, strict=True)
+    frame = pd.DataFrame(rows, columns=("path", "sentence", "text"))
+    for file in (tmp_path / "a.csv", tmp_path / "a.parquet"):
+        frame.to_csv(file) if file.suffix == ".csv" else frame.to_parquet(file)
+        assert read(file).sentences == sentences
+        assert (f"note: {file}: {note}" in caplog.text) == bool(note)
+
+
+@pytest.mark.parametrize("ending", [".txt", ".normalized.txt", ".lab"])
+def test_texts_beside_clips_become_a_table_by_the_command_that_is_told(
+    ending: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my corpus"
+    for name in ("ann/1/a.b", "bob/c d"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / f"{name}.flac").touch()
+        (folder / f"{name}{ending}").write_text('5 % "yes"\\n,\nno\n')
+    with pytest.raises(SbkitError, match="texts beside its clips") as caught:
+        read(folder)
+    subprocess.run(str(caught.value).partition("table: ")[2], shell=True, check=True)
+    rows = {(clip.path, clip.sentence.strip(), clip.columns["speaker"]) for clip in read(folder)}
+    assert rows == {
+        (folder / "ann/1/a.b.flac", '5 % "yes"\\n, no', "ann"),
+        (folder / "bob/c d.flac", '5 % "yes"\\n, no', "bob"),
+    }
+
+
+TEXT_TYPES = {
+    "string": pa.string(),
+    "large": pa.large_string(),
+    "view": pa.string_view(),
+    "category": pa.dictionary(pa.int32(), pa.string()),
+    "large category": pa.dictionary(pa.int8(), pa.large_string()),
+}
+
+
+@pytest.mark.parametrize("column", ["path", "sentence", "speaker", "id", "all"])
+@pytest.mark.parametrize("name", TEXT_TYPES)
+def test_texts_of_any_type_of_arrow_are_texts(name: str, column: str, tmp_path: Path) -> None:
+    """polars writes large texts and views, pandas categories; the path used to be the origin."""
+    values = {"path": ["/origin/a.wav", "/origin/b.wav"], "sentence": ["one", "two"]}
+    values |= {"speaker": ["ann", "bob"], "id": ["x", "y"]}
+    audio = []
+    for level in (0.1, 0.2):
+        soundfile.write(tmp_path / "tone.wav", np.full(1600, level), 16_000)
+        audio.append({"bytes": (tmp_path / "tone.wav").read_bytes(), "path": "tone.wav"})
+
+    def rows_of_type(name: str) -> list[tuple[str, str, str]]:
+        columns: dict[str, pa.Array] = {
+            key: pa.array(texts).cast(TEXT_TYPES[name] if column in (key, "all") else pa.string())
+            for key, texts in values.items()
+        }
+        pq.write_table(pa.table({**columns, "audio": audio}), tmp_path / f"{name}.parquet")
+        manifest = read(tmp_path / f"{name}.parquet")
+        return [(clip.id, clip.sentence, clip.columns["speaker"]) for clip in manifest]
+
+    assert (
+        rows_of_type(name) == rows_of_type("string") == [("x", "one", "ann"), ("y", "two", "bob")]
+    )
+
+
+@pytest.mark.parametrize("cell", ["x" * 10**6, [0.1] * 10**5, {"a": [1] * 10**5}, "\x1b" * 999])
+@pytest.mark.parametrize("column", ["path", "text", "id", "start", "speaker"])
+def test_cell_of_any_size_is_shortened_and_is_no_path_of_a_part(
+    cell: object, column: str, tmp_path: Path
+) -> None:
+    row = {"id": "u1", "path": "gone.wav", "text": "hi", "start": 0, "end": 1, column: cell}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    with pytest.raises(SbkitError) as error:
+        prepare_manifest(tmp_path, read(tmp_path / "a.jsonl"))
+    assert len(str(error.value)) <= 600
+
+
+def test_name_in_another_form_has_one_path(tmp_path: Path) -> None:
+    (tmp_path / normalize("NFD", "für.wav")).touch()
+    (tmp_path / "t.csv").write_text("path,text\nfür.wav,one\n.//für.wav,two\n")
+    assert [row.reason for row in read(tmp_path / "t.csv").excluded] == ["clip listed twice"]
+
+
+@pytest.mark.parametrize("form", ["struct", "list", "huge text", "huge number"])
+def test_no_error_about_a_cell_is_longer_than_a_paragraph(form: str, tmp_path: Path) -> None:
+    """Decoded samples in parquet are read; a message used to print them, 5.7 MB."""
+    samples = np.sin(np.arange(16_000) / 20).tolist()
+    cell: object = {
+        "struct": {"array": samples, "sampling_rate": 16_000, "path": None},
+        "list": samples,
+        "huge text": "x" * 1_000_000,
+        "huge number": int("9" * 4000) % 2**62,
+    }[form]
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"audio": [cell], "sentence": ["one"]}), file)
+    try:
+        prepared = prepare_manifest(tmp_path, read(file))
+    except SbkitError as error:
+        assert form != "struct"
+        assert len(str(error)) <= 600
+    else:
+        assert form == "struct"
+        assert prepared.dataset["samples"] == [16_000]
+
+
+@pytest.mark.parametrize("stated", ["", "2.0", "2.4", "1.9", "1.45", "0.5", "00:00:00,5"])
+def test_duration_without_a_start_is_the_first_seconds(stated: str, tmp_path: Path) -> None:
+    """So are NeMo's rows; a rounded duration of a whole file of 2 s cuts no word."""
+    soundfile.write(tmp_path / "a.wav", np.full(32_000, 0.1), 16_000)
+    (tmp_path / "t.csv").write_text(f'path,sentence,duration\na.wav,one,"{stated}"\n')
+    manifest = read(tmp_path / "t.csv")
+    (part,) = manifest.parts
+    is_cut = stated in ("1.45", "0.5", "00:00:00,5")
+    seconds = float(stated.rpartition(":")[2].replace(",", ".") or 0)
+    assert part.end == (round(seconds * 1e6) if is_cut else None)
+    reason = "rests of files that are longer than `duration` says"
+    assert manifest.filtered == ({reason: 1} if is_cut else {})
+
+
+NAMES = ("für.wav", "Ä/ö.wav", "a\u1ea1\u0300.wav", "ガ.wav")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("disk", ["NFC", "NFD", "cp1252"])
+@pytest.mark.parametrize("table", ["NFC", "NFD"])
+def test_name_is_found_in_another_form(name: str, disk: str, table: str, tmp_path: Path) -> None:
+    """As macOS and older disks have it; `ls` shows the file that was called missing."""
+    try:
+        on_disk = normalize("NFD", name).encode() if disk == "NFD" else name.encode()
+        on_disk = normalize("NFC", name).encode("cp1252") if disk == "cp1252" else on_disk
+    except UnicodeEncodeError:
+        pytest.skip("no such letter in cp1252")
+    path = os.fsencode(tmp_path) + b"/" + on_disk
+    Path(os.fsdecode(path)).parent.mkdir(exist_ok=True)
+    soundfile.write(tmp_path / "tone.wav", np.full(1600, 0.1), 16_000)
+    Path(os.fsdecode(path)).write_bytes((tmp_path / "tone.wav").read_bytes())
+    (tmp_path / "t.csv").write_text(f"path,sentence\n{normalize(table, name)},one\n")
+    manifest = read(tmp_path / "t.csv")
+    assert [os.fsencode(clip.path) for clip in manifest] == [path]
+    assert not prepare_manifest(tmp_path, manifest).excluded

@@ -99,16 +99,18 @@ def test_phrases_that_are_not_spoken_change_nothing() -> None:
 
 
 def test_read_hotwords_reads_a_file_or_a_list(tmp_path: Path) -> None:
-    file = tmp_path / "words.txt"
-    file.write_text("new york\n\nsan francisco bay\n", encoding="utf-8")
-    assert read_hotwords(str(file)) == ["new york", "", "san francisco bay"]
+    for name in ("my, words", "words.txt"):
+        file = tmp_path / name
+        file.write_text("new york\n\nsan francisco bay\n", encoding="utf-8")
+        assert read_hotwords(str(file)) == ["new york", "", "san francisco bay"]
     phrases = [f"word {number}" for number in range(100)]
     assert read_hotwords(",".join(phrases)) == phrases
     assert read_hotwords("\n".join(phrases)) == phrases
-    for phrase in ("node.js", " ".join(phrases)):  # the name of a file cannot be as long
+    for phrase in ("node.js", "AC/DC", " ".join(phrases)):  # no file has a name as long
         assert read_hotwords(phrase) == [phrase]
-    with pytest.raises(SbkitError, match="`hotwords` must be readable"):
-        read_hotwords(str(tmp_path / "gone.txt"))
+    for missing in ("gone.txt", "my,gone.JSON", "./gone", "/gone/words", f"{tmp_path}/gone"):
+        with pytest.raises(SbkitError, match="`hotwords` must be readable"):
+            read_hotwords(missing)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(SbkitError, match=r"`hotwords` \(.*\) must be UTF-8"):
         read_hotwords(str(file))

@@ -17,6 +17,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Clip
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import normalize
+from tests.shortage import largest_file
 
 TEXT = """\ufeffhello: Hello,  World.
 
@@ -135,6 +136,14 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     update, download = (tmp_path / "calls").read_text().splitlines()
     assert update.endswith("update")
     assert download.endswith("download asterisk-core-sounds-en asterisk-core-sounds-en-g722")
+
+
+def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was "LibsndfileError: System error." with a traceback."""
+    root = make_packages(tmp_path / "root")
+    monkeypatch.setattr("recipes.debian.release.fetch_packages", lambda *_: ("1", root))
+    with largest_file(200), pytest.raises(SbkitError, match=f"The disk of {tmp_path}.* is full"):
+        prepare_prompts(language="en", cache_folder=tmp_path / "cache")
 
 
 def test_failed_download_quotes_apt_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The choice of the corpus, and manifests that a user names."""
 
+import gzip
 import io
 import json
 import re
@@ -99,6 +100,92 @@ def test_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -
     assert {"speaker", "gender", "locale", "language"} <= set(clip.columns)
     again = common_voice.read({"data_folder": asterisk_english, "language": "en"}, "dev")
     assert again[0] == replace(clip, path=clip.path.resolve())  # the cache of tests has a link
+
+
+def write_table(file: Path, ids: str) -> None:
+    """Write a table, a saved dataset or a folder of Kaldi, one speaker for each clip."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"path": f"/{id}.wav", "text": "hi", "speaker": id} for id in ids]
+    if file.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    elif file.suffix == ".saved":
+        datasets.Dataset.from_list(rows).save_to_disk(str(file))
+    elif file.suffix == ".kaldi":
+        file.mkdir()
+        (file / "split2/1").mkdir(parents=True)  # as its tools leave them
+        for folder in (file, file / "split2/1"):
+            (folder / "wav.scp").write_text("".join(f"{id} /{id}.wav\n" for id in ids))
+            (folder / "text").write_text("".join(f"{id} hi\n" for id in ids))
+    elif ".json" in file.name:
+        lines = [*map(json.dumps, rows)]
+        content = "\n".join(lines) if "l" in file.suffixes[0] else f"[{','.join(lines)}]"
+        file.write_bytes(gzip.compress(content.encode()) if "gz" in file.name else content.encode())
+    else:
+        delimiter = "\t" if ".tsv" in file.name else ","
+        file.write_text(
+            "".join(f"{delimiter.join(row)}\n" for row in [rows[0], *map(dict.values, rows)])
+        )
+
+
+ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".jsonl.gz", ".parquet", ".saved", ".kaldi")
+LAYOUTS = {  # of hub repositories and others, with keywords of their page
+    "data/{}-00000-of-00001{}": ("train", "validation", "test"),
+    "{}/part{}": ("training", "dev", "eval"),
+    "my-corpus-1.0/a_{}.clean{}": ("train", "val", "testing"),
+    "{} 2{}": ("Train", "valid", "evaluation"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_folder_has_the_splits_that_its_names_tell(
+    layout: str, ending: str, tmp_path: Path
+) -> None:
+    """Given as train, a repository of the hub trained on its validation and test, too."""
+    folder = tmp_path / "latest-test"  # whose own name says nothing
+    for keyword, ids in zip(LAYOUTS[layout], ("abcdef", "gh", "i"), strict=True):
+        write_table(folder / layout.format(keyword, ending), ids)
+    write_table(folder / f".cache/train{ending}", "z")
+    write_table(folder / f"contest/others{ending}", "y")
+    knobs = {"manifest": {"all": str(folder)}, "language": "en"}
+    assert own_data.splits(knobs) == {"train": ["train"], "valid": ["dev"], "test": ["test"]}
+    manifests = [cast(Manifest, own_data.read(knobs, name)) for name in ("train", "dev", "test")]
+    assert [manifest.ids for manifest in manifests] == [[*"abcdef"], [*"gh"], ["i"]]
+    for key in ("train", "dev", "test-all"):
+        with pytest.raises(
+            SbkitError,
+            match=rf"`manifest.{key}`: {folder} has files for .*all: {folder}",
+        ):
+            own_data.splits({"manifest": {key: str(folder)}})
+
+
+@pytest.mark.parametrize("missing", ["dev", "test"])
+def test_splits_without_files_get_speakers_of_train(missing: str, tmp_path: Path) -> None:
+    for split in {"train", "dev", "test"} - {missing}:
+        write_table(tmp_path / f"{split}.csv", "abcdef" if split == "train" else "x")
+    knobs = {"manifest": {"all": str(tmp_path)}, "language": "en"}
+    assert own_data.splits(knobs) == {"train": ["train"], "valid": ["dev"], "test": ["test"]}
+    ids = {
+        name: cast(Manifest, own_data.read(knobs, name)).ids for name in ("train", "dev", "test")
+    }
+    assert sorted(ids["train"] + ids[missing]) == [*"abcdef"]
+    assert min(map(len, ids.values())) >= 1
+    (tmp_path / "train.csv").unlink()
+    with pytest.raises(SbkitError, match="`splits.train` is empty"):
+        splits_of(own_data, knobs)
+
+
+def test_tars_are_read_by_the_splits_that_their_names_tell(tmp_path: Path) -> None:
+    names = {"train": "train/audio_0.tar", "dev": "dev-0.tgz", "test": "test/recording.000000.tar"}
+    for name in (*names.values(), "train/manifest_0.json", "test/features.000000.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "test/cuts.000000.jsonl.gz").touch()
+    for folder in (str(tmp_path), f"file://{tmp_path}"):
+        knobs = {"manifest": {"all": folder}, "language": "en"}
+        assert [*chain.from_iterable(own_data.splits(knobs).values())] == [*names]
+        for split, name in names.items():
+            assert own_data.read(knobs, split).files == (str(tmp_path / name),)
 
 
 def read(file: Path, content: str, **knobs: object) -> Manifest:

@@ -83,6 +83,7 @@ def stand_in(
         SessionOptions=Mock,
         InferenceSession=StandInSession,
         preload_dlls=lambda: None,
+        __version__="1.23.2",
         __spec__=SimpleNamespace(),
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", module)
@@ -116,12 +117,12 @@ def test_onnx_model_preloads_cuda_and_disables_tf32(
     """Only torch finds the libraries of CUDA's wheels by itself, and this runtime has none."""
     arguments: list[Any] = []
 
-    def refuse(content: bytes, options: object, **more: Any) -> None:
+    def refuse(session: Any, content: bytes, options: object, **more: Any) -> None:
         arguments.extend([*more["providers"], more["enable_fallback"]])
         raise RuntimeError("no GPU")
 
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("loaded"))
-    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    monkeypatch.setattr(onnxruntime.InferenceSession, "__init__", refuse)
     with pytest.raises(SbkitError, match="no GPU"):
         OnnxModel(b"graph", device="cuda:1")
     assert arguments == [(CUDA, {"device_id": "1", "use_tf32": "0"}), 0]  # errors move it nowhere
@@ -280,6 +281,15 @@ def test_doctor_notices_packages_that_fail(
     assert report["cache"].startswith("FileExistsError: ")
     assert "tokenizer" not in report
     assert report["ONNX graph"].endswith("is given as [[-1.0, -2.0], [-3.0, -4.0]]")
+
+
+def test_old_onnxruntime_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.delattr(StandInSession, "get_provider_graph_assignment_info")
+    with pytest.raises(
+        SbkitError, match=r"^onnxruntime 1\.23\.2 cannot say .* Upgrade onnxruntime"
+    ):
+        effective(bundle, device="cpu", precision="int8")
 
 
 def test_transcribe_without_torch_names_onnx(bundle: Path) -> None:

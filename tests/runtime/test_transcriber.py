@@ -183,6 +183,13 @@ def test_transcriber_batches_similar_lengths_across_sources(
         assert len(batch) * max(batch) < 2 * sum(batch)
 
 
+def test_first_transcripts_come_before_much_is_read(tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    sources = iter([speak(tokenizer, say(70))] * 100)  # of 40 s
+    next(transcriber.stream(sources, RATE))
+    assert len([*sources]) >= 97
+
+
 def test_transcriber_does_not_split_gpu_batches_by_cpu_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,10 +106,12 @@ def test_languages_are_understood_as_clients_write_them(server: RunningServer) -
 
 
 def test_unknown_paths_and_methods_are_refused(server: RunningServer) -> None:
-    for path in ("/nowhere", "/v1/nowhere"):
+    meant = "/v1/audio/transcriptions"
+    for path in ("/nowhere", "/v1/nowhere", meant[:-1], f"{meant}/", meant[3:], f"/v1{meant}"):
         answer = server.get(path)
-        kind = answer.json()["error"]["type"]
-        assert (answer.status_code, kind) == (404, "invalid_request_error")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (404, "invalid_request_error")
+        assert (f"Did you mean `{meant}`?" in error["message"]) == ("nowhere" not in path)
     assert server.get("/v1/audio/transcriptions").status_code == 405
     plain = server.get("/v1/realtime")  # as from a proxy that drops the header Upgrade
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket"), plain.text
@@ -219,20 +221,29 @@ def test_lost_clients_cost_nothing_more(tmp_path: Path) -> None:
 
 def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys"
-    with running_server(tmp_path, keys=["one", "", "two"]) as server:
+    with running_server(tmp_path, keys=["# staff", "one", "", "  #two", "two"]) as server:
         for key, status in (("Bearer one", 200), ("bearer two", 200), ("Bearer on", 401)):
             assert server.post(CLIP, headers={"Authorization": key}).status_code == status
-        assert server.post(CLIP, headers={"Authorization": "Basic one"}).status_code == 401
+        for key in ("Basic one", "Bearer # staff", "Bearer #two", "Bearer"):
+            assert server.post(CLIP, headers={"Authorization": key}).status_code == 401
+        for host in ("asr.lan", "speech.default.svc.cluster.local:8000", "192.168.1.7"):
+            headers = {"Authorization": "Bearer one", "Host": host}
+            assert server.post(CLIP, headers=headers).status_code == 200
+            assert (
+                server.post(CLIP, headers=headers | {"Origin": "http://a.lan"}).status_code == 403
+            )
         assert server.post(CLIP).status_code == 401
         for path in ("/v1/models", "/card"):
             assert server.get(path).json()["error"]["code"] == "invalid_api_key"
         with pytest.raises(openai.AuthenticationError):
             server.openai.models.list()
         assert server.get("/health/ready").status_code == 200
-        file.write_text("schlüssel", "utf-8")  # clients send it as latin-1, UTF-8 or not at all
-        server.http_server.read_keys()
-        assert "Write keys in ASCII" in caplog.text
-        file.write_text("\n")
+        for key in ("schlüssel", "a\tkey", "a\x7fkey"):  # clients send ü in one of three ways
+            caplog.clear()
+            file.write_text(key, "utf-8")
+            server.http_server.read_keys()
+            assert "Write keys in printable ASCII" in caplog.text
+        file.write_text("# none\n\n")
         server.http_server.read_keys()
         assert "has no keys" in caplog.text
         assert server.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 200

@@ -139,7 +139,9 @@ def test_turn_ends_at_an_endpoint(live: RunningServer) -> None:
             begin = end + 1.3
         session.input_audio_buffer.clear()
         assert session.recv().type == "input_audio_buffer.cleared"
-        set_input(session, turn_detection={"type": "server_vad", "silence_duration_ms": 400})
+        detection = {"type": "server_vad", "silence_duration_ms": 400, "threshold": 0.5}
+        detection |= {"prefix_padding_ms": 600, "create_response": False}
+        set_input(session, turn_detection=detection, noise_reduction={"type": "near_field"})
         assert session.recv().session.audio.input.turn_detection.silence_duration_ms == 400
         send(session, at_24k(np.concatenate([speak(live.tokenizer, TEXT), silence(1.2)])))
         assert until(session, "completed")[-1].transcript == TEXT
@@ -269,6 +271,21 @@ BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
         "`prompt` must have at most 65536 characters",
     ),
 }
+
+
+UNKNOWN_FIELDS = (  # of sessions; the first ones are flat, as in the former beta
+    *("input_audio_format", "input_audio_transcription", "turn_detection", "modalities"),
+    *("instructions", "voice", "include", "audio.output", "audio.input.sample_rate"),
+    *("audio.input.format.channels", "audio.input.transcription.temperature"),
+    *("audio.input.turn_detection.eagerness", "audio.input.turn_detection.idle_timeout_ms"),
+)
+for field in UNKNOWN_FIELDS:
+    *parents, field_name = field.split(".")
+    session_fields: dict[str, Any] = {field_name: "g711_ulaw"}
+    for parent in reversed(parents):
+        session_fields = {parent: session_fields}
+    changed = json.dumps({"type": "session.update", "session": session_fields})
+    BAD_EVENTS[field] = (changed, f"`{field_name}` must be left out of a session, but is 'g711")
 
 
 @pytest.mark.parametrize("name", BAD_EVENTS)

@@ -1,16 +1,19 @@
 """Scores of tasks: their definitions, texts that are normalized once more, and no results."""
 
 import math
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 
 from recipes.asr.recipe import AsrBrain
 from sbkit.decoding.clips import Recognition as Recognized
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.tasks.detection.task import Detection, FrameCounts
 from sbkit.tasks.recognition.task import Recognition
-from sbkit.text.normalization import orthography
-from sbkit.text.normalizers import Normalizer
+from sbkit.text.normalization import Orthography, orthography, text_table
+from sbkit.text.normalizers import Normalizer, named_normalizer
+from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.evaluation import Evaluator
 
 
@@ -25,21 +28,60 @@ def test_metric_of_no_utterance_is_not_computed() -> None:
     assert math.isnan(values["empty/CER"])
 
 
-def test_normalizer_is_given_the_sentence_of_the_corpus() -> None:
-    """The text table has dropped the sign that a leaderboard's normalizer reads."""
+def score(
+    row: dict[str, object], heard: str, table: Orthography, normalizer: Normalizer | None
+) -> ScoredUtterance:
     bundle = SimpleNamespace(
-        config=SimpleNamespace(
-            sample_rate=16_000, has_words=True, language="en", text_table=orthography("en")
-        ),
+        config=SimpleNamespace(sample_rate=16_000, has_words=True, language="en", text_table=table),
         decoder=None,
         decoder_inputs=lambda clips: clips,
-        decoder_pool=SimpleNamespace(decode=lambda *_, **__: [Recognized("five dollars")]),
+        decoder_pool=SimpleNamespace(decode=lambda *_, **__: [Recognized(heard)]),
     )
+    rows = [{"id": "a", "samples": 16_000, **row}]
+    (scored,) = Recognition().score(bundle, rows, [], times=False, normalizer=normalizer)
+    assert scored.normalized is not None
+    return scored
+
+
+def test_normalizer_is_given_the_sentence_of_the_corpus() -> None:
+    """The text table has dropped the sign that a leaderboard's normalizer reads."""
     normalizer = Normalizer("dollars", "0", lambda text: text.replace("$5", "five dollars"))
-    row = {"id": "a", "text": "5", "sentence": "$5", "samples": 16_000}
-    (scored,) = Recognition().score(bundle, [row], [], times=False, normalizer=normalizer)
+    row = {"text": "5", "sentence": "$5"}
+    scored = score(row, "five dollars", orthography("en"), normalizer)
     assert scored.normalized is not None
     assert (scored.errors.wer, scored.normalized.errors.wer) == (2.0, 0.0)
+
+
+TABLES = [
+    text_table("en", {"case": case, "punctuation": marks, "numbers": numbers})
+    for case, marks, numbers in product(("lower", "keep"), ([], [".", "%"]), ("keep", "spell"))
+]
+SENTENCES = (
+    "I paid $3.50 (laughs) for it.",
+    "Tom &amp; I [noise] left <unk> *coughs* early, Mr. Wu (really).",
+    "R&D's 1,000 %uh <|en|> café at 10:30, 5 % [cough] won't.",
+)
+
+
+@pytest.mark.parametrize("name", ["", "en", "whisper-english", "whisper-basic"])
+@pytest.mark.parametrize("tags", [(), ("cough", "laughs")])
+def test_perfect_transcript_has_no_errors_by_any_normalizer(
+    name: str, tags: tuple[str, ...]
+) -> None:
+    if name.startswith("whisper"):
+        pytest.importorskip("transformers")
+        pytest.importorskip("whisper_normalizer")
+    normalizer = named_normalizer(name) if name else None
+    for table, sentence in product(TABLES, SENTENCES):
+        # Whisper's normalizers read digits with their signs, which a table of digits drops.
+        if (table.numbers or not name.startswith("whisper")) and (normalizer or not table.is_plain):
+            text = transcript_normalizer(table, tags)(sentence)
+            row = {"text": text, "sentence": sentence}
+            perfect = score(row, text, table, normalizer).normalized
+            longer = score(row, f"{text} zebra", table, normalizer).normalized
+            assert perfect is not None and longer is not None
+            assert perfect.errors.words.errors == 0, (table, sentence)
+            assert longer.errors.words.errors == 1, (table, sentence)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from sbkit.text.normalization import (
 )
 from sbkit.text.normalizers import named_normalizer, table_normalizer
 
-MARKS = "aIİßΣeё\u0301\u0308\u0307'\u2019·-. \u00ad\u200dAl"
+MARKS = "aIİßΣeё\u0301\u0308\u0307'\u2019\u02bc\u02bb·-. \u00ad\u200dAl"
 
 TABLE = Path(__file__).with_name("transcripts.tsv").read_text(encoding="utf-8")
 CASES = [tuple(line.split("\t")) for line in TABLE.splitlines()[1:]]
@@ -61,7 +61,11 @@ def test_normalize(language: str, text: str, expected: str) -> None:
     assert normalize(normal, language) == normal
 
 
-@pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
+# One language for each table.
+LANGUAGES = [*{repr(table): language for language, table in ORTHOGRAPHIES.items()}.values(), "ja"]
+
+
+@pytest.mark.parametrize("language", [*LANGUAGES, "xx"])
 def test_normalize_is_idempotent(language: str) -> None:
     """Try the characters up to the kana, each by itself and in random texts."""
     chars = [c for c in map(chr, range(0x3100)) if unicodedata.category(c) != "Cn"]
@@ -166,6 +170,8 @@ LETTERS = "aIiİeЁёÉ \u00ad-,?!.…«»¿()5&\u3002\uff0c你"
         ("ca", "", "PARAĿLEL", "PARAL·LEL"),
         ("zh", "，。", "你好， 世界 。 OK,", "你好，世界。 OK"),
         ("ja", "。、", "こんにちは 、世界", "こんにちは、世界"),
+        ("mt", ",", "Ta', 'Kelb', Qata'", "Ta', Kelb, Qata'"),
+        ("ha", "", "'Yar ʼYa", "'Yar 'Ya"),
     ],
 )
 def test_table_keeps_case_and_marks(language: str, marks: str, text: str, expected: str) -> None:
@@ -174,7 +180,7 @@ def test_table_keeps_case_and_marks(language: str, marks: str, text: str, expect
 
 
 @pytest.mark.parametrize("case", ["lower", "keep"])
-@pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "el", "ja"])
+@pytest.mark.parametrize("language", [*LANGUAGES, "xx", "el"])
 def test_plain_form_of_a_kept_text_is_that_of_the_transcript(language: str, case: str) -> None:
     """Try single characters and random texts; nothing changes twice."""
     random = Random(language)

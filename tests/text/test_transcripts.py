@@ -62,6 +62,26 @@ WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
     "\uff08laughter\uff09 yes \uff3bnoise\uff3d": ("yes", ["(laughter)", "[noise]"]),
     "\uff08yes\uff09 no": ("yes no", []),
     "(gasps) oh (crowd cheering)": ("oh", ["(gasps)", "(crowd cheering)"]),
+    # Whisper, HTK, Kaldi, GigaSpeech, Switchboard, LDC, NIST, CHAT, Verbmobil
+    "<|en|><|0.00|> yes<|2.00|>": ("yes", ["<|en|>", "<|0.00|>", "<|2.00|>"]),
+    "!SIL so SPN <s> it </s> !Hola!": ("so it hola", ["!SIL", "SPN", "<s>", "</s>"]),
+    "SO <COMMA> <SIL> YES <PERIOD>": ("so yes", ["<SIL>"]),
+    "[laughter-yes] [vocalized-noise] {F uh, }": ("yes uh", ["[vocalized-noise]"]),
+    "%uh, (%um) 50 %of it, % of (%hesitation)": (
+        "uh um 50 percent of it percent of",
+        ["%hesitation"],
+    ),
+    "&=clears:throat &-um &+fr so xxx, R&D": (
+        "um so r and d",
+        ["&=clears:throat", "&+fr", "xxx"],
+    ),
+    "<I want> [/] I (.) want +/. www.x.com +...": (
+        "i want i want www x com",
+        ["[/]", "(.)", "+/.", "+..."],
+    ),
+    "[=! noise] &=laughter !SIL": ("[noise] [laughter]", ["!SIL"]),
+    "++cough++ *laughs* #noise <#click>": ("", ["++cough++", "*laughs*", "#noise", "<#click>"]),
+    "2 * 3 *really* f*** C++ #five": ("2 3 really f c five", []),
 }
 
 
@@ -102,9 +122,19 @@ def test_numbers_are_spelled_if_the_yaml_says_so(language: str, text: str, expec
     assert any(map(str.isdecimal, transcript_normalizer(text_table(language))(text)))
 
 
-def test_marks_and_capitals_stay_beside_numbers() -> None:
-    table = text_table("en", {"case": "keep", "punctuation": [".", ","], "numbers": "spell"})
-    assert transcript_normalizer(table)("Well, I saw 12.") == "Well, I saw twelve."
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("en", "Well, I saw 12.", "Well, I saw twelve."),
+        ("en", "SO <COMMA> I <NOISE> SAW 12 <PERIOD>", "SO, I SAW twelve."),
+        ("zh", "你好，世界<noise>。", "你好，世界。"),
+    ],
+)
+def test_marks_and_capitals_stay_beside_numbers(language: str, text: str, expected: str) -> None:
+    numbers = "spell" if language == "en" else "keep"
+    marks = [".", ",", "，", "。"]
+    table = text_table(language, {"case": "keep", "punctuation": marks, "numbers": numbers})
+    assert transcript_normalizer(table)(text) == expected
 
 
 def test_other_languages_and_values_are_refused() -> None:

@@ -102,14 +102,15 @@ class ConvLayer(nn.Module):
         dtype = widest_float(audio.device)
         mean = (windows * mask).sum(1, keepdim=True, dtype=dtype) / count  # (B, 1, K)
         centered = (windows - mean) * mask
-        covariance = centered.mT @ centered / count  # (B, K, K)
+        covariance = torch.einsum("btj,btk->bjk", centered, centered) / count  # (B, K, K)
         weight = self.conv.weight.squeeze(1).to(dtype)  # (C, K)
         # The bias cancels, but DDP waits for its gradient, which is then zero.
         bias = 0.0 if self.conv.bias is None else self.conv.bias.unsqueeze(1)
         # The weights are the left factor: onnxruntime would quantize a right factor to int8.
         variance = (weight @ covariance * weight).sum(2, keepdim=True)  # (B, C, 1)
         scale = norm.weight.unsqueeze(1) * (variance + norm.eps).rsqrt()
-        shift = norm.bias.unsqueeze(1) + scale * (bias - (weight @ mean.mT + bias))
+        product = torch.einsum("ck,btk->bct", weight, mean)  # see `MelProducts` for transpositions
+        shift = norm.bias.unsqueeze(1) + scale * (bias - (product + bias))
         folded = (weight * scale).mT.to(audio.dtype)  # (B, K, C)
         return torch.baddbmm(shift.mT.to(audio.dtype), windows, folded)
 

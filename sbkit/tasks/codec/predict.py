@@ -8,6 +8,7 @@ Legend: S samples, U frames of codes, G codebooks.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Codec(GraphModel):
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
         """Yield the codes (U, G) of blocks at the codec's rate, which `to_samples` converts."""
-        samples = map(to_samples, blocks)
+        samples = map(partial(to_samples, is_live=True), blocks)
         for window, first, end in windows(samples, self.frame, self._step, self._contexts[0]):
             audio = (window.astype(np.float32) / np.float32(FULL_SCALE))[None]
             codes, _ = self.run("encode", audio, np.array([len(window)]))

@@ -125,9 +125,9 @@ class VoiceDetector:
         return SpeechState(self.model.start())
 
     def push(self, samples: Samples, state: SpeechState) -> tuple[list[SpeechEvent], SpeechState]:
-        """Take samples as `to_samples` does; return the new events and the new state."""
+        """Take live samples as `to_samples` does; return the new events and the new state."""
         step = self.model.step
-        pending = np.concatenate([state.samples, to_samples(samples)])
+        pending = np.concatenate([state.samples, to_samples(samples, is_live=True)])
         frames = max(0, (len(pending) - self.model.overlap) // step)
         events: list[SpeechEvent] = []
         state = replace(state, samples=pending[frames * step :])
@@ -145,7 +145,7 @@ class VoiceDetector:
 
     def speech_segments(self, audio: Samples) -> list[SpeechSegment]:
         """Return the segments of speech in a whole clip, which `to_samples` converts."""
-        events, state = self.push(audio, self.start())
+        events, state = self.push(to_samples(audio), self.start())
         times = [event.seconds for event in (*events, *self.finish(state))]
         return list(map(SpeechSegment, times[::2], times[1::2]))
 

@@ -197,8 +197,8 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each source, or its error, in their order.
 
-        Segments are decoded in batches of ``read_ahead_seconds``, so the calls below come batch by
-        batch, one for each segment.
+        Segments are decoded in batches of up to ``read_ahead_seconds``, so the calls below come
+        batch by batch, one for each segment.
 
         on_seconds: called with the seconds of audio that a segment adds.
         on_text: called with the text that a segment adds to the transcript.
@@ -367,8 +367,10 @@ def default_batch_seconds(effective: Effective) -> float:
 def _batches(
     segments: Iterable[_SegmentResult], sample_rate: int, seconds: float
 ) -> Iterator[list[_SegmentResult]]:
-    """Collect segments into batches of at least ``seconds`` of audio; the last may be shorter."""
-    target_samples = seconds_to_samples(seconds, sample_rate)
+    """Collect segments into batches that grow to ``seconds`` of audio."""
+    max_samples = seconds_to_samples(seconds, sample_rate)
+    # The first batch fills a GPU, no more, so that the first result comes soon.
+    target_samples = seconds_to_samples(min(seconds, GPU_BATCH_SECONDS), sample_rate)
     batch: list[_SegmentResult] = []
     num_samples = 0
     for item in segments:
@@ -380,6 +382,7 @@ def _batches(
         if num_samples >= target_samples:
             yield batch
             return_freed_memory()  # not after short audio: many threads transcribe clip by clip
+            target_samples = min(2 * target_samples, max_samples)
             batch = []
             num_samples = 0
     if batch:

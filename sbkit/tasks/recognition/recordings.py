@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,9 +31,9 @@ COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Path]]:
     """List the files that arguments name, in their order; those of a folder or pattern are sorted.
 
-    Folders are searched to any depth for files with the suffix of an audio format. Standard input
-    is first written to a temporary file: readers seek, which a pipe cannot. Missing files are
-    listed, too; the error is raised when they are read.
+    `find_audio_files` searches folders and patterns. Standard input is first written to a temporary
+    file: readers seek, which a pipe cannot. Missing files are listed, too; the error is raised when
+    they are read.
 
     raw_rate: the sample rate of standard input without a header.
 
@@ -50,11 +50,13 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
             if argument == STANDARD_INPUT:
                 path = Path(folder, "stdin")
                 _save_standard_input(path, raw_rate)
+            parts = path.parts
+            num_plain = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
             matches = [path]
             if path.is_dir():
                 matches = find_audio_files(path)
-            elif has_magic(argument) and not path.exists():
-                matches = sorted(map(Path, glob(argument, recursive=True)))  # noqa: PTH207, that refuses **.wav
+            elif num_plain < len(parts) and not path.exists():
+                matches = find_audio_files(Path(*parts[:num_plain]), parts[num_plain:])
             if not matches:
                 raise DataError(f"{argument} has no audio files. Correct the folder or pattern.")
             files += matches

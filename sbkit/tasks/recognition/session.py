@@ -247,7 +247,7 @@ class Session:
         """
         if self.is_finished:
             raise SbkitError("This session is finished and takes no more samples; begin another.")
-        samples = to_samples(samples)
+        samples = to_samples(samples, is_live=True)
         self.pending = np.append(self.pending, samples)
         self._num_samples += len(samples)
         if self._detector is not None:

@@ -19,6 +19,9 @@ from sbkit.evaluate.wer_report import (
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.text.normalizers import Normalizer, table_normalizer
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from sbkit.text.transcripts import TOKEN, transcript_normalizer
+
+READ_SIGNS = ".,:;?!-/*+=$€£¥₽₹°"  # by another normalizer, such as Whisper's
 
 
 class Recognition(Task):
@@ -71,14 +74,17 @@ class Recognition(Task):
 
         With another decoder than the greedy one, the greedy texts are compared, too.
 
-        normalizer: normalizes both sides for a second comparison; None for the plain table of the
-            language, if the model keeps case or punctuation.
+        normalizer: normalizes both sides for a second comparison, without tags; None for the plain
+            table of the language, if the model keeps case or punctuation.
         """
         config = bundle.config
-        language = config.language or "und"
-        if normalizer is None and not config.text_table.is_plain:
-            normalizer = table_normalizer(language, config.text_table.plain)
-        written_by = str(table_normalizer(language, config.text_table))
+        language, table = config.language or "und", config.text_table
+        if normalizer is None and not table.is_plain:
+            normalizer = table_normalizer(language, table.plain)
+        to_reference = transcript_normalizer(
+            replace(table, keep_case=True, punctuation=READ_SIGNS + table.punctuation)
+        )
+        written_by = str(table_normalizer(language, table))
 
         def compare(recognized: Sequence[Recognized]) -> list[ScoredUtterance]:
             scored: list[ScoredUtterance] = []
@@ -96,8 +102,8 @@ class Recognition(Task):
                 if normalizer is not None:
                     normalized = replace(
                         utterance,
-                        reference=normalizer.normalize(row["sentence"]),
-                        hypothesis=normalizer.normalize(utterance.hypothesis),
+                        reference=normalizer.normalize(to_reference(row["sentence"])),
+                        hypothesis=normalizer.normalize(TOKEN.sub("", result.text)),
                         words=(),  # their times are those of the other text
                         normalizer=str(normalizer),
                     )

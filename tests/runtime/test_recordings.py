@@ -1,0 +1,61 @@
+"""A recording that is longer than Whisper's positions has one form of log-probabilities."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from sbkit.export.export import export_run
+from sbkit.runtime.runtimes import load_bundle, load_in_thread
+from sbkit.runtime.scoring import sample_validation
+from sbkit.runtime.test_sets import prepare_source
+from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.train.initialize import with_encoder_config
+from tests.models.pretrained.folders import make_folder
+from tests.runtime.bundles import ROOT, SMALL, louder, make_run
+
+RATE = 16_000
+YAML = ROOT / "hparams/ctc_whisper.yaml"
+
+
+def test_no_way_leads_around_the_one_that_cuts() -> None:
+    files = (path for folder in ("sbkit", "recipes") for path in (ROOT / folder).rglob("*.py"))
+    callers = {path.name for path in files if re.search(r"model\.encode\w*\(", path.read_text())}
+    assert callers == {"bundle.py", "model_thread.py"}
+
+
+def test_every_way_to_log_probs_cuts_a_recording_alike(tmp_path: Path) -> None:
+    make_folder(tmp_path / "whisper", "whisper", max_source_positions=1500)  # 30 s
+    knobs = {"pretrained": str(tmp_path / "whisper"), "output_folder": str(tmp_path / "run")}
+    run = make_run(tmp_path / "run", YAML, louder, **with_encoder_config(YAML, knobs))
+    folder = tmp_path / "bundle"
+    export_run(run, folder, formats=["onnx"], grid=SMALL)
+    clip = (3000 * np.random.default_rng(0).standard_normal(50 * RATE)).astype(np.int16)
+    soundfile.write(tmp_path / "clip.wav", clip, RATE)
+    (tmp_path / "dev.csv").write_text("path,sentence\nclip.wav,hello there\n")
+
+    bundle, threaded = load_bundle(folder, device="cpu"), load_in_thread(folder, device="cpu")
+    onnx = load_bundle(folder, runtime="onnx", device="cpu")
+    rows = prepare_source(bundle, tmp_path / "dev.csv")
+    (sampled,) = sample_validation(bundle, {"dev": rows}, with_attention=False)
+    transcriber = Transcriber(bundle=threaded)
+    segments = [encoded for _, encoded in transcriber.encode(tmp_path / "clip.wav")]
+    expected = np.concatenate([segment.log_probs for segment in segments])
+    ways = {
+        "bundle": bundle.encode([clip])[0],
+        "batch": bundle.decoder_inputs([clip[:RATE], clip])[1],
+        "thread": threaded.encode([clip])[0],
+        "tune": sampled,
+        "onnx": onnx.encode([clip])[0],
+    }
+    for name, way in ways.items():
+        difference = np.abs(way.log_probs - expected).max()
+        assert difference < (2e-3 if name == "onnx" else 1e-4), name
+    for each in (bundle, threaded, onnx):
+        assert each.transcribe([clip]) == bundle.transcribe([clip])
+        assert each.align([clip], ["hello there"]) == bundle.align([clip], ["hello there"])
+    (text,) = bundle.transcribe([clip])
+    whole = transcriber.transcribe(clip, RATE).text  # which has a space between segments
+    assert whole.replace(" ", "") == text.replace(" ", "")
+    transcriber.close()
