@@ -803,7 +803,7 @@ def find_spelling(path: str) -> str | Excluded:
     spelled = ""
     for part in path.split("/")[1:]:
         names, folder = {part}, Path(f"{spelled}/")
-        if not os.path.lexists(folder / part) and folder.is_dir():
+        if not os.path.lexists(folder / part) and os.path.isdir(folder):  # noqa: PTH112
             forms = _names_by_form(folder, folder.stat().st_mtime_ns)
             names = forms.get(normalize("NFC", part), names)
         if len(names) > 1:

@@ -603,7 +603,9 @@ def test_texts_of_any_type_of_arrow_are_texts(name: str, column: str, tmp_path: 
     )
 
 
-@pytest.mark.parametrize("cell", ["x" * 10**6, [0.1] * 10**5, {"a": [1] * 10**5}, "\x1b" * 999])
+@pytest.mark.parametrize(
+    "cell", ["ü" * 999 + "/x", [0.1] * 10**5, {"a": [1] * 10**5}, "\x1b" * 999]
+)
 @pytest.mark.parametrize("column", ["path", "text", "id", "start", "speaker"])
 def test_cell_of_any_size_is_shortened_and_is_no_path_of_a_part(
     cell: object, column: str, tmp_path: Path
