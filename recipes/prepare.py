@@ -22,7 +22,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json
 from sbkit.base.kept import keep
-from sbkit.base.ranges import DAY, Range, TextValue
+from sbkit.base.ranges import DAY, RANGES, OfType, Range
 from sbkit.config.hparams import Knobs
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
@@ -62,10 +62,12 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
         ("min_seconds", "max_seconds"),
         Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length."),
     ),
+    "speeds": OfType(
+        type=list, items=int | float, name="a list of numbers", advice="[1.0] changes no speed."
+    ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    "corpus": TextValue(),
-    "data_folder": TextValue(or_list=True),
+    **{name: RANGES[name] for name in ("corpus", "data_folder")},
 }
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout first

@@ -12,7 +12,7 @@ from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, longest_whole
-from sbkit.base.ranges import SHARE, Range, TextValue
+from sbkit.base.ranges import RANGES, SHARE, Range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
 from sbkit.data.batch import TextBatch
@@ -173,7 +173,7 @@ class Asr(CorpusRecipe, Recognition):
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
-        "lm_text": TextValue(or_list=True),
+        "lm_text": RANGES["lm_text"],
     }
     prepare_splits = staticmethod(prepare_transcripts)
     prepare_labels = staticmethod(prepare_tokenizer)

@@ -1,14 +1,23 @@
 """The ranges of a run's hyperparameters, checked before anything is built."""
 
+import inspect
 import math
 import pydoc
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 
 from sbkit.base.errors import ConfigError
 
 DAY = 24 * 60 * 60  # seconds
+# What people write for true and false (yaml.org/type/bool.html); to YAML 1.2, most are text.
+FLAG_WORDS = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
+    ("false", "no", "n", "off"), False
+)
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,39 +52,61 @@ class Range:
             return f"{kind} from {self.low:g} to {self.high:g}"
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
 
+    def cure(self, value: object) -> str:
+        """Say how to correct a value; of text, how to write the number in it.
+
+        >>> size = Range(integer=True, advice="Pass 1 for the smallest.")
+        >>> [size.cure(text) for text in ("0,5", "1.000,5", "1,000", "2", "20 s")]
+        ... # doctest: +NORMALIZE_WHITESPACE
+        ['Use a point: 0.5.', 'Use a point: 1000.5.', 'Write 1000.', 'Take out the quotes: 2.',
+        'Write the number alone, without its unit.']
+        """
+        text = value if isinstance(value, str) else ""
+        digits = re.sub(r"[\s'\u2019]", "", text)
+        whole, mark, fraction = re.findall(r"(.*?)([.,]?)([^.,]*)$", digits)[0]
+        is_group = mark in whole or (self.integer and len(fraction) == 3)  # 1,000 or 1.000.000
+        number = re.sub("[.,]", "", whole) + ("" if is_group else ".") + fraction
+        if NUMBER.fullmatch(number):
+            if number == text:
+                return f"Take out the quotes: {text}."
+            return f"Use a point: {number}." if mark == "," and not is_group else f"Write {number}."
+        if NUMBER.match(text):
+            return "Write the number alone, without its unit."
+        return self.advice
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextValue(Range):
-    """Text or null; the options also allow false, a list of texts, or a mapping to texts."""
+    """Text, perhaps also null, false, a list of texts, or a mapping to texts."""
 
-    advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
+    advice: str = "Write text in quotes."
+    or_null: bool = True
     or_false: bool = False
     or_list: bool = False
     or_mapping: bool = False  # of names to texts
 
-    def __contains__(self, value: object) -> bool:
-        if isinstance(value, list | Mapping):
-            is_allowed = self.or_list if isinstance(value, list) else self.or_mapping
-            texts = [*value, *(value.values() if isinstance(value, Mapping) else ())]
-            return is_allowed and bool(value) and all(isinstance(text, str) for text in texts)
-        return value is None or isinstance(value, str) or (self.or_false and value is False)
-
     def __str__(self) -> str:
         forms = " or a list of texts" * self.or_list + " or a mapping to texts" * self.or_mapping
-        return f"{'false, ' * self.or_false}null or text{forms}"
+        return f"{'false, ' * self.or_false}{'null or ' * self.or_null}text{forms}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfType(Range):
-    """Values of a type, perhaps also null; items of a list and keys of a mapping are text."""
+    """Values of a type, perhaps also null; keys of a mapping and most items of a list are text."""
 
     type: type
     name: str
+    items: type | UnionType = str
 
     def __contains__(self, value: object) -> bool:
-        texts = value if isinstance(value, list | dict) else ()
-        is_of_type = isinstance(value, self.type) and all(isinstance(text, str) for text in texts)
+        items = value if isinstance(value, list | dict) else ()
+        is_of_type = isinstance(value, self.type) and all(isinstance(i, self.items) for i in items)
         return is_of_type or (self.or_null and value is None)
+
+    def cure(self, value: object) -> str:
+        """Say how to correct a value; of text instead of a list, where the brackets belong."""
+        is_unbracketed = self.type is list and isinstance(value, str)
+        return f"Write [{value}]." if is_unbracketed else self.advice
 
     def __str__(self) -> str:
         return f"{'null or ' * self.or_null}{self.name}"
@@ -86,7 +117,16 @@ NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
 POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
+
+class FlagArgument(OfType):
+    """An argument whose default is true or false: words for these are refused, other kinds not."""
+
+    def __contains__(self, value: object) -> bool:
+        return not isinstance(value, str) or value.lower() not in FLAG_WORDS
+
+
 FLAG = OfType(type=bool, name="true or false", advice="Write True or False.")
+FLAG_ARGUMENT = FlagArgument(type=bool, name=FLAG.name, advice=FLAG.advice)
 LIST = OfType(type=list, name="a list of texts", or_null=True, advice="Write [] for none.")
 MAPPING = OfType(type=dict, name="a mapping", or_null=True, advice="Write {} for none.")
 
@@ -111,8 +151,11 @@ class Key:
 # class declares the ranges of its arguments as `RANGES`. A YAML of SpeechBrain's has its defaults.
 KEYS: Mapping[str, Key] = {
     "seed": Key(Range(low=0, high=2**63 - 1, integer=True, advice="Pass any such number.")),
-    "compile": Key(FLAG),
-    "check": Key(FLAG),
+    **dict.fromkeys(("compile", "check", "gradient_checkpointing"), Key(FLAG)),
+    **dict.fromkeys(("attention_rescoring", "find_unused_parameters"), Key(FLAG)),
+    "output_folder": Key(TextValue(or_null=False)),
+    **dict.fromkeys(("language", "corpus"), Key(TextValue())),
+    **dict.fromkeys(("data_folder", "lm_text"), Key(TextValue(or_list=True))),
     "eval_precision": Key(TextValue(), "fp32", "of validation and test: fp32, bf16 or fp16"),
     "path_column": Key(
         TextValue(or_mapping=True),
@@ -206,9 +249,14 @@ def out_of_range(
             yield key, refusal(key, values[key], range_)
 
 
+def as_flag(value: object) -> object:
+    """Return true or false for a word that means it, and any other value as it is."""
+    return FLAG_WORDS.get(value.lower(), value) if isinstance(value, str) else value
+
+
 def refusal(key: str, value: object, range_: Range) -> str:
     """Write why a value is refused, and what to do."""
-    return f"`{key}` must be {range_}, but is {value!r}. {range_.advice}"
+    return f"`{key}` must be {range_}, but is {value!r}. {range_.cure(value)}"
 
 
 def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
@@ -223,5 +271,12 @@ def ranges_of(name: str) -> Mapping[str, Range]:
         builder = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    ranges: Mapping[str, Range] = getattr(builder, "RANGES", None) or getattr(builder, "ranges", {})
-    return ranges
+    arguments = {}
+    with suppress(TypeError, ValueError):  # no class or function, or one written in C
+        arguments = {**inspect.signature(builder).parameters}
+    flags = {
+        name: FLAG_ARGUMENT
+        for name, argument in arguments.items()
+        if isinstance(argument.default, bool) or argument.annotation == bool | None
+    }
+    return {**flags, **(getattr(builder, "RANGES", None) or getattr(builder, "ranges", {}))}

@@ -10,7 +10,7 @@ text, and leaves ``-1 * 2`` as text: both are refused here.
 """
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
@@ -23,11 +23,13 @@ import yaml
 from hyperpyyaml.core import recursive_resolve, recursive_update
 from ruamel.yaml import YAML, resolver
 from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
-from ruamel.yaml.constructor import RoundTripConstructor
+from ruamel.yaml.constructor import BaseConstructor, RoundTripConstructor, SafeConstructor
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import did_you_mean
+from sbkit.base.ranges import FLAG, FLAG_WORDS, LIST, RANGES, TextValue, as_flag
 
 Keys = tuple[str | int, ...]
 
@@ -37,6 +39,10 @@ BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
 # These values are replaced as a whole: the keys of their mappings are not those of the base.
 WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
+NAMED_TEXTS = ("manifest", "splits", "where")  # mappings of names to texts
+BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
+NUMBER_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}
+LEVELS = re.compile("mapping values|expected <block end>|document start")  # errors of ruamel
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
@@ -151,7 +157,42 @@ class Document:
         return self.places.get(keys, f"{self.path}:1")
 
 
-class TupleConstructor(RoundTripConstructor):
+class ByKind(BaseConstructor):
+    """Read a value of the root by the kind of its key: text as it is written, and words for true.
+
+    YAML would make a number of 007, a date of 2026-11-27 and text of `off`.
+    """
+
+    def construct_document(self, node: Any) -> Any:
+        for key, value in node.value if isinstance(node, MappingNode) else ():
+            kind = RANGES.get(key.value)
+            is_scalar = isinstance(value, ScalarNode)
+            if kind is FLAG and is_scalar and value.value.lower() in FLAG_WORDS:
+                value.tag = BOOL_TAG
+                value.value = str(FLAG_WORDS[value.value.lower()])
+            is_text = isinstance(kind, TextValue) or kind is LIST or key.value in NAMED_TEXTS
+            may_be_flag = is_scalar and isinstance(kind, TextValue) and kind.or_null
+            for scalar in _scalars(value) if is_text else ():
+                if scalar.tag in NUMBER_TAGS or (scalar.tag == BOOL_TAG and not may_be_flag):
+                    scalar.tag = TEXT_TAG
+        return super().construct_document(node)
+
+
+def _scalars(node: Node) -> Iterator[ScalarNode]:
+    """Yield the scalars below a node, the keys of mappings among them."""
+    if isinstance(node, ScalarNode):
+        yield node
+    else:
+        for child in node.value:
+            for inner in child if isinstance(child, tuple) else (child,):
+                yield from _scalars(inner)
+
+
+class ValueConstructor(ByKind, SafeConstructor):
+    """Read plain values, as of the command line."""
+
+
+class TupleConstructor(ByKind, RoundTripConstructor):
     """Read ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML.
 
     Where HyperPyYAML has changed ruamel, ``(1, 2)`` has that tag, too.
@@ -161,18 +202,26 @@ class TupleConstructor(RoundTripConstructor):
 TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
-def read_document(path: Path | str) -> Document:
-    """Read a file and its base into a tree."""
+def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
+    """Read a file and its base into a tree; ``readers`` name it as a base, or include it."""
     path = Path(path)
+    if path.resolve() in (reader.resolve() for reader in readers):
+        chain = ", which is read for ".join(map(str, (path, *reversed(readers))))
+        raise ConfigError(f"{chain}. Name another file as `{BASE_KEY}`.")
+    readers = (*readers, path)
     text = read_yaml_text(path)
     try:
         root = deepcopy(_parse(text))
     except (YAMLError, ValueError, LookupError, RecursionError) as error:  # of ruamel.yaml
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
+        _refuse_key_without_space(path, text.splitlines()[: mark.line + 1] if mark else [])
         place = f"{path}:{mark.line + 1}" if mark else path
         advice = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."
+        if LEVELS.search(str(problem)):
+            advice = "Start all keys of a level in one column; text with a colon needs quotes."
         raise ConfigError(f"{place} is not valid YAML: {problem or error}. {advice}") from error
     if not isinstance(root, CommentedMap) or tag_of(root):
+        _refuse_key_without_space(path, text.splitlines())
         kind = tag_of(root) or ("empty" if root is None else "something else")
         raise ConfigError(
             f"{path} must consist of `key: value` lines, but its root is {kind}. Put every value "
@@ -187,14 +236,23 @@ def read_document(path: Path | str) -> Document:
     document = Document(path, root, {*root} - {BASE_KEY}, places, {path: text})
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
-            _include(document, keys, node)
+            _include(document, keys, node, readers)
     if BASE_KEY not in root:
         return document
-    base = read_document(path.parent / str(root.pop(BASE_KEY)))
+    base = read_document(path.parent / str(root.pop(BASE_KEY)), readers)
     _merge(document, base.root, root)
     base.root.ca.comment = root.ca.comment  # the header; other comments stay the base's
     places, texts = base.places | document.places, document.texts | base.texts
     return replace(document, root=base.root, places=places, texts=texts)
+
+
+def _refuse_key_without_space(path: Path, lines: Sequence[str]) -> None:
+    """Raise ConfigError for the last line of a faulty YAML such as `lr:0.001` or `lr = 0.001`."""
+    for index in reversed(range(len(lines))):
+        if fault := re.fullmatch(r"\s*([\w.]+)(?::| *= *)([^\s=:/].*)", lines[index]):
+            raise ConfigError(
+                f"{path}:{index + 1} needs a colon and a space. Write `{fault[1]}: {fault[2]}`."
+            )
 
 
 @lru_cache(maxsize=16)
@@ -239,13 +297,13 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
                 f"`{tag_of(old)}` has no keys to merge with. Add a tag, such as !new:."
             )
         else:
-            tree[key] = new
+            tree[key] = as_flag(new) if isinstance(old, bool) else new
         position = [*tree].index(key)
 
 
-def _include(document: Document, keys: Keys, node: object) -> None:
+def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, ...]) -> None:
     """Replace ``!include:FILE`` by the tree of the file; keys below the tag override it."""
-    inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG))
+    inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG), readers)
     prefix = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
     for child in {id(child): child for _, child in walk(inner.root)}.values():  # each alias once
         if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:

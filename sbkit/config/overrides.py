@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
+from datetime import date
 from enum import Enum
 from numbers import Real
 from pathlib import Path, PurePath
@@ -13,12 +14,14 @@ from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import nearest
+from sbkit.base.ranges import as_flag
 from sbkit.config.document import (
     REFERENCE_TAGS,
     TUPLE,
     WHOLE_KEYS,
     Document,
     Keys,
+    ValueConstructor,
     dotted,
     remove_tuple_rule,
     resolve_references,
@@ -95,7 +98,9 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
         if option["path"] in NAMED_VALUES and text != "null" and not text.startswith("{"):
             _add_named_value(overrides, option["path"], text)
             continue
-        _set_nested(overrides, option["path"].split("."), _read_value(argument, text))
+        _set_nested(
+            overrides, option["path"].split("."), _read_value(argument, option["path"], text)
+        )
     return overrides
 
 
@@ -172,7 +177,7 @@ def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
     _set_nested(overrides, (key, name), values)
 
 
-def _read_value(argument: str, text: str) -> object:
+def _read_value(argument: str, path: str, text: str) -> object:
     """Read null, true, false and numbers; a list, mapping or quoted text; else plain text.
 
     Whole numbers in another form, such as 007, stay text, and so do dates.
@@ -185,8 +190,10 @@ def _read_value(argument: str, text: str) -> object:
     if "#" in text and not is_yaml_syntax:
         return text  # YAML would drop what follows as a comment
     remove_tuple_rule()
+    reader = YAML(typ="safe", pure=True)
+    reader.Constructor = ValueConstructor
     try:
-        value: object = YAML(typ="safe", pure=True).load(text)
+        value: object = reader.load(f"{path}: {text}")[path]
     except (YAMLError, ValueError) as error:  # ValueError for an impossible date
         if not is_yaml_syntax:
             return text
@@ -281,8 +288,10 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
         ]
     if isinstance(value, PurePath):
         value = str(value)
+    if isinstance(default, bool):
+        value = as_flag(value)
     kind, value_kind = _kind(default), _kind(value)
-    if kind is str and value_kind is Real and isinstance(value, int):
+    if kind is str and (value_kind is Real or isinstance(value, date)):
         return str(value)
     if kind is value_kind is Real:
         number: Any = value
@@ -292,7 +301,7 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
     if value_kind is not object and kind in (type(None), value_kind):
         return value
     expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
-    advice = " Write it in two kinds of quotes." if (kind, value_kind) == (str, Real) else ""
+    advice = f" Write [{value}]." if (kind, value_kind) == (Sequence, str) else ""
     raise ConfigError(
         f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
         f"({KIND_NAMES.get(value_kind, 'an object')}).{advice}"
