@@ -22,7 +22,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json
 from sbkit.base.kept import keep
-from sbkit.base.ranges import DAY, RANGES, OfType, Range
+from sbkit.base.ranges import DAY, RANGES, Range
 from sbkit.config.hparams import Knobs
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
@@ -61,9 +61,6 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),
         Range(low=0, high=DAY, advice="From 0 to 86400 clips may have any length."),
-    ),
-    "speeds": OfType(
-        type=list, items=int | float, name="a list of numbers", advice="[1.0] changes no speed."
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),

@@ -1,13 +1,10 @@
 """The ranges of a run's hyperparameters, checked before anything is built."""
 
-import inspect
 import math
 import pydoc
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from types import UnionType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sbkit.base.errors import ConfigError
@@ -53,63 +50,52 @@ class Range:
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
 
     def cure(self, value: object) -> str:
-        """Say how to correct a value; of text, how to write the number in it.
-
-        >>> size = Range(integer=True, advice="Pass 1 for the smallest.")
-        >>> [size.cure(text) for text in ("0,5", "1.000,5", "1,000", "2", "20 s")]
-        ... # doctest: +NORMALIZE_WHITESPACE
-        ['Use a point: 0.5.', 'Use a point: 1000.5.', 'Write 1000.', 'Take out the quotes: 2.',
-        'Write the number alone, without its unit.']
-        """
+        """Say how to write a number that YAML reads as text, such as 0,5; else the advice."""
         text = value if isinstance(value, str) else ""
         digits = re.sub(r"[\s'\u2019]", "", text)
         whole, mark, fraction = re.findall(r"(.*?)([.,]?)([^.,]*)$", digits)[0]
         is_group = mark in whole or (self.integer and len(fraction) == 3)  # 1,000 or 1.000.000
         number = re.sub("[.,]", "", whole) + ("" if is_group else ".") + fraction
-        if NUMBER.fullmatch(number):
-            if number == text:
-                return f"Take out the quotes: {text}."
-            return f"Use a point: {number}." if mark == "," and not is_group else f"Write {number}."
-        if NUMBER.match(text):
-            return "Write the number alone, without its unit."
-        return self.advice
+        if not NUMBER.fullmatch(number):
+            return "Write the number without its unit." if NUMBER.match(text) else self.advice
+        if number == text:
+            return f"Take out the quotes: {text}."
+        return f"Use a point: {number}." if mark == "," and not is_group else f"Write {number}."
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextValue(Range):
-    """Text, perhaps also null, false, a list of texts, or a mapping to texts."""
-
-    advice: str = "Write text in quotes."
-    or_null: bool = True
-    or_false: bool = False
-    or_list: bool = False
-    or_mapping: bool = False  # of names to texts
-
-    def __str__(self) -> str:
-        forms = " or a list of texts" * self.or_list + " or a mapping to texts" * self.or_mapping
-        return f"{'false, ' * self.or_false}{'null or ' * self.or_null}text{forms}"
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfType(Range):
-    """Values of a type, perhaps also null; keys of a mapping and most items of a list are text."""
+FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "true or false": lambda value: isinstance(value, bool),
+    "false": lambda value: value is False,
+    "text": lambda value: isinstance(value, str),
+    "a column": lambda value: isinstance(value, str) and value.lower() not in FLAG_WORDS,
+    "[]": lambda value: value == [],
+    "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
+    "a mapping": lambda value: isinstance(value, Mapping) and _are_texts(value),
+    "a mapping to texts": lambda value: isinstance(value, Mapping) and _are_texts(value.values()),
+}
 
-    type: type
-    name: str
-    items: type | UnionType = str
+
+@dataclass(frozen=True)
+class Kind(Range):
+    """Values that are no numbers, in one of several `FORMS`."""
+
+    forms: tuple[str, ...]
+    advice: str = field(default="Write text in quotes.", kw_only=True)
 
     def __contains__(self, value: object) -> bool:
-        items = value if isinstance(value, list | dict) else ()
-        is_of_type = isinstance(value, self.type) and all(isinstance(i, self.items) for i in items)
-        return is_of_type or (self.or_null and value is None)
+        return any(FORMS[form](value) for form in self.forms)
+
+    def __str__(self) -> str:
+        return " or ".join(self.forms)
 
     def cure(self, value: object) -> str:
         """Say how to correct a value; of text instead of a list, where the brackets belong."""
-        is_unbracketed = self.type is list and isinstance(value, str)
-        return f"Write [{value}]." if is_unbracketed else self.advice
-
-    def __str__(self) -> str:
-        return f"{'null or ' * self.or_null}{self.name}"
+        return f"Write [{value}]." if "[]" in self.forms and isinstance(value, str) else self.advice
 
 
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
@@ -117,18 +103,11 @@ NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
 POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
-
-class FlagArgument(OfType):
-    """An argument whose default is true or false: words for these are refused, other kinds not."""
-
-    def __contains__(self, value: object) -> bool:
-        return not isinstance(value, str) or value.lower() not in FLAG_WORDS
-
-
-FLAG = OfType(type=bool, name="true or false", advice="Write True or False.")
-FLAG_ARGUMENT = FlagArgument(type=bool, name=FLAG.name, advice=FLAG.advice)
-LIST = OfType(type=list, name="a list of texts", or_null=True, advice="Write [] for none.")
-MAPPING = OfType(type=dict, name="a mapping", or_null=True, advice="Write {} for none.")
+FLAG = Kind(("true or false",), advice="Write True or False.")
+TEXT = Kind(("null", "text"))
+TEXTS = Kind(("null", "text", "a list of texts"))
+LIST = Kind(("null", "[]", "a list of texts"), advice="Write [] for none.")
+MAPPING = Kind(("null", "a mapping"), advice="Write {} for none.")
 
 REQUIRED = object()  # the default of a key that a YAML must have
 
@@ -153,21 +132,24 @@ KEYS: Mapping[str, Key] = {
     "seed": Key(Range(low=0, high=2**63 - 1, integer=True, advice="Pass any such number.")),
     **dict.fromkeys(("compile", "check", "gradient_checkpointing"), Key(FLAG)),
     **dict.fromkeys(("attention_rescoring", "find_unused_parameters"), Key(FLAG)),
-    "output_folder": Key(TextValue(or_null=False)),
-    **dict.fromkeys(("language", "corpus"), Key(TextValue())),
-    **dict.fromkeys(("data_folder", "lm_text"), Key(TextValue(or_list=True))),
-    "eval_precision": Key(TextValue(), "fp32", "of validation and test: fp32, bf16 or fp16"),
+    "output_folder": Key(Kind(("text",))),
+    **dict.fromkeys(("language", "corpus"), Key(TEXT)),
+    **dict.fromkeys(("data_folder", "lm_text"), Key(TEXTS)),
+    "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "path_column": Key(
-        TextValue(or_mapping=True),
+        Kind(("null", "text", "a mapping to texts")),
         None,
         "in all tables, or {FILE: COLUMN}; null: a usual name, such as audio_filepath",
     ),
     "text_column": Key(
-        TextValue(or_false=True, or_mapping=True),
+        Kind(
+            ("false", "null", "a column", "a mapping to texts"),
+            advice="Write False for none, and {FILE: no} for a column of such a name.",
+        ),
         None,
         "in all tables, or {FILE: COLUMN}; null: a usual name, such as sentence",
     ),
-    "encoding": Key(TextValue(), None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
+    "encoding": Key(TEXT, None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
     "split_shares": Key(
         MAPPING,
         None,
@@ -199,11 +181,9 @@ KEYS: Mapping[str, Key] = {
     "grad_accumulation_factor": Key(  # the plan of each micro-batch takes memory
         Range(low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step.")
     ),
-    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), Key(TextValue())),
+    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), Key(TEXT)),
     "init_from_differs": Key(
-        TextValue(or_list=True),
-        None,
-        "settings that may differ from those of init_from, such as [sample_rate]",
+        TEXTS, None, "settings that may differ from those of init_from, such as [sample_rate]"
     ),
     "lr_scale": Key(MAPPING, {}, "factors of lr by part, such as {CNN: 0.1}"),
     "layer_decay": Key(
@@ -271,12 +251,5 @@ def ranges_of(name: str) -> Mapping[str, Range]:
         builder = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    arguments = {}
-    with suppress(TypeError, ValueError):  # no class or function, or one written in C
-        arguments = {**inspect.signature(builder).parameters}
-    flags = {
-        name: FLAG_ARGUMENT
-        for name, argument in arguments.items()
-        if isinstance(argument.default, bool) or argument.annotation == bool | None
-    }
-    return {**flags, **(getattr(builder, "RANGES", None) or getattr(builder, "ranges", {}))}
+    ranges: Mapping[str, Range] = getattr(builder, "RANGES", None) or getattr(builder, "ranges", {})
+    return ranges

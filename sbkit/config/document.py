@@ -10,11 +10,12 @@ text, and leaves ``-1 * 2`` as text: both are refused here.
 """
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache, reduce
+from itertools import chain
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ import yaml
 from hyperpyyaml.core import recursive_resolve, recursive_update
 from ruamel.yaml import YAML, resolver
 from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
-from ruamel.yaml.constructor import BaseConstructor, RoundTripConstructor, SafeConstructor
+from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import did_you_mean
-from sbkit.base.ranges import FLAG, FLAG_WORDS, LIST, RANGES, TextValue, as_flag
+from sbkit.base.ranges import FLAG, MAPPING, RANGES, Kind, as_flag
 
 Keys = tuple[str | int, ...]
 
@@ -42,7 +43,6 @@ WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", 
 NAMED_TEXTS = ("manifest", "splits", "where")  # mappings of names to texts
 BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 NUMBER_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}
-LEVELS = re.compile("mapping values|expected <block end>|document start")  # errors of ruamel
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
@@ -157,49 +157,37 @@ class Document:
         return self.places.get(keys, f"{self.path}:1")
 
 
-class ByKind(BaseConstructor):
-    """Read a value of the root by the kind of its key: text as it is written, and words for true.
+class Constructor(RoundTripConstructor):
+    """Read a value of the root by the kind of its key: flags in words, and text as it is written.
 
-    YAML would make a number of 007, a date of 2026-11-27 and text of `off`.
+    YAML would make text of `off`, a number of 007 and a date of 2026-11-27. ``!tuple (1, 2)`` is
+    read as ``(1, 2)``, which has that tag where HyperPyYAML has changed ruamel.
     """
 
     def construct_document(self, node: Any) -> Any:
         for key, value in node.value if isinstance(node, MappingNode) else ():
-            kind = RANGES.get(key.value)
-            is_scalar = isinstance(value, ScalarNode)
-            if kind is FLAG and is_scalar and value.value.lower() in FLAG_WORDS:
-                value.tag = BOOL_TAG
-                value.value = str(FLAG_WORDS[value.value.lower()])
-            is_text = isinstance(kind, TextValue) or kind is LIST or key.value in NAMED_TEXTS
-            may_be_flag = is_scalar and isinstance(kind, TextValue) and kind.or_null
-            for scalar in _scalars(value) if is_text else ():
-                if scalar.tag in NUMBER_TAGS or (scalar.tag == BOOL_TAG and not may_be_flag):
-                    scalar.tag = TEXT_TAG
+            kind = RANGES.get(str(key.value))
+            if kind == FLAG and isinstance(as_flag(value.value), bool):
+                value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
+            elif key.value in NAMED_TEXTS or (
+                isinstance(kind, Kind) and kind not in (FLAG, MAPPING)
+            ):
+                is_scalar = isinstance(value, ScalarNode)  # where false may mean none
+                _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
         return super().construct_document(node)
 
 
-def _scalars(node: Node) -> Iterator[ScalarNode]:
-    """Yield the scalars below a node, the keys of mappings among them."""
-    if isinstance(node, ScalarNode):
-        yield node
-    else:
-        for child in node.value:
-            for inner in child if isinstance(child, tuple) else (child,):
-                yield from _scalars(inner)
+Constructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
-class ValueConstructor(ByKind, SafeConstructor):
-    """Read plain values, as of the command line."""
-
-
-class TupleConstructor(ByKind, RoundTripConstructor):
-    """Read ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML.
-
-    Where HyperPyYAML has changed ruamel, ``(1, 2)`` has that tag, too.
-    """
-
-
-TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
+def _keep_text(node: Node, tags: Set[str]) -> None:
+    """Let YAML read as text what has one of these tags, in a node or below it."""
+    if node.tag in tags:
+        node.tag = TEXT_TAG
+    if not isinstance(node, ScalarNode):
+        children = chain(*node.value) if isinstance(node, MappingNode) else node.value
+        for child in children:
+            _keep_text(child, tags)
 
 
 def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
@@ -211,17 +199,20 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
     readers = (*readers, path)
     text = read_yaml_text(path)
     try:
-        root = deepcopy(_parse(text))
+        root = deepcopy(parse_yaml(text))
     except (YAMLError, ValueError, LookupError, RecursionError) as error:  # of ruamel.yaml
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
-        _refuse_key_without_space(path, text.splitlines()[: mark.line + 1] if mark else [])
+        if "expected ':'" in str(problem):  # of a key, which may end many lines above
+            mark = getattr(error, "context_mark", mark)
         place = f"{path}:{mark.line + 1}" if mark else path
         advice = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."
-        if LEVELS.search(str(problem)):
-            advice = "Start all keys of a level in one column; text with a colon needs quotes."
+        if re.search("':'|mapping values|<block end>|<document start>", str(problem)):
+            advice = (
+                "Write a space after the colon of a key, start all keys of a level in one column, "
+                "and put text with a colon in quotes."
+            )
         raise ConfigError(f"{place} is not valid YAML: {problem or error}. {advice}") from error
     if not isinstance(root, CommentedMap) or tag_of(root):
-        _refuse_key_without_space(path, text.splitlines())
         kind = tag_of(root) or ("empty" if root is None else "something else")
         raise ConfigError(
             f"{path} must consist of `key: value` lines, but its root is {kind}. Put every value "
@@ -246,20 +237,11 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
     return replace(document, root=base.root, places=places, texts=texts)
 
 
-def _refuse_key_without_space(path: Path, lines: Sequence[str]) -> None:
-    """Raise ConfigError for the last line of a faulty YAML such as `lr:0.001` or `lr = 0.001`."""
-    for index in reversed(range(len(lines))):
-        if fault := re.fullmatch(r"\s*([\w.]+)(?::| *= *)([^\s=:/].*)", lines[index]):
-            raise ConfigError(
-                f"{path}:{index + 1} needs a colon and a space. Write `{fault[1]}: {fault[2]}`."
-            )
-
-
 @lru_cache(maxsize=16)
-def _parse(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
     """Parse a file only once: a run reads one or two a dozen times, which takes 15 ms each."""
     reader = YAML()
-    reader.Constructor = TupleConstructor
+    reader.Constructor = Constructor
     return reader.load(text)
 
 

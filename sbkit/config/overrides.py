@@ -8,21 +8,22 @@ from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import nearest
-from sbkit.base.ranges import as_flag
+from sbkit.base.ranges import LIST, Range, as_flag
 from sbkit.config.document import (
     REFERENCE_TAGS,
     TUPLE,
     WHOLE_KEYS,
     Document,
     Keys,
-    ValueConstructor,
     dotted,
+    holds_object,
+    parse_yaml,
+    plain_value,
     remove_tuple_rule,
     resolve_references,
     tag_of,
@@ -95,12 +96,11 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
             next_argument = remaining[0] if remaining else "--"
             if not next_argument.startswith("-") or NEGATIVE_NUMBER.fullmatch(next_argument):
                 text = remaining.pop(0)
-        if option["path"] in NAMED_VALUES and text != "null" and not text.startswith("{"):
-            _add_named_value(overrides, option["path"], text)
-            continue
-        _set_nested(
-            overrides, option["path"].split("."), _read_value(argument, option["path"], text)
-        )
+        path = option["path"]
+        if path in NAMED_VALUES and text != "null" and not text.startswith("{"):
+            _add_named_value(overrides, path, text)
+        else:
+            _set_nested(overrides, path.split("."), _read_value(argument, path, text))
     return overrides
 
 
@@ -190,11 +190,11 @@ def _read_value(argument: str, path: str, text: str) -> object:
     if "#" in text and not is_yaml_syntax:
         return text  # YAML would drop what follows as a comment
     remove_tuple_rule()
-    reader = YAML(typ="safe", pure=True)
-    reader.Constructor = ValueConstructor
     try:
-        value: object = reader.load(f"{path}: {text}")[path]
-    except (YAMLError, ValueError) as error:  # ValueError for an impossible date
+        value = plain_value(parse_yaml(f"{path}: {text}")[path])
+        if holds_object(value):
+            raise ValueError(text)
+    except (YAMLError, ValueError, LookupError) as error:  # an impossible date, a tag
         if not is_yaml_syntax:
             return text
         raise ConfigError(
@@ -301,7 +301,10 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
     if value_kind is not object and kind in (type(None), value_kind):
         return value
     expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
-    advice = f" Write [{value}]." if (kind, value_kind) == (Sequence, str) else ""
+    advice = ""
+    if kind in (Real, Sequence) and value_kind is str:
+        meant = LIST if kind is Sequence else Range(integer=isinstance(default, int), advice="")
+        advice = f" {meant.cure(value)}".rstrip()
     raise ConfigError(
         f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
         f"({KIND_NAMES.get(value_kind, 'an object')}).{advice}"

@@ -134,10 +134,10 @@ def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
         ("--also.numerator=3", "refers to <ratio>"),
         ("--batch_seconds=abc", "must be a number, as in {path}:3, not 'abc' (text)"),
         ("--seed=1.5", "`seed` must be a whole number from 0 to"),
-        ("--language=1.10", "{path}:4, not 1.1 (a number). Write it in two kinds of q"),
-        ("--mixed=no", "must be true or false"),
+        ("--batch_seconds=0,5", "not '0,5' (text). Use a point: 0.5."),
+        ("--mixed=maybe", "must be true or false"),
         ("--language.x=1", "must be text"),
-        ("--augment.speeds=1", "must be a list"),
+        ("--augment.speeds=0.9, 1.0", "not '0.9, 1.0' (text). Write [0.9, 1.0]."),
         ("--augment.speeds=[a]", "`augment.speeds.0` must be a number, as in {path}:8, not 'a'"),
     ],
 )

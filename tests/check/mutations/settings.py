@@ -99,9 +99,10 @@ MUTATIONS = [
     mutation(
         "a knob that only a replaced part of the base read",
         error("unread", "width", "Nothing reads `width`"),
+        error("unread", "learning_rate", "Did you mean `lr`?"),
         error("unread", "time_masks", "Nothing reads `time_masks`"),
         yaml="hparams/ctc_streaming.yaml",
-        text=(("\nCNN:", "\nspec_augment: null\nwidth: 3\nCNN:"),),
+        text=(("\nCNN:", "\nspec_augment: null\nwidth: 3\nlearning_rate: 1\nCNN:"),),
         options=("--time_masks=1",),
         checks=(check_unread,),
     ),
