@@ -21,8 +21,6 @@ FOREIGN_NAMES = {
     "precision": "fp16 bf16 use_amp auto_mix_prec",
     "early_stopping": "patience",
     "average_checkpoints": "avg_checkpoints keep_nbest_models",
-    "vocab_size": "output_neurons nbpe",
-    "pretrained": "model_name_or_path wav2vec2_hub",
 }
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 

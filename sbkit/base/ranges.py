@@ -72,7 +72,6 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "false": lambda value: value is False,
     "text": lambda value: isinstance(value, str),
-    "a column": lambda value: isinstance(value, str) and value.lower() not in FLAG_WORDS,
     "[]": lambda value: value == [],
     "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
     "a mapping": lambda value: isinstance(value, Mapping) and _are_texts(value),
@@ -135,6 +134,7 @@ KEYS: Mapping[str, Key] = {
     "output_folder": Key(Kind(("text",))),
     **dict.fromkeys(("language", "corpus"), Key(TEXT)),
     **dict.fromkeys(("data_folder", "lm_text"), Key(TEXTS)),
+    **dict.fromkeys(("manifest", "splits", "where"), Key(Kind(("null", "a mapping")))),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "path_column": Key(
         Kind(("null", "text", "a mapping to texts")),
@@ -142,10 +142,7 @@ KEYS: Mapping[str, Key] = {
         "in all tables, or {FILE: COLUMN}; null: a usual name, such as audio_filepath",
     ),
     "text_column": Key(
-        Kind(
-            ("false", "null", "a column", "a mapping to texts"),
-            advice="Write False for none, and {FILE: no} for a column of such a name.",
-        ),
+        Kind(("false", "null", "text", "a mapping to texts")),
         None,
         "in all tables, or {FILE: COLUMN}; null: a usual name, such as sentence",
     ),

@@ -40,7 +40,6 @@ BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
 # These values are replaced as a whole: the keys of their mappings are not those of the base.
 WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
-NAMED_TEXTS = ("manifest", "splits", "where")  # mappings of names to texts
 BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 NUMBER_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}
 REFERENCE = re.compile(r"<([^>]*)>")
@@ -169,9 +168,7 @@ class Constructor(RoundTripConstructor):
             kind = RANGES.get(str(key.value))
             if kind == FLAG and isinstance(as_flag(value.value), bool):
                 value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
-            elif key.value in NAMED_TEXTS or (
-                isinstance(kind, Kind) and kind not in (FLAG, MAPPING)
-            ):
+            elif isinstance(kind, Kind) and kind not in (FLAG, MAPPING):
                 is_scalar = isinstance(value, ScalarNode)  # where false may mean none
                 _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
         return super().construct_document(node)
@@ -194,8 +191,8 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
     """Read a file and its base into a tree; ``readers`` name it as a base, or include it."""
     path = Path(path)
     if path.resolve() in (reader.resolve() for reader in readers):
-        chain = ", which is read for ".join(map(str, (path, *reversed(readers))))
-        raise ConfigError(f"{chain}. Name another file as `{BASE_KEY}`.")
+        names = ", which is read for ".join(map(str, (path, *reversed(readers))))
+        raise ConfigError(f"{names}. Name another file as `{BASE_KEY}`.")
     readers = (*readers, path)
     text = read_yaml_text(path)
     try:
@@ -207,10 +204,7 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
         place = f"{path}:{mark.line + 1}" if mark else path
         advice = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."
         if re.search("':'|mapping values|<block end>|<document start>", str(problem)):
-            advice = (
-                "Write a space after the colon of a key, start all keys of a level in one column, "
-                "and put text with a colon in quotes."
-            )
+            advice = "Check the space after each colon, and that keys of a level are in one column."
         raise ConfigError(f"{place} is not valid YAML: {problem or error}. {advice}") from error
     if not isinstance(root, CommentedMap) or tag_of(root):
         kind = tag_of(root) or ("empty" if root is None else "something else")

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from datetime import date
 from enum import Enum
 from numbers import Real
 from pathlib import Path, PurePath
@@ -291,7 +290,7 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
     if isinstance(default, bool):
         value = as_flag(value)
     kind, value_kind = _kind(default), _kind(value)
-    if kind is str and (value_kind is Real or isinstance(value, date)):
+    if kind is str and value_kind is Real:
         return str(value)
     if kind is value_kind is Real:
         number: Any = value

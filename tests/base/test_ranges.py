@@ -67,8 +67,7 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
         ),
         ("mix: 0.5", r"`mix` must be null or a mapping, but is 0\.5"),
         ("remove_vector_weight_decay: 1", "must be true or false, but is 1"),
-        ("text_column: true", "`text_column` must be false or null or a column or a mapping to"),
-        ("text_column: off", "but is 'off'. Write False for none, and {FILE: no} for a column"),
+        ("text_column: true", "`text_column` must be false or null or text or a mapping to texts"),
     ],
 )
 def test_recipes_refuse_other_kinds(yaml: str, line: str, text: str, tmp_path: Path) -> None:
