@@ -81,7 +81,7 @@ def files(knobs: KnobValues) -> list[Path] | None:
     return [find_metadata(Path(source)) or Path(source) for source in sources]
 
 
-def _list_sources(manifest: object) -> list[str]:
+def _list_sources(manifest: Mapping[str, Any]) -> list[str]:
     """Return the absolute paths or URLs in ``manifest``."""
     if isinstance(manifest, Mapping) and ALL_SPLITS in manifest:
         manifest = {"train": manifest[ALL_SPLITS]}
@@ -226,12 +226,8 @@ def _is_table_folder(source: str) -> bool:
     return bool(list_tables(source))
 
 
-def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
+def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, SplitSources]:
     """Return the files of each split of the key `manifest`."""
-    if not isinstance(manifest, Mapping) or not manifest:
-        raise ConfigError(
-            f"`manifest` must map the names of splits to files, but is {manifest!r}. {EXAMPLE}"
-        )
     sources_by_split: dict[str, SplitSources] = {}
     for key, value in manifest.items():
         is_nested = isinstance(value, Mapping)

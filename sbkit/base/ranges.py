@@ -63,6 +63,12 @@ class Range:
         return f"Use a point: {number}." if mark == "," and not is_group else f"Write {number}."
 
 
+SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
+NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
+POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
+NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
+
+
 def _are_texts(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
@@ -75,19 +81,23 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "[]": lambda value: value == [],
     "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
     "a mapping": lambda value: isinstance(value, Mapping) and _are_texts(value),
+    "a mapping of texts": lambda value: isinstance(value, Mapping),  # also to lists of them
+    "a mapping to shares above 0": lambda value: (
+        FORMS["a mapping"](value) and all(share in SHARE and share > 0 for share in value.values())
+    ),
     "a mapping to texts": lambda value: isinstance(value, Mapping) and _are_texts(value.values()),
 }
 
 
 @dataclass(frozen=True)
 class Kind(Range):
-    """Values that are no numbers, in one of several `FORMS`."""
+    """Values that are no numbers: words, and values in one of several `FORMS`."""
 
     forms: tuple[str, ...]
     advice: str = field(default="Write text in quotes.", kw_only=True)
 
     def __contains__(self, value: object) -> bool:
-        return any(FORMS[form](value) for form in self.forms)
+        return any(FORMS[f](value) if f in FORMS else value == f for f in self.forms)
 
     def __str__(self) -> str:
         return " or ".join(self.forms)
@@ -96,11 +106,6 @@ class Kind(Range):
         """Say how to correct a value; of text instead of a list, where the brackets belong."""
         return f"Write [{value}]." if "[]" in self.forms and isinstance(value, str) else self.advice
 
-
-SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
-NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
-POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
-NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
 FLAG = Kind(("true or false",), advice="Write True or False.")
 TEXT = Kind(("null", "text"))
@@ -134,7 +139,7 @@ KEYS: Mapping[str, Key] = {
     "output_folder": Key(Kind(("text",))),
     **dict.fromkeys(("language", "corpus"), Key(TEXT)),
     **dict.fromkeys(("data_folder", "lm_text"), Key(TEXTS)),
-    **dict.fromkeys(("manifest", "splits", "where"), Key(Kind(("null", "a mapping")))),
+    **dict.fromkeys(("manifest", "splits", "where"), Key(Kind(("null", "a mapping of texts")))),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "path_column": Key(
         Kind(("null", "text", "a mapping to texts")),
@@ -157,7 +162,9 @@ KEYS: Mapping[str, Key] = {
         LIST, [], "[short-audio]: rows of Spontaneous Speech with these tags are left out"
     ),
     "mix": Key(
-        MAPPING,
+        Kind(
+            ("null", "a mapping to shares above 0"), advice="For no row of a source, leave it out."
+        ),
         {},
         "{train-b: 0.5}: shares of an epoch's seconds; other sources are seen once per epoch",
     ),

@@ -64,10 +64,7 @@ class BundleConfig:
 
 
 def missing_model(folder: Path, kind: str, file: str) -> BundleError:
-    """Say why a folder is not a bundle or a run, and name those below it.
-
-    file: what such a folder has; in that of a bundle, also `bundle/FILE` of the runs below.
-    """
+    """Say that a folder lacks the file of a bundle or a run, and name those below it."""
     reason = f"it has no {file}" if folder.exists() else "there is no such folder"
     name = f"bundle/{file}" if file == CONFIG_FILE else file
     files = chain.from_iterable(folder.glob("*/" * depth + name) for depth in range(4))

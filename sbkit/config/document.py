@@ -30,7 +30,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import did_you_mean
-from sbkit.base.ranges import FLAG, MAPPING, RANGES, Kind, as_flag
+from sbkit.base.ranges import FLAG, RANGES, Kind, as_flag
 
 Keys = tuple[str | int, ...]
 
@@ -168,7 +168,7 @@ class Constructor(RoundTripConstructor):
             kind = RANGES.get(str(key.value))
             if kind == FLAG and isinstance(as_flag(value.value), bool):
                 value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
-            elif isinstance(kind, Kind) and kind not in (FLAG, MAPPING):
+            elif isinstance(kind, Kind) and "text" in str(kind):
                 is_scalar = isinstance(value, ScalarNode)  # where false may mean none
                 _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
         return super().construct_document(node)

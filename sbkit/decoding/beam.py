@@ -69,9 +69,7 @@ class BeamDecoder:
     """
 
     RANGES: ClassVar = {
-        "beam_size": Range(
-            low=1, high=MAX_BEAM_SIZE, integer=True, advice=f"{BEAM_SIZE} is usual."
-        ),
+        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice="32 is usual."),
         "attention_rescoring": FLAG,
     }
     phrases: tuple[str, ...] = ()

@@ -59,10 +59,12 @@ MUTATIONS = [
     mutation(
         "lists instead of words",
         error("placement", "precision", "one of fp32, bf16, fp16", "['bf16']"),
-        error("splits", "audio_store", "one of pcm, flac, lazy", "['pcm']"),
+        error("ranges", "audio_store", "pcm or flac or lazy", "['pcm']"),
+        error("ranges", "token_type", "char or bpe or unigram", "'word'"),
         text=(
             ("\nprecision: fp32", "\nprecision: [bf16]"),
             ("audio_store: pcm", "audio_store: [pcm]"),
+            ("token_type: char", "token_type: word"),
         ),
     ),
     mutation(
