@@ -183,14 +183,15 @@ def test_run_without_complete_checkpoint_is_left_unchanged(
 def test_folder_without_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is not a run folder: it has no hyperparams.yaml"):
         sbkit(["export", str(tmp_path), "--out", str(tmp_path / "bundle")])
+    with pytest.raises(SbkitError, match="does not train. Write: python train.py FILE.yaml"):
+        sbkit(["train", "a.yaml"])
     with pytest.raises(SbkitError, match="nobody is not a bundle: there is no such folder"):
         sbkit(["transcribe", str(tmp_path / "nobody"), "talk.wav"])
     bundle = tmp_path / "ctc/en/3407/bundle"
     bundle.mkdir(parents=True)
     (bundle / "config.json").touch()
-    for folder in (tmp_path, tmp_path / "ctc/en"):
-        with pytest.raises(SbkitError, match=f"it has no config.json. Name {bundle}."):
-            sbkit(["transcribe", str(folder), "talk.wav"])
+    with pytest.raises(SbkitError, match=f"is not a bundle: it has no config.json. Name {bundle}."):
+        sbkit(["transcribe", str(tmp_path), "talk.wav"])
 
 
 def test_tilde_in_folder_is_expanded(

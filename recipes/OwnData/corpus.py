@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from os.path import normpath
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 

@@ -86,23 +86,16 @@ def test_only_a_missing_package_of_sbkit_gets_install_advice(
     assert ("needs the package torch.nn" in str(error.value)) is is_required
 
 
-@pytest.mark.parametrize(
-    ("command", "sentence"),
-    [
-        ("transcribe a b.wav --pace=1", "`--pace` needs --live. Add --live, or leave --pace out."),
-        ("train a.yaml", "`sbkit` does not train. Write: python train.py FILE.yaml [--key=value]"),
-    ],
-)
 def test_command_exits_with_sentence_and_code(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: str,
-    sentence: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["sbkit", *command.split()])
+    monkeypatch.setattr(sys, "argv", ["sbkit", "transcribe", "a", "b.wav", "--pace=1"])
     with pytest.raises(SystemExit) as exited:
         main()
-    assert (exited.value.code, capsys.readouterr().err) == (BAD_INPUT, f"{sentence}\n")
+    assert (exited.value.code, capsys.readouterr().err) == (
+        BAD_INPUT,
+        "`--pace` needs --live. Add --live, or leave --pace out.\n",
+    )
 
 
 def test_closed_pipe_exits_without_error_message() -> None:

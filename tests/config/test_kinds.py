@@ -1,6 +1,6 @@
 """A value counts as its key's kind, whichever way it comes: true, false, or text as written."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,85 +13,57 @@ from tests.config.conftest import refusal
 FLAGS = [name for name, kind in RANGES.items() if kind == FLAG]
 TEXTS = [name for name, kind in RANGES.items() if isinstance(kind, Kind) and "text" in kind.forms]
 LISTS = [name for name, kind in RANGES.items() if kind == LIST]
-SPELLINGS = [
-    (spell(word), value)
-    for word, value in FLAG_WORDS.items()
-    for spell in (str.lower, str.title, str.upper, '"{}"'.format, "'{}'".format)
-]
-NUMBERS_AND_DATES = "007 1e3 1.10 0o17 0x1F 1_000 .5 +5 .inf 1:30 2026-11-27 2026-11-27T10:00:00"
-WORDS_AS_TEXT = "no on off y N NO"  # no is also Norwegian
+# Numbers, times and flags to some YAML; `no` is also Norwegian.
+WRITTEN = "007 1e3 1.10 0o17 0x1F 1_000 .5 +5 .inf 1:30 2026-11-27 2026-11-27T10:00:00 no on y N"
+SPELLINGS = (str.lower, str.title, str.upper, '"{}"'.format, "'{}'".format)
 
 
-def in_file(folder: Path, text: str, old: str, names: list[str]) -> dict[str, object]:
-    return values(folder, dict.fromkeys(names, text))
-
-
-def in_base(folder: Path, text: str, old: str, names: list[str]) -> dict[str, object]:
-    values(folder, dict.fromkeys(names, text))
-    (folder / "a.yaml").rename(folder / "base.yaml")
-    return values(folder, {"base": "base.yaml"})
-
-
-def over_base(folder: Path, text: str, old: str, names: list[str]) -> dict[str, object]:
-    values(folder, dict.fromkeys(names, old))
-    (folder / "a.yaml").rename(folder / "base.yaml")
-    return values(folder, {"base": "base.yaml", **dict.fromkeys(names, text)})
-
-
-def on_command_line(folder: Path, text: str, old: str, names: list[str]) -> dict[str, object]:
-    overrides = parse_overrides([f"--{name}={text}" for name in names])
-    return values(folder, dict.fromkeys(names, old), overrides)
-
-
-def in_python(folder: Path, text: str, old: str, names: list[str]) -> dict[str, object]:
-    overrides = nest_overrides({name: text.strip("'\"") for name in names})
-    return values(folder, dict.fromkeys(names, old), overrides)
-
-
-def values(
-    folder: Path, lines: dict[str, str], overrides: dict[str, object] | None = None
-) -> dict[str, object]:
-    """Return the values of a YAML, which are also those of its objects and of its run folder."""
-    file = folder / "a.yaml"
-    file.write_text("".join(f"{name}: {text}\n" for name, text in lines.items()))
-    knobs = dict(read_knobs(file, overrides or {}).items())
-    save_yaml(folder / "hyperparams.yaml", file, overrides or {})
-    for same in (read_knobs(folder / "hyperparams.yaml", {}), load_hparams(file, overrides or {})):
-        assert dict(same.items()) == knobs
+def read(way: str, folder: Path, text: str, old: str, names: list[str]) -> Mapping[str, object]:
+    """Return values that are written one way; those of the objects and the run folder are equal."""
+    new_lines, old_lines = ("".join(f"{n}: {t}\n" for n in names) for t in (text, old))
+    base, own, overrides = "", new_lines, dict[str, object]()
+    match way:
+        case "base":
+            base, own = new_lines, "base: base.yaml\n"
+        case "over base":
+            base, own = old_lines, f"base: base.yaml\n{new_lines}"
+        case "command line":
+            own, overrides = old_lines, parse_overrides([f"--{name}={text}" for name in names])
+        case "Python":
+            own = old_lines
+            overrides = nest_overrides(dict.fromkeys(names, text.strip("'\"")))
+    (folder / "base.yaml").write_text(base)
+    (folder / "own.yaml").write_text(own)
+    save_yaml(folder / "hyperparams.yaml", folder / "own.yaml", overrides)
+    knobs = read_knobs(folder / "own.yaml", overrides)
+    assert load_hparams(folder / "own.yaml", overrides) == knobs
+    assert read_knobs(folder / "hyperparams.yaml", {}) == knobs
     return knobs
 
 
-Way = Callable[[Path, str, str, list[str]], dict[str, object]]
-WAYS = pytest.mark.parametrize("way", [in_file, in_base, over_base, on_command_line, in_python])
+@pytest.mark.parametrize("way", ["file", "base", "over base", "command line", "Python"])
+def test_word_or_text_is_read_by_its_kind(way: str, tmp_path: Path) -> None:
+    for word, flag in FLAG_WORDS.items():
+        for spell in SPELLINGS:
+            knobs = read(way, tmp_path, spell(word), str(not flag), FLAGS)
+            assert knobs == dict.fromkeys(FLAGS, flag)
+    for text in WRITTEN.split():
+        assert read(way, tmp_path, text, "x", TEXTS) == dict.fromkeys(TEXTS, text)
 
 
-@WAYS
-def test_words_for_true_and_false_count_as_such(way: Way, tmp_path: Path) -> None:
-    for text, value in SPELLINGS:
-        assert way(tmp_path, text, str(not value), FLAGS) == dict.fromkeys(FLAGS, value), text
-
-
-@WAYS
-def test_text_is_read_as_it_is_written(way: Way, tmp_path: Path) -> None:
-    for text in f"{NUMBERS_AND_DATES} {WORDS_AS_TEXT}".split():
-        assert way(tmp_path, text, "x", TEXTS) == dict.fromkeys(TEXTS, text)
-
-
-@pytest.mark.parametrize("way", [in_file, over_base, on_command_line])
-def test_items_of_a_list_and_named_texts_are_read_as_written(way: Way, tmp_path: Path) -> None:
-    texts = [*NUMBERS_AND_DATES.split(), *WORDS_AS_TEXT.split(), "true", "False"]
-    for name in LISTS:
-        assert way(tmp_path, f"[{', '.join(texts)}]", "[]", [name]) == {name: texts}
+@pytest.mark.parametrize("way", ["file", "over base", "command line"])
+def test_texts_in_lists_and_mappings_are_read_as_written(way: str, tmp_path: Path) -> None:
+    texts = [*WRITTEN.split(), "true", "False"]
+    assert read(way, tmp_path, f"[{', '.join(texts)}]", "[]", LISTS) == dict.fromkeys(LISTS, texts)
     for text in texts:
-        for name in ("manifest", "splits", "where"):
-            expected = {name: {"007": text, "b": [text]}}
-            assert way(tmp_path, f"{{007: {text}, b: [{text}]}}", "{}", [name]) == expected
+        value = read(way, tmp_path, f"{{007: {text}, b: [{text}]}}", "{}", ["where"])["where"]
+        assert value == {"007": text, "b": [text]}
 
 
-def test_words_for_false_in_an_argument_count_as_in_its_base_or_are_refused(path: Path) -> None:
+def test_words_of_an_argument_count_as_in_its_base_or_are_refused(path: Path) -> None:
     own = path.with_name("own.yaml")
-    own.write_text("base: ctc.yaml\nmixed: off\n")
+    own.write_text("base: ctc.yaml\nmixed: Off\n")
+    assert read_knobs(own, parse_overrides(["--mixed=yes"]))["mixed"] is True
     assert read_knobs(own, {})["mixed"] is False
-    block = "a: !new:sbkit.models.transformer.Transformer\n    gradient_checkpointing: no\n"
-    own.write_text(block)
+    own.write_text("a: !new:sbkit.models.transformer.Transformer {gradient_checkpointing: no}\n")
     assert "`a.gradient_checkpointing` must be true or false, but is 'no'." in refusal(own, {})

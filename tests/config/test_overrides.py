@@ -100,8 +100,6 @@ def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("--augment.masks.time=3", "augment", {"speeds": [0.9, 1.0], "masks": {"time": 3}}),
         ("--augment.speeds.1=2.0", "augment", {"speeds": [0.9, 2.0], "masks": {"time": 2}}),
         ("--ratio.numerator=4", "third", 4),
-        ("--language=007", "language", "007"),
-        ("--language=7", "language", "7"),
         ("--lr=1e-4", "lr", 1e-4),
         ("--limit=1e-4", "limit", 1e-4),
         ("--augment.speeds=[1, 0.90]", "augment", {"speeds": [1.0, 0.9], "masks": {"time": 2}}),
