@@ -12,7 +12,7 @@ JOINERS = "\u200c\u200d"  # invisible parts of words in Persian and Hindi
 # Keys of Hugging Face's Trainer, SpeechBrain's recipes and ESPnet, by ours.
 FOREIGN_NAMES = {
     "lr": "learning_rate lr_adam optim_conf",
-    "number_of_epochs": "n_epochs max_epoch max_epochs num_train_epochs",
+    "number_of_epochs": "epochs n_epochs num_epochs max_epoch max_epochs num_train_epochs",
     "batch_seconds": "batch_size batch_bins max_batch_length per_device_train_batch_size",
     "eval_batch_seconds": "valid_batch_size test_batch_size per_device_eval_batch_size",
     "grad_accumulation_factor": "accum_grad gradient_accumulation_steps",
@@ -82,9 +82,9 @@ def _is_hidden(character: str) -> bool:
 def nearest(word: str, words: Iterable[object]) -> str | None:
     """Return the key that was probably meant, or None.
 
-    A key that other toolkits call so comes first, then one of nearly the same spelling, then one
-    with all parts of the word (`epochs`: `number_of_epochs`). A common last part is not enough:
-    `beam_size` does not mean `vocab_size`.
+    The key for a name of other toolkits comes first, then one of nearly the same spelling, then
+    one with all parts of the word (`layers`: `num_encoder_layers`). A common last part is not
+    enough: `beam_size` does not mean `vocab_size`.
     """
     candidates = [str(candidate) for candidate in words]
     word = word.replace("-", "_")  # as options are often spelled
