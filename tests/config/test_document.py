@@ -65,7 +65,7 @@ def test_missing_file_offers_the_nearest(path: Path, name: str, advice: str) -> 
 
 def test_nearest_offers_only_a_likely_key() -> None:
     keys = read_document(ROOT / "hparams/ctc.yaml").root
-    likely = {"decoder_layers": "num_decoder_layers", "batch-size": "batch_seconds", "speedz": "speeds"}
+    likely = {"smoothing": "label_smoothing", "batch-size": "batch_seconds", "speedz": "speeds"}
     assert {word: nearest(word, keys) for word in likely} == likely
     for ours, theirs in FOREIGN_NAMES.items():
         for name in theirs.split():
