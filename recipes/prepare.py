@@ -22,7 +22,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json
 from sbkit.base.kept import keep
-from sbkit.base.ranges import DAY, Range, TextValue
+from sbkit.base.ranges import DAY, RANGES, Kind, Range
 from sbkit.config.hparams import Knobs
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
@@ -40,7 +40,7 @@ from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import read_shares
 from sbkit.data.prepared import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
-from sbkit.data.shard import Row, require_store
+from sbkit.data.shard import STORES, Row
 from sbkit.data.splits import (
     EMPTY,
     Keep,
@@ -64,8 +64,10 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    "corpus": TextValue(),
-    "data_folder": TextValue(or_list=True),
+    "audio_store": Kind(
+        STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
+    ),
+    **{name: RANGES[name] for name in ("corpus", "data_folder")},
 }
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout first
@@ -180,7 +182,7 @@ def _prepare(
     def make(own_knobs: KnobValues, keep_rows: Keep) -> PreparedData:
         roles = splits_of(corpus, own_knobs)
         read_shares(knobs.get("mix") or {}, roles["train"])  # before audio is decoded
-        store = require_store(own_knobs.get("audio_store", "pcm"))
+        store = own_knobs.get("audio_store", "pcm")
         names = [*chain(*roles.values())]
         sources = _read_sources(corpus, own_knobs, names)
         splits: dict[str, PreparedSplit] = {}

@@ -222,9 +222,16 @@ def test_what_systems_and_editors_leave_in_our_folders_is_ignored(
 
 
 def test_folder_without_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="is not a run folder, because it has no hyperparams.yaml"):
+    with pytest.raises(SbkitError, match="is not a run folder: it has no hyperparams.yaml"):
         sbkit(["export", str(tmp_path), "--out", str(tmp_path / "bundle")])
-    with pytest.raises(SbkitError, match="is not a bundle: it has no config.json"):
+    with pytest.raises(SbkitError, match="does not train. Write: python train.py FILE.yaml"):
+        sbkit(["train", "a.yaml"])
+    with pytest.raises(SbkitError, match="nobody is not a bundle: there is no such folder"):
+        sbkit(["transcribe", str(tmp_path / "nobody"), "talk.wav"])
+    bundle = tmp_path / "ctc/en/3407/bundle"
+    bundle.mkdir(parents=True)
+    (bundle / "config.json").touch()
+    with pytest.raises(SbkitError, match=f"is not a bundle: it has no config.json. Name {bundle}."):
         sbkit(["transcribe", str(tmp_path), "talk.wav"])
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from os.path import normpath
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def files(knobs: KnobValues) -> list[Path] | None:
     return [find_metadata(Path(source)) or Path(source) for source in sources]
 
 
-def _list_sources(manifest: object) -> list[str]:
+def _list_sources(manifest: Mapping[str, Any]) -> list[str]:
     """Return the absolute paths or URLs in ``manifest``."""
     return [source for split in _parse_manifest(manifest).values() for source in split.sources]
 
@@ -231,12 +231,8 @@ def _is_table_folder(source: str) -> bool:
     return folder.is_dir() and not is_one_table and bool(list_tables(source))
 
 
-def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
+def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, SplitSources]:
     """Return the files of each split of the key `manifest`; ``all`` has those to be split."""
-    if not isinstance(manifest, Mapping) or not manifest:
-        raise ConfigError(
-            f"`manifest` must map the names of splits to files, but is {manifest!r}. {EXAMPLE}"
-        )
     if ALL_SPLITS in manifest:
         if {*manifest} != {ALL_SPLITS}:
             raise ConfigError(

@@ -12,7 +12,7 @@ from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, longest_whole
-from sbkit.base.ranges import SHARE, Range, TextValue
+from sbkit.base.ranges import RANGES, SHARE, Kind, Range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
@@ -32,6 +32,7 @@ from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import separates_words
+from sbkit.text.tokenizer import TOKEN_TYPES
 from sbkit.train.brain import Brain
 
 FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
@@ -173,7 +174,8 @@ class Asr(CorpusRecipe, Recognition):
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
-        "lm_text": TextValue(or_list=True),
+        "lm_text": RANGES["lm_text"],
+        "token_type": Kind(TOKEN_TYPES, advice="char suits little text."),
     }
     prepare_splits = staticmethod(prepare_transcripts)
     prepare_labels = staticmethod(prepare_tokenizer)

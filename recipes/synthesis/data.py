@@ -19,13 +19,12 @@ from recipes.prepare import prepare_transcripts, with_column
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import Array
-from sbkit.base.errors import ConfigError
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.corpus import KnobValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column
 from sbkit.models.vocoder import FRAME_HOPS
-from sbkit.tasks.synthesis.symbols import SYMBOL_TYPES, read_texts, symbols_version, to_symbols
+from sbkit.tasks.synthesis.symbols import read_texts, symbols_version, to_symbols
 from sbkit.tasks.synthesis.task import SYMBOL_FILE
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 
@@ -121,15 +120,11 @@ def interpolate(pitch: Hertz) -> Hertz:
 def prepare_spoken(knobs: KnobValues) -> Splits:
     """Prepare audio and transcripts, and add the symbols and the pitch of each clip as columns.
 
-    Raises ConfigError if `symbols` is not a symbol type, or espeak-ng lacks the language.
+    Raises ConfigError if espeak-ng lacks the language.
     """
     symbol_type = knobs["symbols"]
     language = str(knobs["language"])
     rate = knobs["sample_rate"]
-    if symbol_type not in SYMBOL_TYPES:
-        raise ConfigError(
-            f"`symbols` must be {' or '.join(SYMBOL_TYPES)}, but is {symbol_type!r}. Choose one."
-        )
     frame = FRAME_HOPS * knobs["hop"]
     splits = with_column(
         prepare_transcripts(knobs),

@@ -22,7 +22,7 @@ from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
 from sbkit.base.files import write_text_atomically
-from sbkit.base.ranges import NON_NEGATIVE, Range
+from sbkit.base.ranges import NON_NEGATIVE, Kind, Range
 from sbkit.config.hparams import Knobs
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.models.loss import Loss
@@ -36,7 +36,7 @@ from sbkit.tasks.synthesis.model import (
     frame_index,
     mean_by_symbol,
 )
-from sbkit.tasks.synthesis.symbols import PAUSE_SYMBOLS
+from sbkit.tasks.synthesis.symbols import PAUSE_SYMBOLS, SYMBOL_TYPES
 from sbkit.tasks.synthesis.task import NUM_EXAMPLES, SpeechExample, SpokenUtterance, Synthesis
 from sbkit.text.vocabulary import ClassLabels
 from sbkit.train.brain import Brain
@@ -271,6 +271,7 @@ class Tts(CorpusRecipe, Synthesis):
         **COMMON_RANGES,
         **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE),
         "segment_frames": Range(low=4, integer=True, advice="32 frames are 0.8 s."),
+        "symbols": Kind(SYMBOL_TYPES, advice="phonemes need espeak-ng."),
         "longest_symbol": Range(low=0.1, advice="0.6 s is usual."),
     }
     prepare_splits = staticmethod(prepare_spoken)

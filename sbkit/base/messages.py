@@ -8,8 +8,21 @@ from difflib import get_close_matches
 MAX_LISTED_NAMES = 3
 MAX_VALUE_CHARACTERS = 60
 MAX_MESSAGE_CHARACTERS = 600
-MIN_SPELLING, MIN_SIMILARITY = 0.75, 0.6  # shares of letters that two words have in common
+MIN_SPELLING = 0.75  # the share of letters that two words have in common
 JOINERS = "\u200c\u200d"  # invisible parts of words in Persian and Hindi
+# Keys of Hugging Face's Trainer, SpeechBrain's recipes and ESPnet, by ours.
+FOREIGN_NAMES = {
+    "lr": "learning_rate lr_adam optim_conf",
+    "number_of_epochs": "epochs n_epochs num_epochs max_epoch max_epochs num_train_epochs",
+    "batch_seconds": "batch_size batch_bins max_batch_length per_device_train_batch_size",
+    "eval_batch_seconds": "valid_batch_size test_batch_size per_device_eval_batch_size",
+    "grad_accumulation_factor": "accum_grad gradient_accumulation_steps",
+    "warmup_fraction": "warmup_steps n_warmup_steps warmup_ratio scheduler_conf",
+    "max_grad_norm": "grad_clip",
+    "precision": "fp16 bf16 use_amp auto_mix_prec",
+    "early_stopping": "patience",
+    "average_checkpoints": "avg_checkpoints keep_nbest_models",
+}
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
@@ -76,18 +89,18 @@ def _is_hidden(character: str) -> bool:
 def nearest(word: str, words: Iterable[object]) -> str | None:
     """Return the key that was probably meant, or None.
 
-    A key of nearly the same spelling comes first, then one with all parts of the word (`epochs`:
-    `number_of_epochs`), then a similar one with the same first part (`batch_size`:
-    `batch_seconds`). A common last part is not enough: `beam_size` does not mean `vocab_size`.
+    The key for a name of other toolkits comes first, then one of nearly the same spelling, then
+    one with all parts of the word (`layers`: `num_encoder_layers`). A common last part is not
+    enough: `beam_size` does not mean `vocab_size`.
     """
     candidates = [str(candidate) for candidate in words]
+    word = word.replace("-", "_")  # as options are often spelled
     parts = word.split("_")
     longer = [key for key in candidates if {*parts} <= {*key.split("_")}]
-    same_start = [key for key in candidates if key.split("_")[0] == parts[0]]
     matches = [
+        *(key for key in candidates if word in FOREIGN_NAMES.get(key, "").split()),
         *get_close_matches(word, candidates, n=1, cutoff=MIN_SPELLING),
         *sorted(longer, key=len),
-        *get_close_matches(word, same_start, n=1, cutoff=MIN_SIMILARITY),
     ]
     return matches[0] if matches else None
 

@@ -2,13 +2,19 @@
 
 import math
 import pydoc
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sbkit.base.errors import ConfigError
 
 DAY = 24 * 60 * 60  # seconds
+# What people write for true and false (yaml.org/type/bool.html); to YAML 1.2, most are text.
+FLAG_WORDS = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
+    ("false", "no", "n", "off"), False
+)
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,42 +49,18 @@ class Range:
             return f"{kind} from {self.low:g} to {self.high:g}"
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
 
-
-@dataclass(frozen=True, kw_only=True)
-class TextValue(Range):
-    """Text or null; the options also allow false, a list of texts, or a mapping to texts."""
-
-    advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
-    or_false: bool = False
-    or_list: bool = False
-    or_mapping: bool = False  # of names to texts
-
-    def __contains__(self, value: object) -> bool:
-        if isinstance(value, list | Mapping):
-            is_allowed = self.or_list if isinstance(value, list) else self.or_mapping
-            texts = [*value, *(value.values() if isinstance(value, Mapping) else ())]
-            return is_allowed and bool(value) and all(isinstance(text, str) for text in texts)
-        return value is None or isinstance(value, str) or (self.or_false and value is False)
-
-    def __str__(self) -> str:
-        forms = " or a list of texts" * self.or_list + " or a mapping to texts" * self.or_mapping
-        return f"{'false, ' * self.or_false}null or text{forms}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfType(Range):
-    """Values of a type, perhaps also null; items of a list and keys of a mapping are text."""
-
-    type: type
-    name: str
-
-    def __contains__(self, value: object) -> bool:
-        texts = value if isinstance(value, list | dict) else ()
-        is_of_type = isinstance(value, self.type) and all(isinstance(text, str) for text in texts)
-        return is_of_type or (self.or_null and value is None)
-
-    def __str__(self) -> str:
-        return f"{'null or ' * self.or_null}{self.name}"
+    def cure(self, value: object) -> str:
+        """Say how to write a number that YAML reads as text, such as 0,5; else the advice."""
+        text = value if isinstance(value, str) else ""
+        digits = re.sub(r"[\s'\u2019]", "", text)
+        whole, mark, fraction = re.findall(r"(.*?)([.,]?)([^.,]*)$", digits)[0]
+        is_group = mark in whole or (self.integer and len(fraction) == 3)  # 1,000 or 1.000.000
+        number = re.sub("[.,]", "", whole) + ("" if is_group else ".") + fraction
+        if not NUMBER.fullmatch(number):
+            return "Write the number without its unit." if NUMBER.match(text) else self.advice
+        if number == text:
+            return f"Take out the quotes: {text}."
+        return f"Use a point: {number}." if mark == "," and not is_group else f"Write {number}."
 
 
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
@@ -86,9 +68,50 @@ NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
 POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
-FLAG = OfType(type=bool, name="true or false", advice="Write True or False.")
-LIST = OfType(type=list, name="a list of texts", or_null=True, advice="Write [] for none.")
-MAPPING = OfType(type=dict, name="a mapping", or_null=True, advice="Write {} for none.")
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "true or false": lambda value: isinstance(value, bool),
+    "false": lambda value: value is False,
+    "text": lambda value: isinstance(value, str),
+    "[]": lambda value: value == [],
+    "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
+    "a mapping": lambda value: isinstance(value, Mapping) and _are_texts(value),
+    "a mapping of texts": lambda value: isinstance(value, Mapping),  # also to lists of them
+    "a mapping to shares above 0": lambda value: (
+        FORMS["a mapping"](value) and all(share in SHARE and share > 0 for share in value.values())
+    ),
+    "a mapping to texts": lambda value: isinstance(value, Mapping) and _are_texts(value.values()),
+}
+
+
+@dataclass(frozen=True)
+class Kind(Range):
+    """Values that are no numbers: words, and values in one of several `FORMS`."""
+
+    forms: tuple[str, ...]
+    advice: str = field(default="Write text in quotes.", kw_only=True)
+
+    def __contains__(self, value: object) -> bool:
+        return any(FORMS[f](value) if f in FORMS else value == f for f in self.forms)
+
+    def __str__(self) -> str:
+        return " or ".join(self.forms)
+
+    def cure(self, value: object) -> str:
+        """Say how to correct a value; of text instead of a list, where the brackets belong."""
+        return f"Write [{value}]." if "[]" in self.forms and isinstance(value, str) else self.advice
+
+
+FLAG = Kind(("true or false",), advice="Write True or False.")
+TEXT = Kind(("null", "text"))
+TEXTS = Kind(("null", "text", "a list of texts"))
+LIST = Kind(("null", "[]", "a list of texts"), advice="Write [] for none.")
+MAPPING = Kind(("null", "a mapping"), advice="Write {} for none.")
 
 REQUIRED = object()  # the default of a key that a YAML must have
 
@@ -111,20 +134,24 @@ class Key:
 # class declares the ranges of its arguments as `RANGES`. A YAML of SpeechBrain's has its defaults.
 KEYS: Mapping[str, Key] = {
     "seed": Key(Range(low=0, high=2**63 - 1, integer=True, advice="Pass any such number.")),
-    "compile": Key(FLAG),
-    "check": Key(FLAG),
-    "eval_precision": Key(TextValue(), "fp32", "of validation and test: fp32, bf16 or fp16"),
+    **dict.fromkeys(("compile", "check", "gradient_checkpointing"), Key(FLAG)),
+    **dict.fromkeys(("attention_rescoring", "find_unused_parameters"), Key(FLAG)),
+    "output_folder": Key(Kind(("text",))),
+    **dict.fromkeys(("language", "corpus"), Key(TEXT)),
+    **dict.fromkeys(("data_folder", "lm_text"), Key(TEXTS)),
+    **dict.fromkeys(("manifest", "splits", "where"), Key(Kind(("null", "a mapping of texts")))),
+    "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "path_column": Key(
-        TextValue(or_mapping=True),
+        Kind(("null", "text", "a mapping to texts")),
         None,
         "in all tables, or {FILE: COLUMN}; null: a usual name, such as audio_filepath",
     ),
     "text_column": Key(
-        TextValue(or_false=True, or_mapping=True),
+        Kind(("false", "null", "text", "a mapping to texts")),
         None,
         "in all tables, or {FILE: COLUMN}; null: a usual name, such as sentence",
     ),
-    "encoding": Key(TextValue(), None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
+    "encoding": Key(TEXT, None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
     "split_shares": Key(
         MAPPING,
         None,
@@ -135,7 +162,9 @@ KEYS: Mapping[str, Key] = {
         LIST, [], "[short-audio]: rows of Spontaneous Speech with these tags are left out"
     ),
     "mix": Key(
-        MAPPING,
+        Kind(
+            ("null", "a mapping to shares above 0"), advice="For no row of a source, leave it out."
+        ),
         {},
         "{train-b: 0.5}: shares of an epoch's seconds; other sources are seen once per epoch",
     ),
@@ -156,11 +185,9 @@ KEYS: Mapping[str, Key] = {
     "grad_accumulation_factor": Key(  # the plan of each micro-batch takes memory
         Range(low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step.")
     ),
-    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), Key(TextValue())),
+    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), Key(TEXT)),
     "init_from_differs": Key(
-        TextValue(or_list=True),
-        None,
-        "settings that may differ from those of init_from, such as [sample_rate]",
+        TEXTS, None, "settings that may differ from those of init_from, such as [sample_rate]"
     ),
     "lr_scale": Key(MAPPING, {}, "factors of lr by part, such as {CNN: 0.1}"),
     "layer_decay": Key(
@@ -206,9 +233,14 @@ def out_of_range(
             yield key, refusal(key, values[key], range_)
 
 
+def as_flag(value: object) -> object:
+    """Return true or false for a word that means it, and any other value as it is."""
+    return FLAG_WORDS.get(value.lower(), value) if isinstance(value, str) else value
+
+
 def refusal(key: str, value: object, range_: Range) -> str:
     """Write why a value is refused, and what to do."""
-    return f"`{key}` must be {range_}, but is {value!r}. {range_.advice}"
+    return f"`{key}` must be {range_}, but is {value!r}. {range_.cure(value)}"
 
 
 def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:

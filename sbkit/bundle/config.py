@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sbkit.audio.decode import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
 from sbkit.base.files import from_plain, parsing_errors, read_regular
+from sbkit.base.messages import listed
 from sbkit.decoding.words import Confidence, WordOffsets
 from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
 
@@ -61,6 +63,16 @@ class BundleConfig:
         return self.normalizer or orthography(self.language or "und")
 
 
+def missing_model(folder: Path, kind: str, file: str) -> BundleError:
+    """Say that a folder lacks the file of a bundle or a run, and name those below it."""
+    reason = f"it has no {file}" if folder.exists() else "there is no such folder"
+    name = f"bundle/{file}" if file == CONFIG_FILE else file
+    files = chain.from_iterable(folder.glob("*/" * depth + name) for depth in range(4))
+    models = listed(sorted(model.parent for model in files))
+    advice = models or "the folder that training or `sbkit export` printed"
+    return BundleError(f"{folder} is not {kind}: {reason}. Name {advice}.")
+
+
 class BundleFiles:
     """The files of a bundle: `read` returns the bytes of one that match its checksum.
 
@@ -75,10 +87,7 @@ class BundleFiles:
         """
         folder = Path(folder)
         if not (folder / CONFIG_FILE).exists():
-            raise BundleError(
-                f"{folder} is not a bundle: it has no {CONFIG_FILE}. Make a bundle of a run: sbkit "
-                "export RUN --out BUNDLE"
-            )
+            raise missing_model(folder, "a bundle", CONFIG_FILE)
         self.folder = folder
         self._checksums = _read_bytes(folder / CHECKSUMS)
         self.config = parse_config(self.read(CONFIG_FILE), file=folder / CONFIG_FILE)

@@ -71,7 +71,7 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     names_read = in_code.union(
         *(k.names_read for k in (run.values.knobs, run.own.values.knobs, run.own.hparams))
     )
-    candidates = names_read - set(run.declared.document.root)
+    candidates = names_read - run.declared.document.own_keys
     for key in unread_keys(run.declared, names_read):
         yield _unread(run.declared, key, candidates)
 

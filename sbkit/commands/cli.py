@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import import_user_modules, require_package
 from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
@@ -61,6 +61,8 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises SbkitError for bad input, and if a package that sbkit requires is not installed.
     """
+    if arguments[:1] == ["train"]:
+        raise ConfigError("`sbkit` does not train. Write: python train.py FILE.yaml [--key=value]")
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.takes_overrides:

@@ -15,6 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache, reduce
+from itertools import chain
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from ruamel.yaml import YAML, resolver
 from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import did_you_mean
+from sbkit.base.ranges import FLAG, RANGES, Kind, as_flag
 
 Keys = tuple[str | int, ...]
 
@@ -37,6 +40,8 @@ BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
 # These values are replaced as a whole: the keys of their mappings are not those of the base.
 WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
+BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
+NUMBER_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
@@ -151,26 +156,55 @@ class Document:
         return self.places.get(keys, f"{self.path}:1")
 
 
-class TupleConstructor(RoundTripConstructor):
-    """Read ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML.
+class Constructor(RoundTripConstructor):
+    """Read a value of the root by the kind of its key: flags in words, and text as it is written.
 
-    Where HyperPyYAML has changed ruamel, ``(1, 2)`` has that tag, too.
+    YAML would make text of `off`, a number of 007 and a date of 2026-11-27. ``!tuple (1, 2)`` is
+    read as ``(1, 2)``, which has that tag where HyperPyYAML has changed ruamel.
     """
 
+    def construct_document(self, node: Any) -> Any:
+        for key, value in node.value if isinstance(node, MappingNode) else ():
+            kind = RANGES.get(str(key.value))
+            if kind == FLAG and isinstance(as_flag(value.value), bool):
+                value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
+            elif isinstance(kind, Kind) and "text" in str(kind):
+                is_scalar = isinstance(value, ScalarNode)  # where false may mean none
+                _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
+        return super().construct_document(node)
 
-TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
+
+Constructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
-def read_document(path: Path | str) -> Document:
-    """Read a file and its base into a tree."""
+def _keep_text(node: Node, tags: Set[str]) -> None:
+    """Let YAML read as text what has one of these tags, in a node or below it."""
+    if node.tag in tags:
+        node.tag = TEXT_TAG
+    if not isinstance(node, ScalarNode):
+        children = chain(*node.value) if isinstance(node, MappingNode) else node.value
+        for child in children:
+            _keep_text(child, tags)
+
+
+def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
+    """Read a file and its base into a tree; ``readers`` name it as a base, or include it."""
     path = Path(path)
+    if path.resolve() in (reader.resolve() for reader in readers):
+        names = ", which is read for ".join(map(str, (path, *reversed(readers))))
+        raise ConfigError(f"{names}. Name another file as `{BASE_KEY}`.")
+    readers = (*readers, path)
     text = read_yaml_text(path)
     try:
-        root = deepcopy(_parse(text))
+        root = deepcopy(parse_yaml(text))
     except (YAMLError, ValueError, LookupError, RecursionError) as error:  # of ruamel.yaml
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
+        if "expected ':'" in str(problem):  # of a key, which may end many lines above
+            mark = getattr(error, "context_mark", mark)
         place = f"{path}:{mark.line + 1}" if mark else path
         advice = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."
+        if re.search("':'|mapping values|<block end>|<document start>", str(problem)):
+            advice = "Check the space after each colon, and that keys of a level are in one column."
         raise ConfigError(f"{place} is not valid YAML: {problem or error}. {advice}") from error
     if not isinstance(root, CommentedMap) or tag_of(root):
         kind = tag_of(root) or ("empty" if root is None else "something else")
@@ -187,10 +221,10 @@ def read_document(path: Path | str) -> Document:
     document = Document(path, root, {*root} - {BASE_KEY}, places, {path: text})
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
-            _include(document, keys, node)
+            _include(document, keys, node, readers)
     if BASE_KEY not in root:
         return document
-    base = read_document(path.parent / str(root.pop(BASE_KEY)))
+    base = read_document(path.parent / str(root.pop(BASE_KEY)), readers)
     _merge(document, base.root, root)
     base.root.ca.comment = root.ca.comment  # the header; other comments stay the base's
     places, texts = base.places | document.places, document.texts | base.texts
@@ -198,10 +232,10 @@ def read_document(path: Path | str) -> Document:
 
 
 @lru_cache(maxsize=16)
-def _parse(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
     """Parse a file only once: a run reads one or two a dozen times, which takes 15 ms each."""
     reader = YAML()
-    reader.Constructor = TupleConstructor
+    reader.Constructor = Constructor
     return reader.load(text)
 
 
@@ -239,13 +273,13 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
                 f"`{tag_of(old)}` has no keys to merge with. Add a tag, such as !new:."
             )
         else:
-            tree[key] = new
+            tree[key] = as_flag(new) if isinstance(old, bool) else new
         position = [*tree].index(key)
 
 
-def _include(document: Document, keys: Keys, node: object) -> None:
+def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, ...]) -> None:
     """Replace ``!include:FILE`` by the tree of the file; keys below the tag override it."""
-    inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG))
+    inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG), readers)
     prefix = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
     for child in {id(child): child for _, child in walk(inner.root)}.values():  # each alias once
         if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:

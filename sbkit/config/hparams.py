@@ -208,11 +208,12 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
     root = document.root
     if RECIPE not in root:
         return []
-    for name in overrides.keys() - root.keys() - KEYS.keys():
+    optional = [name for name in KEYS if KEYS[name].default is not REQUIRED]
+    for name in overrides.keys() - root.keys() - {*optional}:
         search_folders(document.module_folders)
         if name in ranges_of(str(root[RECIPE])):
             root[name] = None
-    names = [name for name in KEYS if name not in root and KEYS[name].default is not REQUIRED]
+    names = [name for name in optional if name not in root]
     defaults = [name for name in names if name not in overrides]
     for name in sorted(names, key=defaults.__contains__):  # those with an override first
         root[name] = deepcopy(KEYS[name].default)

@@ -7,12 +7,12 @@ from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import nearest
+from sbkit.base.ranges import LIST, Range, as_flag
 from sbkit.config.document import (
     REFERENCE_TAGS,
     TUPLE,
@@ -20,6 +20,9 @@ from sbkit.config.document import (
     Document,
     Keys,
     dotted,
+    holds_object,
+    parse_yaml,
+    plain_value,
     remove_tuple_rule,
     resolve_references,
     tag_of,
@@ -92,10 +95,11 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
             next_argument = remaining[0] if remaining else "--"
             if not next_argument.startswith("-") or NEGATIVE_NUMBER.fullmatch(next_argument):
                 text = remaining.pop(0)
-        if option["path"] in NAMED_VALUES and text != "null" and not text.startswith("{"):
-            _add_named_value(overrides, option["path"], text)
-            continue
-        _set_nested(overrides, option["path"].split("."), _read_value(argument, text))
+        path = option["path"]
+        if path in NAMED_VALUES and text != "null" and not text.startswith("{"):
+            _add_named_value(overrides, path, text)
+        else:
+            _set_nested(overrides, path.split("."), _read_value(argument, path, text))
     return overrides
 
 
@@ -172,7 +176,7 @@ def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
     _set_nested(overrides, (key, name), values)
 
 
-def _read_value(argument: str, text: str) -> object:
+def _read_value(argument: str, path: str, text: str) -> object:
     """Read null, true, false and numbers; a list, mapping or quoted text; else plain text.
 
     Whole numbers in another form, such as 007, stay text, and so do dates.
@@ -186,8 +190,10 @@ def _read_value(argument: str, text: str) -> object:
         return text  # YAML would drop what follows as a comment
     remove_tuple_rule()
     try:
-        value: object = YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, ValueError) as error:  # ValueError for an impossible date
+        value = plain_value(parse_yaml(f"{path}: {text}")[path])
+        if holds_object(value):
+            raise ValueError(text)
+    except (YAMLError, ValueError, LookupError) as error:  # an impossible date, a tag
         if not is_yaml_syntax:
             return text
         raise ConfigError(
@@ -281,8 +287,10 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
         ]
     if isinstance(value, PurePath):
         value = str(value)
+    if isinstance(default, bool):
+        value = as_flag(value)
     kind, value_kind = _kind(default), _kind(value)
-    if kind is str and value_kind is Real and isinstance(value, int):
+    if kind is str and value_kind is Real:
         return str(value)
     if kind is value_kind is Real:
         number: Any = value
@@ -292,10 +300,11 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
     if value_kind is not object and kind in (type(None), value_kind):
         return value
     expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
-    advice = " Write it in two kinds of quotes." if (kind, value_kind) == (str, Real) else ""
+    meant = LIST if kind is Sequence else Range(integer=isinstance(default, int), advice="")
+    advice = f" {meant.cure(value)}" if kind in (Real, Sequence) and value_kind is str else ""
     raise ConfigError(
         f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
-        f"({KIND_NAMES.get(value_kind, 'an object')}).{advice}"
+        f"({KIND_NAMES.get(value_kind, 'an object')}).{advice.rstrip()}"
     )
 
 

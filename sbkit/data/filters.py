@@ -31,17 +31,12 @@ QUALITY_TAGS = (  # those that release 5.0 of Spontaneous Speech documents
 Where = Mapping[str, Sequence[str]]  # the values to keep, by column
 
 
-def parse_where(where: object) -> Where:
+def parse_where(where: Mapping[str, object] | None) -> Where:
     """Return the values of each column in the key ``where``; raises ConfigError.
 
     >>> parse_where({"variant": "pt-BR", "up_votes": [2, 3]})
     {'variant': ('pt-BR',), 'up_votes': ('2', '3')}
     """
-    if not isinstance(where, Mapping | None):
-        raise ConfigError(
-            f"`where` must map columns to values, but is {where!r}. Write `where: "
-            "{variant: pt-BR}`."
-        )
     values_by_column: dict[str, tuple[str, ...]] = {}
     for column, value in (where or {}).items():
         values = value if isinstance(value, list | tuple) else [value]

@@ -397,9 +397,10 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
         percents = []
         is_exact = False
     if not is_exact or min(percents) <= 0:
+        advice = f"[{speeds}]" if isinstance(speeds, str) else "[1.0] to keep the natural speed"
         raise ConfigError(
             "`speeds` must be a list of one or more positive numbers with at most two decimals, "
-            f"but is {speeds!r}. Write [1.0] to keep the natural speed."
+            f"but is {speeds!r}. Write {advice}."
         )
     return percents
 

@@ -37,7 +37,7 @@ from datasets import Audio, Features
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import DataError
 from sbkit.base.files import LOCK_PREFIX, from_plain, fsync, is_abandoned, os_errors_name, task_lock
 from sbkit.base.kept import find_kept
 from sbkit.data.clips import by_file, decode_clips
@@ -70,17 +70,6 @@ _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 # other columns hold text.
 Row = Mapping[str, Any]
 AudioLocation = Mapping[str, Any]  # a value of AUDIO_TYPE
-
-
-def require_store(name: object) -> str:
-    """Return the name of a store; raises ConfigError if it is unknown."""
-    if name not in STORES:
-        raise ConfigError(
-            f"`audio_store` must be one of {', '.join(STORES)}, but is {name!r}. Choose pcm for "
-            "speed, flac for 60 % of the disk space, or lazy for no disk space, which needs the "
-            "lengths of the clips."
-        )
-    return str(name)
 
 
 # Reading

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import Range, require_in_range
+from sbkit.base.ranges import FLAG, Range, require_in_range
 from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, DecoderWeights, rescore
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
@@ -69,7 +69,8 @@ class BeamDecoder:
     """
 
     RANGES: ClassVar = {
-        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice=f"{BEAM_SIZE} is usual.")
+        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice="32 is usual."),
+        "attention_rescoring": FLAG,
     }
     phrases: tuple[str, ...] = ()
 
@@ -82,11 +83,8 @@ class BeamDecoder:
         weights: Mapping[str, float] | DecoderWeights | None = None,
         attention_rescoring: bool = False,
     ) -> None:
-        if not isinstance(attention_rescoring, bool):
-            raise ConfigError(
-                f"`attention_rescoring` must be True or False; got {attention_rescoring}."
-            )
-        require_in_range({"beam_size": beam_size}, self.RANGES)
+        values = {"beam_size": beam_size, "attention_rescoring": attention_rescoring}
+        require_in_range(values, self.RANGES)
         self.tokenizer = tokenizer
         self._language_models_source = language_models
         self.beam_size = beam_size

@@ -34,7 +34,7 @@ from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.allowed import ALLOWED_MODULES
-from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
+from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, missing_model
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
@@ -102,10 +102,7 @@ def export_run(
     run = Path(run)
     out = Path(out).resolve()
     if not (run / RUN_YAML).is_file():
-        raise BundleError(
-            f"{run} is not a run folder, because it has no {RUN_YAML}. Name the folder that "
-            "training printed, such as results/ctc/en/3407."
-        )
+        raise missing_model(run, "a run folder", RUN_YAML)
     require_replaceable(out)
     with exported_bundle(run, user_modules) as source, replacing_bundle(out) as folder:
         copy_files(source, folder)

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
+from sbkit.base.ranges import FLAG, NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
 from sbkit.base.units import SHIFT_MS
 from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.streaming import BlockState, EncoderState, StreamingConfig, last_frames
@@ -67,6 +67,7 @@ class Transformer(nn.Module):
         "num_encoder_layers": POSITIVE_COUNT,
         "num_decoder_layers": NON_NEGATIVE_COUNT,
         "dropout": SHARE,
+        "gradient_checkpointing": FLAG,
     }
 
     def __init__(

@@ -25,6 +25,7 @@ from sbkit.base.imports import reading_data
 from sbkit.base.kept import default_cache
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
+from sbkit.bundle.config import missing_model
 from sbkit.check.check import check_before_training, check_run
 from sbkit.check.checked_run import Declared, Finding
 from sbkit.checkpoint.folder import locked_folder, newest_checkpoint
@@ -171,10 +172,7 @@ class Run:
         Raises BundleError if the folder is not that of a run.
         """
         if not (Path(folder) / RUN_YAML).is_file():
-            raise BundleError(
-                f"{folder} is not a run folder, because it has no {RUN_YAML}. Name the folder "
-                "that training printed, such as results/ctc/en/3407."
-            )
+            raise missing_model(Path(folder), "a run folder", RUN_YAML)
         folder = Path(folder).absolute()
         here = {OUTPUT_FOLDER: folder, **(overrides or {})}
         with reading_data(folder):

@@ -144,10 +144,6 @@ def ensure_tokenizer(
     kind, size and tags, and spells all texts, it is copied. Otherwise, a tokenizer is trained. Each
     of ``tags``, the names of tags in the texts, becomes a token.
     """
-    if kind not in TOKEN_TYPES:
-        raise ConfigError(
-            f"`token_type` must be one of {', '.join(TOKEN_TYPES)}, but is {kind!r}. Choose one."
-        )
     if not model_file.exists():
         content = None
         if earlier is not None:

@@ -104,7 +104,7 @@ class RunValues:
     @property
     def folder(self) -> Path:
         """The folder that the run writes to."""
-        return Path(self.knobs[OUTPUT_FOLDER])
+        return Path(str(self.knobs[OUTPUT_FOLDER]))
 
     def load_recipe(self) -> Recipe:
         """Return the recipe that was given, or import the one that the YAML names."""

@@ -1,42 +1,25 @@
 """A value out of its range is refused, wherever the range is declared."""
 
-import math
 import re
 from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import RANGES, require_in_range
+from sbkit.base.ranges import require_in_range
 from sbkit.config.hparams import load_hparams
 from sbkit.config.overrides import parse_overrides
 from sbkit.train.brain import Brain
 from sbkit.train.setup import read_values
 from tests.runs import ROOT
 
-REFUSED: list[tuple[str, object, str]] = [
-    ("number_of_epochs", 0, "a whole number of at least 1, but is 0."),
-    ("grad_accumulation_factor", 10**9, "a whole number from 1 to 65536, but is 1000000000."),
-    ("max_grad_norm", math.nan, "a number, but is nan."),
-    ("log_every", True, "a whole number of at least 1, but is True."),
-    ("stall_seconds", "120 s", "a number from 0 to 86400, but is '120 s'."),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "text"), REFUSED)
-def test_require_in_range_refuses_a_value(name: str, value: object, text: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        require_in_range({name: value})
-    assert str(refused.value) == f"`{name}` must be {text} {RANGES[name].advice}"
-
 
 def test_lm_text_is_a_file_or_a_list_that_replaces_it(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(f"base: {ROOT}/hparams/ctc.yaml\nlm_text: a.txt\n")
     read_values(own, parse_overrides(["--lm_text=[b.txt, c.tsv]"])).require_in_range()
-    for refused in ("[]", "[1]", "{a: b}"):
-        with pytest.raises(ConfigError, match="`lm_text` must be null or text or a list of texts"):
-            read_values(own, parse_overrides([f"--lm_text={refused}"])).require_in_range()
+    with pytest.raises(ConfigError, match="`lm_text` must be null or text or a list of texts"):
+        read_values(own, parse_overrides(["--lm_text=[]"])).require_in_range()
 
 
 def test_require_in_range_allows_values_that_switch_off() -> None:
@@ -48,16 +31,31 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("max_seconds: 20 s", "`max_seconds` must be a number from 0 to 86400, but is '20 s'"),
-        ("batch_seconds: auto", "`batch_seconds` must be a number of at least 0, but is 'auto'"),
+        ("max_seconds: 20 s", "from 0 to 86400, but is '20 s'. Write the number without its unit."),
+        ("lr: 0,001", "`lr` must be a number of at least 0, but is '0,001'. Use a point: 0.001."),
+        ("max_seconds: 1.000,5", "Use a point: 1000.5."),
+        ("number_of_epochs: 1,000", "Write 1000."),
+        ('number_of_epochs: "2"', "but is '2'. Take out the quotes: 2."),
+        ("early_stopping: off", "but is 'off'. Pass 0 to train all epochs."),
+        ("keep_tags: noise, um", r"but is 'noise, um'. Write \[noise, um\]."),
+        ("number_of_epochs: 0", "must be a whole number of at least 1, but is 0. Pass 1 to train"),
+        ("grad_accumulation_factor: 1000000000", "from 1 to 65536, but is 1000000000. Pass 1"),
+        ("max_grad_norm: .nan", "`max_grad_norm` must be a number, but is nan. Pass 0 to clip"),
+        ("log_every: true", "must be a whole number of at least 1, but is True. Pass 1 to log"),
         ("sample_rate: 0", "`sample_rate` must be a whole number from 1000 to 384000"),
         ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
-        ("data_folder: 2024", "must be null or text or a list of texts, but is 2024. Write"),
-        ("skip_quality_tags: a", "`skip_quality_tags` must be null or a list of texts, but is 'a'"),
-        ("report_by: [5]", r"`report_by` must be null or a list of texts, but is \[5\]"),
-        ("mix: 0.5", r"`mix` must be null or a mapping, but is 0\.5"),
+        ("data_folder: {a: 1}", "`data_folder` must be null or text or a list of texts, but is {"),
+        ("init_from: False", "`init_from` must be null or text, but is False"),
+        (
+            "report_by: [null]",
+            r"`report_by` must be null or \[\] or a list of texts, but is \[None",
+        ),
+        ("mix: 0.5", r"`mix` must be null or a mapping to shares above 0, but is 0\.5"),
+        ("mix: {train-b: 0}", "but is {'train-b': 0}. For no row of a source, leave it out."),
+        ("where: accents", "`where` must be null or a mapping of texts, but is 'accents'"),
+        ("manifest: a.csv", "`manifest` must be null or a mapping of texts, but is 'a.csv'"),
         ("remove_vector_weight_decay: 1", "must be true or false, but is 1"),
-        ("text_column: true", "`text_column` must be false, null or text or a mapping to texts"),
+        ("text_column: true", "`text_column` must be false or null or text or a mapping to texts"),
     ],
 )
 def test_recipes_refuse_other_kinds(yaml: str, line: str, text: str, tmp_path: Path) -> None:

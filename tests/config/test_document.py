@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.messages import nearest
+from sbkit.base.messages import FOREIGN_NAMES, nearest
 from sbkit.checkpoint.run_config import RunConfig
 from sbkit.config.document import read_document
 from sbkit.config.hparams import load_hparams, read_knobs, resolve, save_yaml
@@ -20,6 +20,10 @@ from tests.runs import ROOT
         ("a: [1\nb: 2", ":2 is not valid YAML"),
         ("a: 1\na: 2", 'duplicate key "a"'),
         ("\ta: 1", "cannot start any token. Indent it with spaces."),
+        ("a: 1\nlr:0.001\n\n# -\n\nb: 2", ":2 is not valid YAML: could not find expected ':'. Che"),
+        ("a: 1\n b: 2\nc: 3", "keys of a level are in one column."),
+        ("base: ctc.yaml", "{path}, which is read for {path}. Name another file as `base`."),
+        ("a: !include:ctc.yaml", "{path}, which is read for {path}. Name another file"),
         ("- 1", "must consist of `key: value` lines"),
         ("", "its root is empty"),
         ("!include:other.yaml", "its root is !include:other.yaml"),
@@ -61,8 +65,11 @@ def test_missing_file_offers_the_nearest(path: Path, name: str, advice: str) -> 
 
 def test_nearest_offers_only_a_likely_key() -> None:
     keys = read_document(ROOT / "hparams/ctc.yaml").root
-    likely = {"epochs": "number_of_epochs", "batch_size": "batch_seconds", "speedz": "speeds"}
+    likely = {"smoothing": "label_smoothing", "batch-size": "batch_seconds", "speedz": "speeds"}
     assert {word: nearest(word, keys) for word in likely} == likely
+    for ours, theirs in FOREIGN_NAMES.items():
+        for name in theirs.split():
+            assert nearest(name, [*keys, "debug_epochs"]) == ours
     assert nearest("temperature", keys) is nearest("lm_weight", keys) is None
 
 
@@ -171,6 +178,12 @@ def test_base_that_changes_is_read_again(top: Path) -> None:
         ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) leads"),
         ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) cannot be"),
         ("bases/middle", "root", "roof", "roof.yaml cannot be read (No such file or"),
+        (
+            "bases/root",
+            "kept:",
+            "base: ../top.yaml\nkept:",
+            "{bases/middle}, which is read for {top}.",
+        ),
         ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no tag, and"),
     ],
 )

@@ -52,9 +52,9 @@ def test_where_refuses_what_no_row_can_have() -> None:
         SbkitError, match=r"accents is welsh, but .* There are Scottish \(1\), .*\(empty\) \(1\)"
     ):
         filter_rows(make_manifest(), parse_where({"accents": "welsh"}), "dev")
-    for value in ("accents", {"accents": []}, {"accents": {"a": 1}}):
-        with pytest.raises(SbkitError, match=r"`where(.accents)?` must .*, but is"):
-            parse_where(value)
+    for value in ([], {"a": 1}):
+        with pytest.raises(SbkitError, match=r"`where.accents` must .*, but is"):
+            parse_where({"accents": value})
 
 
 def test_quality_tags_are_skipped_and_counted_by_name() -> None:

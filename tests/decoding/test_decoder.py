@@ -100,7 +100,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention_rescoring": "rescore"}, "must be True or False; got rescore"),
+        ({"attention_rescoring": "rescore"}, "must be true or false, but is .rescore."),
         ({"weights": {"words": 1}}, "are word, .*; got {'words': 1}"),
         ({"weights": {"word": 1000}}, "a number between -1000 and 1000; got {'word': 1000}"),
         ({"beam_size": 0}, "`beam_size` must be a whole number from 1 to 4096, but is 0"),

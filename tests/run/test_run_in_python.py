@@ -407,5 +407,5 @@ def test_run_in_another_thread_is_refused() -> None:
 
 
 def test_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="is not a run folder, because it has no hyperparams.yaml"):
+    with pytest.raises(SbkitError, match="is not a run folder: it has no hyperparams.yaml"):
         Run.open(tmp_path)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from sbkit.audio.draws import draw_for_step
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import Subsampling, length_mask
-from sbkit.base.ranges import POSITIVE_COUNT, SHARE, Range, require_in_range
+from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Range, require_in_range
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
 from sbkit.models.pretrained.features import (
@@ -116,6 +116,7 @@ class PretrainedEncoder(nn.Module):
         **dict.fromkeys(("mask_time_length", "mask_channel_length"), POSITIVE_COUNT),
         "layers": replace(LAYER, advice="Pass null for all layers."),
         "intermediate_layer": LAYER,
+        "gradient_checkpointing": FLAG,
     }
 
     def __init__(

@@ -59,10 +59,12 @@ MUTATIONS = [
     mutation(
         "lists instead of words",
         error("placement", "precision", "one of fp32, bf16, fp16", "['bf16']"),
-        error("splits", "audio_store", "one of pcm, flac, lazy", "['pcm']"),
+        error("ranges", "audio_store", "pcm or flac or lazy", "['pcm']"),
+        error("ranges", "token_type", "char or bpe or unigram", "'word'"),
         text=(
             ("\nprecision: fp32", "\nprecision: [bf16]"),
             ("audio_store: pcm", "audio_store: [pcm]"),
+            ("token_type: char", "token_type: word"),
         ),
     ),
     mutation(
@@ -99,9 +101,10 @@ MUTATIONS = [
     mutation(
         "a knob that only a replaced part of the base read",
         error("unread", "width", "Nothing reads `width`"),
+        error("unread", "learning_rate", "Did you mean `lr`?"),
         error("unread", "time_masks", "Nothing reads `time_masks`"),
         yaml="hparams/ctc_streaming.yaml",
-        text=(("\nCNN:", "\nspec_augment: null\nwidth: 3\nCNN:"),),
+        text=(("\nCNN:", "\nspec_augment: null\nwidth: 3\nlearning_rate: 1\nCNN:"),),
         options=("--time_masks=1",),
         checks=(check_unread,),
     ),

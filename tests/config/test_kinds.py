@@ -1,0 +1,69 @@
+"""A value counts as its key's kind, whichever way it comes: true, false, or text as written."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.ranges import FLAG, FLAG_WORDS, LIST, RANGES, Kind
+from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
+from sbkit.config.overrides import nest_overrides, parse_overrides
+from tests.config.conftest import refusal
+
+FLAGS = [name for name, kind in RANGES.items() if kind == FLAG]
+TEXTS = [name for name, kind in RANGES.items() if isinstance(kind, Kind) and "text" in kind.forms]
+LISTS = [name for name, kind in RANGES.items() if kind == LIST]
+# Numbers, times and flags to some YAML; `no` is also Norwegian.
+WRITTEN = "007 1e3 1.10 0o17 0x1F 1_000 .5 +5 .inf 1:30 2026-11-27 2026-11-27T10:00:00 no on y N"
+SPELLINGS = (str.lower, str.title, str.upper, '"{}"'.format, "'{}'".format)
+
+
+def read(way: str, folder: Path, text: str, old: str, names: list[str]) -> Mapping[str, object]:
+    """Return values that are written one way; those of the objects and the run folder are equal."""
+    new_lines, old_lines = ("".join(f"{n}: {t}\n" for n in names) for t in (text, old))
+    base, own, overrides = "", new_lines, dict[str, object]()
+    match way:
+        case "base":
+            base, own = new_lines, "base: base.yaml\n"
+        case "over base":
+            base, own = old_lines, f"base: base.yaml\n{new_lines}"
+        case "command line":
+            own, overrides = old_lines, parse_overrides([f"--{name}={text}" for name in names])
+        case "Python":
+            own = old_lines
+            overrides = nest_overrides(dict.fromkeys(names, text.strip("'\"")))
+    (folder / "base.yaml").write_text(base)
+    (folder / "own.yaml").write_text(own)
+    save_yaml(folder / "hyperparams.yaml", folder / "own.yaml", overrides)
+    knobs = read_knobs(folder / "own.yaml", overrides)
+    assert load_hparams(folder / "own.yaml", overrides) == knobs
+    assert read_knobs(folder / "hyperparams.yaml", {}) == knobs
+    return knobs
+
+
+@pytest.mark.parametrize("way", ["file", "base", "over base", "command line", "Python"])
+def test_word_or_text_is_read_by_its_kind(way: str, tmp_path: Path) -> None:
+    for word, flag in FLAG_WORDS.items():
+        for spell in SPELLINGS:
+            knobs = read(way, tmp_path, spell(word), str(not flag), FLAGS)
+            assert knobs == dict.fromkeys(FLAGS, flag)
+    for text in WRITTEN.split():
+        assert read(way, tmp_path, text, "x", TEXTS) == dict.fromkeys(TEXTS, text)
+
+
+@pytest.mark.parametrize("way", ["file", "over base", "command line"])
+def test_texts_in_lists_and_mappings_are_read_as_written(way: str, tmp_path: Path) -> None:
+    texts = [*WRITTEN.split(), "true", "False"]
+    assert read(way, tmp_path, f"[{', '.join(texts)}]", "[]", LISTS) == dict.fromkeys(LISTS, texts)
+    for text in texts:
+        value = read(way, tmp_path, f"{{007: {text}, b: [{text}]}}", "{}", ["where"])["where"]
+        assert value == {"007": text, "b": [text]}
+
+
+def test_words_of_an_argument_count_as_in_its_base_or_are_refused(path: Path) -> None:
+    own = path.with_name("own.yaml")
+    own.write_text("base: ctc.yaml\nmixed: Off\n")
+    assert read_knobs(own, parse_overrides(["--mixed=yes"]))["mixed"] is True
+    assert read_knobs(own, {})["mixed"] is False
+    own.write_text("a: !new:sbkit.models.transformer.Transformer {gradient_checkpointing: no}\n")
+    assert "`a.gradient_checkpointing` must be true or false, but is 'no'." in refusal(own, {})
