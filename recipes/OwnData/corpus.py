@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from os.path import normpath
 from pathlib import Path
@@ -38,7 +39,7 @@ from sbkit.data.sources import (
     list_tables,
     read_manifests,
 )
-from sbkit.data.tables import COLUMN_KEYS, TableOptions, is_named
+from sbkit.data.tables import COLUMN_KEYS, TableOptions, is_named, read_text_column
 from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
 from sbkit.text.languages import single_language_tag
 
@@ -144,27 +145,21 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
             "Write one for each split, and name those."
         )
     rows = manifest.rows
-    names = rows.column_names
-
-    def read_column(column: str) -> list[str]:
-        return to_texts(rows[column].fill_null(""))
-
-    column = find_split_column(names, read_column)
+    column = find_split_column(rows.column_names, partial(read_text_column, rows))
     if column is None:
-        own = to_texts(rows["speaker"].fill_null("")) if "speaker" in names else [""] * len(rows)
         paths = map(Path, sources.sources)
         folders = [path if path.is_dir() else path.parent for path in paths]
         spellings = {*map(str, folders), *map(normpath, folders)}
         # A row without a speaker is one of its own.
         speakers = [
             speaker or f"clip {_name_clip(part, spellings)}"
-            for speaker, part in zip(own, manifest.parts, strict=True)
+            for speaker, part in zip(read_text_column(rows, "speaker"), manifest.parts, strict=True)
         ]
         shares = check_shares(knobs.get("split_shares"))
         shares = {name: share for name, share in shares.items() if name not in sources_by_split}
         split_of = deal_speakers({*speakers}, shares, sources.sources[0])
         return manifest, [split_of[speaker] for speaker in speakers]
-    splits = [split.strip().lower() for split in read_column(column)]
+    splits = [split.strip().lower() for split in read_text_column(rows, column)]
     for split in {*splits}:
         if split and role_of(split) is None:
             raise DataError(

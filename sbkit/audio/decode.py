@@ -20,16 +20,14 @@ import numpy.typing as npt
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError, Header, cut_short, read_header
 from sbkit.base.files import pointer_sentence
+from sbkit.base.messages import note_once
 
 if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioStream, Packet
     from av.container import InputContainer
 
-logger = logging.getLogger(__name__)
-
 SCALED = "exceeds full scale. Such files are scaled to it, each as a whole"
 CUT = "exceeds full scale, where live audio is cut"
-_notes: set[str] = set()  # that were logged
 
 Signal = npt.NDArray[np.float32]  # (S,)
 
@@ -116,15 +114,9 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
             mixer.peak = max(1.0, *(other.peak for other in whole.read()))
             file.seek(position)
         if block.peak > 1:
-            note_once(name, SCALED if mixer.peak else CUT)
+            note = SCALED if mixer.peak else CUT
+            note_once(f"note: {name} {note}.", key=note, level=logging.WARNING)
         yield block._replace(samples=block.samples / mixer.peak) if mixer.peak > 1 else block
-
-
-def note_once(name: str, note: str) -> None:
-    """Log a note on a file, but not again for the other files of a table."""
-    if note not in _notes:
-        _notes.add(note)
-        logger.warning(f"note: {name} {note}.")
 
 
 def declared_seconds(file: BinaryIO) -> float:
@@ -219,7 +211,8 @@ class _PacketReader(_Reader):
                     raise AudioError("no audio track", f"{self.name} has no audio track.")
                 raise not_audio(self.name)
             if (count := len(container.streams.audio)) > 1:
-                note_once(self.name, f"has {count} audio tracks. The default one is used")
+                note = f"has {count} audio tracks. The default one is used"
+                note_once(f"note: {self.name} {note}.", key=note, level=logging.WARNING)
             decoder = stream.codec_context
             if decoder is None:  # FFmpeg knows no such codec
                 raise not_audio(self.name)

@@ -30,9 +30,9 @@ import soxr
 from sbkit.audio import decode
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.decode import CUT, Block, ReadOptions, Signal, check_rate, check_values, note_once
+from sbkit.audio.decode import CUT, Block, ReadOptions, Signal, check_rate, check_values
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.messages import listed, plural
+from sbkit.base.messages import listed, note_once, plural
 from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples, samples_to_seconds
 
 logger = logging.getLogger(__name__)
@@ -452,7 +452,7 @@ def _to_channels(samples: npt.NDArray[np.generic], is_live: bool = False) -> Sig
     floats = channels.astype(np.float32) / np.float32(scale)
     peak = check_values("the array", floats)
     if peak > 1 and is_live:
-        note_once("the array", CUT)
+        note_once(f"note: the array {CUT}.", key=CUT, level=logging.WARNING)
     return floats if peak <= 1 or is_live else floats / np.float32(peak)
 
 

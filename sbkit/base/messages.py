@@ -1,6 +1,7 @@
 """Format text for people: counts, lists of names, and escaped control characters."""
 
 import json
+import logging
 import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -24,6 +25,9 @@ FOREIGN_NAMES = {
     "average_checkpoints": "avg_checkpoints keep_nbest_models",
 }
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+logger = logging.getLogger(__name__)
+_noted: set[str] = set()
 
 
 def plural(count: int, word: str, words: str = "") -> str:
@@ -62,6 +66,13 @@ def shorten(text: str, max_characters: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Cut the middle out of a long text: a message ends with its cure."""
     half = max_characters // 2 - 3
     return text if len(text) <= max_characters else f"{text[:half]} ... {text[-half:]}"
+
+
+def note_once(note: str, *, key: str = "", level: int = logging.INFO) -> None:
+    """Log a note unless one with the same key, by default the same note, was logged."""
+    if (key or note) not in _noted:
+        _noted.add(key or note)
+        logger.log(level, note)
 
 
 def printable(text: str) -> str:

@@ -488,16 +488,14 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    with disk_errors(folder.parent):
-        logger.info(f"unpacking {archive} into {folder.parent}, once")
-        folder.mkdir()
-        _extract(archive, folder)
-
-
-def _extract(archive: Path, folder: Path) -> None:
+    logger.info(f"unpacking {archive} into {folder.parent}, once")
     num_skipped = 0
-    failure = "cannot be unpacked as a tar file"
-    with unpacking_errors(archive, failure, fix="Download it again."), tarfile.open(archive) as tar:
+    with (
+        disk_errors(folder.parent),
+        unpacking_errors(archive, "cannot be unpacked as a tar file", fix="Download it again."),
+        tarfile.open(archive) as tar,
+    ):
+        folder.mkdir()
         for member in iter_members(tar):
             if not member.isdir() and not _extract_member(tar, member, archive, folder):
                 num_skipped += 1
@@ -580,23 +578,24 @@ class CacheEntry:
 
 def list_entries(cache_folder: Path) -> list[CacheEntry]:
     """List the folders of the cache."""
-    entries = []
+    extracted, audio, prepared = (
+        [
+            folder
+            for folder in sorted((cache_folder / name).glob(_MADE_FOLDERS))
+            if folder.is_dir() and not folder.is_symlink()  # a link may lead out of the cache
+        ]
+        for name in (EXTRACTED_FOLDER, AUDIO_FOLDER, PREPARED_FOLDER)
+    )
+    prepared.sort(key=lambda folder: folder.stat().st_mtime)
+    newest = {folder.name.rsplit("-", 2)[0]: folder for folder in prepared}  # by their labels
+    superseded = {folder for folder in audio if not folder.name.endswith(_decoder_name())}
+    superseded |= {*prepared} - {*newest.values()}
     # Extracted files first: once `prune_orphans` has removed them, the audio decoded from them is
     # an orphan, too.
-    for name in (EXTRACTED_FOLDER, AUDIO_FOLDER):
-        for folder in sorted((cache_folder / name).glob(_MADE_FOLDERS)):
-            if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
-                is_superseded = name == AUDIO_FOLDER and not folder.name.endswith(_decoder_name())
-                entry = CacheEntry(folder, _read_corpora(folder), _size_of(folder), is_superseded)
-                entries.append(entry)
-    made = filter(Path.is_dir, (cache_folder / PREPARED_FOLDER).glob(_MADE_FOLDERS))
-    prepared = sorted(made, key=lambda folder: folder.stat().st_mtime)
-    newest = {folder.name.rsplit("-", 2)[0]: folder for folder in prepared}  # by their labels
-    for folder in prepared:
-        is_superseded = folder not in newest.values()
-        entry = CacheEntry(folder, _read_corpora(folder), _size_of(folder), is_superseded)
-        entries.append(entry)
-    return entries
+    return [
+        CacheEntry(folder, _read_corpora(folder), _size_of(folder), folder in superseded)
+        for folder in (*extracted, *audio, *prepared)
+    ]
 
 
 def _read_corpora(folder: Path) -> Sequence[Path]:

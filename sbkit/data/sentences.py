@@ -83,4 +83,4 @@ def _read_transcripts(file: Path, options: TableOptions) -> list[str]:
     if not find_columns(table.rows.column_names, options.text_column or "", ()):
         options = replace(options, text_column=None)
     table = fill_from_other_columns(table, options)
-    return read_text_column(table, require_text_column(table, options.text_column or None))
+    return read_text_column(table.rows, require_text_column(table, options.text_column or None))

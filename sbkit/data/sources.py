@@ -29,7 +29,7 @@ from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import parsing_errors, pointer_sentence, write_bytes_atomically
 from sbkit.base.kept import caches, default_cache, find_kept
-from sbkit.base.messages import listed
+from sbkit.base.messages import listed, note_once
 from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
 from sbkit.data.columns import (
     PATH_COLUMNS,
@@ -52,7 +52,6 @@ from sbkit.data.tables import (
     is_missing,
     join_tables,
     locate,
-    note_once,
     read_objects,
     read_table,
     to_manifest,

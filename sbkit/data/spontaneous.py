@@ -110,13 +110,13 @@ def _find_speakers(table: Table, options: TableOptions) -> TableSpeakers:
     is_filled = [True] * len(table.rows)
     text = find_column(names, options.text_column or None, TEXT_COLUMNS)
     if text and options.text_column is not False:
-        is_filled = [bool(transcript.strip()) for transcript in read_text_column(table, text)]
-    clips = read_text_column(table, "audio_file")
-    speakers = zip(read_text_column(table, "client_id"), clips, strict=True)
+        is_filled = [bool(transcript.strip()) for transcript in read_text_column(table.rows, text)]
+    clips = read_text_column(table.rows, "audio_file")
+    speakers = zip(read_text_column(table.rows, "client_id"), clips, strict=True)
     return TableSpeakers(
         # The first releases name no speakers: a row without one is one of its own.
         [speaker or f"clip {clip}" for speaker, clip in speakers],
-        [name.strip() for name in read_text_column(table, "split")],
+        [name.strip() for name in read_text_column(table.rows, "split")],
         is_filled,
     )
 

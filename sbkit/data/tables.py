@@ -3,7 +3,6 @@
 import codecs
 import csv
 import json
-import logging
 import lzma
 import math
 import os
@@ -33,7 +32,7 @@ from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
-from sbkit.base.messages import listed, plural
+from sbkit.base.messages import listed, note_once, plural
 from sbkit.data.columns import (
     CHANNEL_COLUMNS,
     CHANNELS,
@@ -89,8 +88,6 @@ RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
 PLAIN_CLIP = r"^\w[\w-]*\.mp3$"  # a name of a clip of such a release
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
-
-logger = logging.getLogger(__name__)
 
 Row = dict[str, str]  # the text of each column
 WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
@@ -655,13 +652,13 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
     """Return the columns of the part and of the channel; name those that cannot be used."""
     names = table.rows.column_names
     part = find_part_columns(names)
-    starts = read_text_column(table, part.start)
+    starts = read_text_column(table.rows, part.start)
     is_time = any(TIME_VALUE.fullmatch(start.strip()) for start in starts)  # or a date, for example
     if not is_time and (part.start or unused_time_columns(names, part)):
         part = PartColumns()
     channel = find_column(names, None, CHANNEL_COLUMNS) or ""
     unused = unused_time_columns(names, part)
-    values = [value for value in read_text_column(table, channel) if value.strip()]
+    values = [value for value in read_text_column(table.rows, channel) if value.strip()]
     # Also invalid ones and lists, whose rows are excluded; other values are those of a platform.
     if not any(find_channel(v) is not None or CHANNELS.fullmatch(v.strip()) for v in values):
         unused += [channel] if values else []
@@ -673,12 +670,6 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
             "is a number from 0."
         )
     return part, channel
-
-
-@lru_cache(maxsize=1000)
-def note_once(note: str) -> None:
-    """Log a note of a table, which is read for each split, once."""
-    logger.info(note)
 
 
 def fill_from_other_columns(table: Table, options: TableOptions) -> Table:
@@ -722,8 +713,8 @@ def _find_clips(
     ids: list[str] = []
     paths: list[bytes] = []
     parts: list[AudioPart] = []
-    times = [to_seconds(read_text_column(table, column), column) for column in part_names]
-    fields = (read_text_column(table, name) for name in names)
+    times = [to_seconds(read_text_column(table.rows, column), column) for column in part_names]
+    fields = (read_text_column(table.rows, name) for name in names)
     numbers = [time.strip() or "0" for time in chain(times[0], times[2])]
     in_samples = part_names.counts_samples and all(map(str.isdecimal, numbers))
     rate_of = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
@@ -769,11 +760,11 @@ def _parse_samples(
     return parse_part(path, times[0], "", times[1], channel)
 
 
-def read_text_column(table: Table, name: str) -> list[str]:
+def read_text_column(rows: pa.Table, name: str) -> list[str]:
     """Return the texts of a column, "" for missing ones and for a column that the table lacks."""
-    if name not in table.rows.column_names:
-        return [""] * len(table.rows)
-    return to_texts(table.rows[name].fill_null(""))
+    if name not in rows.column_names:
+        return [""] * len(rows)
+    return to_texts(rows[name].fill_null(""))
 
 
 def locate(folder: Path, name: str, data_root: str | None = None) -> str | Excluded:
@@ -831,7 +822,7 @@ def is_release(tsv: Path, encoding: str | None = None) -> bool:
         return False
     table = read_table(tsv, encoding)
     path = find_column(table.rows.column_names, None, PATH_COLUMNS)
-    names = read_text_column(table, path or "")[:1]
+    names = read_text_column(table.rows, path or "")[:1]
     return not any((tsv.parent / name).is_file() for name in names)
 
 
