@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -31,6 +31,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.cache import list_entries, remove_entry
 from sbkit.data.corpus import check_shares, deal_speakers, describe_corpus, splits_of
 from sbkit.data.manifest import Clip, Excluded, Manifest, to_texts
+from tests.data.test_parts import read as read_source
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,10 +153,8 @@ def test_folder_has_the_splits_that_its_names_tell(
     manifests = [cast(Manifest, own_data.read(knobs, name)) for name in ("train", "dev", "test")]
     assert [manifest.ids for manifest in manifests] == [[*"abcdef"], [*"gh"], ["i"]]
     for key in ("train", "dev", "test-all"):
-        with pytest.raises(
-            SbkitError,
-            match=rf"`manifest.{key}`: {folder} has files for .*all: {folder}",
-        ):
+        words = rf"`manifest.{key}`: {folder} has files for .*all: {folder}"
+        with pytest.raises(SbkitError, match=words):
             own_data.splits({"manifest": {key: str(folder)}})
 
 
@@ -190,8 +189,7 @@ def test_tars_are_read_by_the_splits_that_their_names_tell(tmp_path: Path) -> No
 
 def read(file: Path, content: str, **knobs: object) -> Manifest:
     file.write_text(content, encoding="utf-8")
-    all_knobs = {"manifest": {"train": str(file)}, "language": "en", **knobs}
-    return corpus_of(all_knobs).read(all_knobs, "train")
+    return read_source(file, **knobs)
 
 
 def read_all(file: Path, rows: Sequence[str], **knobs: object) -> dict[str, Manifest]:
@@ -314,11 +312,7 @@ def test_nemo_manifest_is_read(tmp_path: Path) -> None:
     ("content", "knobs", "words"),
     [
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
-        (
-            "path,said\n1,2\n",
-            {"text_column": "sad"},
-            "columns sad; its first line names path, said",
-        ),
+        ("path,said\n1,2\n", {"text_column": "sad"}, "columns sad; its first .* path, said"),
         ("[{}]", {}, "one object on each line, but line 1 is not"),
     ],
 )
@@ -329,27 +323,23 @@ def test_table_without_its_columns_is_refused(
         read(tmp_path / "a.csv", content, **knobs)
 
 
-def kaldi(folder: Path, **files: str) -> Mapping[str, object]:
+def kaldi(folder: Path, **files: str) -> Path:
     folder.mkdir()
     for name, content in files.items():
         (folder / name.replace("wav", "wav.scp")).write_text(content, encoding="utf-8")
-    return {"manifest": {"train": str(folder)}, "language": "en"}
+    return folder
 
 
 def test_kaldi_folder_needs_no_text_where_none_is_read(tmp_path: Path) -> None:
-    knobs = {**kaldi(tmp_path / "k", wav="u1 /x/a.flac\n"), "text_column": False}
-    manifest = corpus_of(knobs).read(knobs, "train")
-    assert isinstance(manifest, Manifest)
+    manifest = read_source(kaldi(tmp_path / "k", wav="u1 /x/a.flac\n"), text_column=False)
     assert (manifest.ids, manifest.sentences, manifest.excluded) == (["u1"], [""], ())
 
 
 def test_kaldi_folder_is_read(tmp_path: Path) -> None:
     wav = "u1 /x/a.flac\nu2 b.flac\n\nu3 c.flac\n"
     text, english = "u1 hello there\n\nu2 yes\nu4 no\n", {"language": "en"}
-    knobs = kaldi(
-        tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n", spk2gender="ann f"
-    )
-    manifest = corpus_of(knobs).read(knobs, "train")
+    speakers = {"utt2spk": "u1 ann\nu2 bob\n", "spk2gender": "ann f"}
+    manifest = read_source(kaldi(tmp_path / "k", wav=wav, text=text, **speakers))
     assert [*manifest] == [
         Clip("u1", Path("/x/a.flac"), "hello there", english | {"speaker": "ann", "gender": "f"}),
         Clip("u2", tmp_path / "k/b.flac", "yes", english | {"speaker": "bob"}),
@@ -370,9 +360,8 @@ def test_kaldi_folder_is_read(tmp_path: Path) -> None:
 def test_unreadable_kaldi_folder_is_refused(
     tmp_path: Path, files: dict[str, str], words: str
 ) -> None:
-    knobs = kaldi(tmp_path / "k", **files)
     with pytest.raises(SbkitError, match=words):
-        corpus_of(knobs).read(knobs, "train")
+        read_source(kaldi(tmp_path / "k", **files))
 
 
 @pytest.mark.parametrize("source", ["saved", "rows.parquet"])
@@ -382,26 +371,23 @@ def test_class_labels_of_a_dataset_become_names(source: str, tmp_path: Path) -> 
     dataset = datasets.Dataset.from_dict(rows).cast_column("gender", kind)
     file = tmp_path / source
     dataset.to_parquet(str(file)) if file.suffix else dataset.save_to_disk(str(file))
-    knobs = {"manifest": {"train": str(file)}, "language": "en"}
-    clips = corpus_of(knobs).read(knobs, "train")
-    assert [clip.columns["gender"] for clip in clips] == ["male", "female", ""]
+    assert [clip.columns["gender"] for clip in read_source(file)] == ["male", "female", ""]
 
 
-def spark_rows(folder: Path, **columns: list[bytes]) -> dict[str, object]:
+def spark_rows(folder: Path, **columns: list[bytes]) -> Path:
     """Write a parquet file whose strings are bytes, as Spark and Impala write them."""
     arrays = {name: pa.array(values, pa.binary()) for name, values in columns.items()}
     pq.write_table(pa.table(arrays), folder / "rows.parquet")
-    return {"manifest": {"train": str(folder / "rows.parquet")}, "language": "en"}
+    return folder / "rows.parquet"
 
 
 def test_strings_that_parquet_has_as_bytes_are_text(tmp_path: Path) -> None:
-    picture = b"\x89PNG"
-    knobs = spark_rows(tmp_path, path=[b"a.wav"], text=["h\u00e9".encode()], picture=[picture])
-    (clip,) = corpus_of(knobs).read(knobs, "train")
+    text = "h\u00e9".encode()
+    (clip,) = read_source(spark_rows(tmp_path, path=[b"a.wav"], text=[text], picture=[b"\x89PNG"]))
     assert clip == Clip("a", tmp_path / "a.wav", "h\u00e9", {"language": "en"})
-    knobs = spark_rows(tmp_path, path=[b"a.wav"], text=["h\u00e9".encode("latin-1")])
+    file = spark_rows(tmp_path, path=[b"a.wav"], text=["h\u00e9".encode("latin-1")])
     with pytest.raises(SbkitError, match="column text of .* bytes that are not UTF-8 text"):
-        corpus_of(knobs).read(knobs, "train")
+        read_source(file)
 
 
 def test_audio_bytes_without_a_path_are_audio(
@@ -410,8 +396,7 @@ def test_audio_bytes_without_a_path_are_audio(
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     for kind in ("WAV", "FLAC", "MP3", "OGG"):
         content = encoded(kind, np.ones(800, np.int16))
-        knobs = spark_rows(tmp_path, audio=[content], text=[b"hi"])
-        (clip,) = corpus_of(knobs).read(knobs, "train")
+        (clip,) = read_source(spark_rows(tmp_path, audio=[content], text=[b"hi"]))
         assert (clip.path.read_bytes(), clip.sentence) == (content, "hi")
 
 
@@ -419,14 +404,10 @@ def test_table_folders_and_other_sources_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("path,text\na.wav,hi\n")
     manifest = {"train": ["memory://somewhere", str(tmp_path / "a.csv")]}
     knobs = {"manifest": manifest, "language": "en"}
-    with pytest.raises(
-        SbkitError, match=r"`manifest.train` cannot mix table folders, tars and URLs.*a\.csv"
-    ):
+    with pytest.raises(SbkitError, match=r"train` cannot mix table folders, tars and .*a\.csv"):
         own_data.read(knobs, "train")
     manifest["train"].pop()
-    with pytest.raises(
-        SbkitError, match="memory://somewhere has neither tars nor parquet or JSON Lines"
-    ):
+    with pytest.raises(SbkitError, match="somewhere has neither tars nor parquet or JSON Lines"):
         own_data.read(knobs, "train")
 
 
@@ -461,8 +442,7 @@ def test_dataset_with_embedded_audio_is_read(
     dataset = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
     source = tmp_path / ("saved.parquet" if parquet else "saved")
     dataset.to_parquet(str(source)) if parquet else dataset.save_to_disk(str(source))
-    knobs = {"manifest": {"train": str(source)}, "language": "en"}
-    first = [*corpus_of(knobs).read(knobs, "train")]
+    first = [*read_source(source)]
     assert [clip.sentence for clip in first] == list("abcd")
     assert [clip.id for clip in first if clip.sentence in "acd"] == ["a", "c", "d"]
     assert all(tmp_path / "cache" in clip.path.parents for clip in first)
@@ -470,7 +450,7 @@ def test_dataset_with_embedded_audio_is_read(
     assert abs(len(read_audio(first[2].path)) - 8000) < 2000  # mp3 pads
     with pytest.raises(SbkitError, match=r"d\.wav is not recognized as audio"):
         read_audio(first[3].path)
-    assert [*corpus_of(knobs).read(knobs, "train")] == first
+    assert [*read_source(source)] == first
     (entry,) = list_entries(tmp_path / "cache")
     assert [*entry.corpora] == [source]
     assert not entry.is_orphan
