@@ -367,15 +367,6 @@ def test_facts_are_those_of_the_corrected_table(tmp_path: Path) -> None:
     assert num_shared == 2 and "tags" in changes
 
 
-def test_edited_module_of_two_data_folders_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = Corpus(tmp_path / "corpus", "module")
-    assert "WORD 0." in observe(corpus, monkeypatch)
-    replace_in(corpus.helper, "upper", "title")
-    assert "WORD 0." not in observe(corpus, monkeypatch)
-
-
 def test_clips_that_are_recorded_again_are_decoded_alone(
     tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,8 +22,7 @@ WAV = encode_audio(CLIP, RATE, "WAV")
 
 
 @pytest.fixture(autouse=True)
-def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 

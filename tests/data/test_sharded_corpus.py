@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -241,19 +240,14 @@ def test_url_of_a_root_keeps_its_slashes(url: str) -> None:
 
 
 def test_two_processes_share_the_writing_of_shards(clips: list[Clip], tmp_path: Path) -> None:
-    indexes: list[Index | None] = []
     publish = ShardWriter.publish
-    with patch.object(ShardWriter, "publish", autospec=True, side_effect=publish) as wrote:
-        threads = [
-            threading.Thread(target=lambda: indexes.append(write(str(tmp_path / "shards"), clips)))
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert indexes[0] is not None and indexes[0] == indexes[1]
-    assert wrote.call_count == sum(map(len, indexes[0].splits.values()))  # none was written twice
+    with (
+        patch.object(ShardWriter, "publish", autospec=True, side_effect=publish) as wrote,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        index, other = pool.map(write, [str(tmp_path / "shards")] * 2, [clips] * 2)
+    assert index is not None and index == other
+    assert wrote.call_count == sum(map(len, index.splits.values()))  # none was written twice
     assert len(train_of(str(tmp_path / "shards"))) == 24
     suffixes = {file.suffix for file in (tmp_path / "shards").iterdir()}
     assert suffixes == {".arrow", ".parquet", ".json"}
@@ -349,9 +343,8 @@ def write_tables(target: str, source: Path | str) -> Index | None:
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_table_folders_become_shards_and_leave_no_cache(
-    tmp_path: Path, location: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, location: str, kind: str, own_cache: Path
 ) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     write_sources(tmp_path / "source", kind=kind)
     index = write_tables(location, tmp_path / "source")
     assert index is not None
@@ -360,7 +353,7 @@ def test_table_folders_become_shards_and_leave_no_cache(
     assert isinstance(manifest, Manifest)
     assert sorted(manifest[0].columns) == ["language", "speaker"]
     assert sorted(clip.id for clip in manifest) == sorted(map(str, range(20)))
-    assert not (tmp_path / "cache").exists()
+    assert not own_cache.exists()
 
 
 @pytest.mark.parametrize("audio", ["file://{}", "{}"])

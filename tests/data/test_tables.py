@@ -33,22 +33,24 @@ from tests.data.test_splits import prepare_manifest
 Rows = list[tuple[str, str, str]]  # path, sentence, speaker
 HEADER = ("path", "sentence", "speaker")
 PIECES = (  # of a field
+    *("hi", "yes no", "nan", "NULL", "NA", "None", "true", "3,50", "1.5", "-", "été", "你好"),
     *(
-        "hi",
-        "yes no",
-        "nan",
-        "NULL",
-        "NA",
-        "None",
-        "true",
-        "3,50",
-        "1.5",
-        "-",
-        "été",
-        "你好",
+        '"',
+        '""',
+        '5"',
+        '"Hi," she said',
+        ",",
+        ";",
+        "|",
+        "a|b",
+        "x; y",
+        " ",
+        "\\",
+        "#",
+        "'",
+        "=1",
         "I'm",
     ),
-    *('"', '""', '5"', '"Hi," she said', ",", ";", "|", "a|b", "x; y", " ", "\\", "#", "'", "=1"),
 )
 LINE_BREAKS = ("\n", "one\ntwo, three", '"a"\n"b"', "\r\n")
 
@@ -111,10 +113,6 @@ def test_tables_are_read_as_they_were_written(writer: int, tmp_path: Path) -> No
         file.write_bytes(content)
         manifest = read(file)
         assert (rows_of(manifest), manifest.excluded) == (rows, ()), content
-
-
-def test_parquet_is_read_as_it_was_written(tmp_path: Path) -> None:
-    rows = draw_rows(random.Random(0), (*PIECES, *LINE_BREAKS))
     pd.DataFrame(rows, columns=HEADER).to_parquet(tmp_path / "a.parquet")
     assert rows_of(read(tmp_path / "a.parquet")) == rows
 
@@ -130,11 +128,8 @@ def test_stray_quotes_lose_no_row(delimiter: str, tmp_path: Path) -> None:
         for _ in range(source.randrange(1, 4)):
             n = source.randrange(20)
             path, text, speaker = rows[n]
-            rows[n] = (
-                path,
-                source.choice([f'"{text}', f'{text}"', f'a "{text}', f'"a" {text}']),
-                speaker,
-            )
+            text = source.choice([f'"{text}', f'{text}"', f'a "{text}', f'"a" {text}'])
+            rows[n] = (path, text, speaker)
         file = tmp_path / f"{seed}.csv"
         file.write_text("\n".join(delimiter.join(row) for row in (HEADER, *rows)))
         try:
@@ -438,6 +433,7 @@ def test_bad_row_is_excluded_and_the_others_stay(
 
 
 REFUSED = {
+    "missing": (None, "is not a file"),
     "empty": ("", "is empty"),
     "an empty spreadsheet": (",,\n,,\n", "is empty"),
     "only a header": ("path\tsentence\n", "a header but no rows"),
@@ -447,13 +443,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_read_table_refuses_what_is_not_a_table(tmp_path: Path, case: str) -> None:
     content, words = REFUSED[case]
-    with pytest.raises(SbkitError, match=words) as caught:
-        read_manifest(write(tmp_path, content))
-    assert str(tmp_path / "train.tsv") in str(caught.value)
-
-
-def test_read_table_refuses_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="is not a file"):
+    if content is not None:
+        write(tmp_path, content)
+    with pytest.raises(SbkitError, match=f"{tmp_path}/train.tsv .*{words}"):
         read_manifest(tmp_path / "train.tsv")
 
 
@@ -598,9 +590,8 @@ def test_texts_of_any_type_of_arrow_are_texts(name: str, column: str, tmp_path: 
         manifest = read(tmp_path / f"{name}.parquet")
         return [(clip.id, clip.sentence, clip.columns["speaker"]) for clip in manifest]
 
-    assert (
-        rows_of_type(name) == rows_of_type("string") == [("x", "one", "ann"), ("y", "two", "bob")]
-    )
+    expected = [("x", "one", "ann"), ("y", "two", "bob")]
+    assert rows_of_type(name) == rows_of_type("string") == expected
 
 
 @pytest.mark.parametrize(

@@ -208,17 +208,12 @@ def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            "keep",
-            "`text` must be a mapping of case, punctuation and numbers, such as .*, but is 'keep'",
-        ),
+        ("keep", "`text` must be a mapping of case, punctuation and numbers, .* but is 'keep'"),
         ({"caps": "keep"}, "`text` must be a mapping of case, punctuation and numbers"),
         ({"case": "upper"}, "`text.case` must be lower or keep, but is 'upper'"),
+        ({"numbers": "yes"}, "`text.numbers` must be keep or spell, but is 'yes'"),
         *(
-            (
-                {"punctuation": marks},
-                "`text.punctuation` must be a list of single marks that do not",
-            )
+            ({"punctuation": marks}, "`text.punctuation` must be a list of single marks")
             for marks in (".,", [1], ["ab"], ["a"], ["▁"], ["€"], ["’"])
         ),
     ],
