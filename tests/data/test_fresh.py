@@ -39,9 +39,9 @@ from sbkit.data.rows import store_rows
 from sbkit.data.shard import AUDIO, read_rows
 from sbkit.data.splits import Splits, read_column, read_transcripts
 from sbkit.models.layers import GlobalNorm
-from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.train.model_state import inputs_of_statistics, measure_normalization
 from tests.calls import note_calls
+from tests.data.test_splits import train_tokenizer
 from tests.runs import ROOT, rows_of, times_of
 from tests.train.test_statistics import CPU, loader_of
 
@@ -288,10 +288,7 @@ def use_every_kind(corpus: Corpus) -> list[object]:
     spoken = prepare_spoken(knobs_of(corpus, "tts"))
     facts = measure_data(spoken, sample_rate=16_000, language="en")
     texts = read_column(spoken.train, "text")
-    model_file = corpus.folder.with_name("tokenizer.model")
-    tokenizer = ensure_tokenizer(
-        model_file=model_file, kind="char", vocab_size=None, texts=lambda: texts
-    )
+    tokenizer = train_tokenizer(corpus.folder.parent, texts)
     labels = read_transcripts(spoken.train, tokenizer).tokens.tolist()
     features, norm, loader = Fbank(n_mels=23), GlobalNorm(n_mels=23), loader_of(spoken.train)
     inputs = inputs_of_statistics(loader, features, __name__, CPU)

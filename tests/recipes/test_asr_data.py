@@ -18,18 +18,14 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
 from sbkit.text.normalization import orthography
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.tokenizer import Tokenizer
+from tests.data.test_splits import train_tokenizer
 from tests.stores import Utterance, make_store
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    return ensure_tokenizer(
-        model_file=tmp_path / "tokenizer.model",
-        kind="char",
-        vocab_size=None,
-        texts=lambda: ["call the office"],
-    )
+    return train_tokenizer(tmp_path, ["call the office"])
 
 
 def test_other_training_data_gives_other_language_models(

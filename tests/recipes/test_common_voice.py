@@ -15,7 +15,7 @@ from sbkit.data.corpus import USUAL_SPLITS
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, within_limits, write_excluded
-from sbkit.text.tokenizer import ensure_tokenizer
+from tests.data.test_splits import train_tokenizer
 from tests.stores import Utterance, make_store
 
 SPLITS = ("train", "dev", "test")
@@ -117,9 +117,7 @@ def test_utterances_too_short_for_ctc_are_excluded_from_training_only(tmp_path: 
     rows = [Utterance(text, text, text, "", 3_200, b"") for text in ("abcd", "abcde", "aabbc")]
     train, dev, test = (make_store(rows) for _ in range(3))
     splits = Splits(train, {"dev": dev}, {"test": test})
-    tokenizer = ensure_tokenizer(
-        model_file=tmp_path / "tokenizer", kind="char", vocab_size=None, texts=lambda: ["abcde"]
-    )
+    tokenizer = train_tokenizer(tmp_path, ["abcde"])
     five = Subsampling(stride=640, offset=240)  # frames of 0.2 s; four of it at 1.1 of its speed
     result = leave_out_impossible(splits, tokenizer, five, speeds=[0.9, 1.0])
     assert result.train["id"][:] == ["abcd", "abcde"]
