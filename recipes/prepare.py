@@ -27,14 +27,7 @@ from sbkit.config.hparams import Knobs
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import is_archive, unpack_corpus
-from sbkit.data.corpus import (
-    Corpus,
-    JoinedCorpora,
-    KnobValues,
-    iter_blocks,
-    list_roots,
-    splits_of,
-)
+from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, iter_blocks, list_roots, splits_of
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import read_shares

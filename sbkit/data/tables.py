@@ -942,12 +942,12 @@ def locate_clip(clips: Path, name: str) -> str | Excluded:
     if name.startswith("/") or ".." in name.split("/"):
         return Excluded("", "path outside the clips folder", name)
     if "." not in name.rpartition("/")[2]:
-        time = clips.stat().st_mtime_ns if clips.is_dir() else 0
-        name = _file_names(clips, time).get(name, name + DEFAULT_SUFFIX)
+        names = _file_names(clips, clips.stat().st_mtime_ns) if clips.is_dir() else {}
+        name = names.get(name, name + DEFAULT_SUFFIX)
     path = f"{clips}/{name}"
     return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
 
 
 @lru_cache(maxsize=1)
 def _file_names(folder: Path, time: int) -> dict[str, str]:  # by stem; the folder's time of change
-    return {file.stem: file.name for file in folder.iterdir()} if folder.is_dir() else {}
+    return {file.stem: file.name for file in folder.iterdir()}

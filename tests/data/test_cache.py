@@ -110,6 +110,7 @@ def test_cache_prune_removes_an_archive_and_the_audio_decoded_from_it(
         tar.add(tmp_path / "talks", "talks")
     folder = unpack_corpus(archive)
     prepare(tmp_path, [replace(clip, path=folder / clip.path.name) for clip in clips])
+    cli.run(["cache", "prune"])  # while it exists
     archive.unlink()
     assert len(list_entries(own_cache)) == 2
     cli.run(["cache", "prune"])
@@ -150,7 +151,7 @@ def pack(tmp_path: Path, suffix: str = ".tar.gz") -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
-def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, own_cache: Path) -> None:
+def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path) -> None:
     archive = pack(tmp_path, suffix)
     folder = tmp_path / "cv-corpus-1.0"
     packed, plain = (
@@ -161,10 +162,6 @@ def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, own_ca
     assert len(corpus_of(named).read(named, "train")) == 3
     again = unpack_corpus(archive)
     assert again == unpack_corpus(archive)
-    (entry,) = [item for item in list_entries(own_cache) if [*item.corpora] == [archive]]
-    assert not entry.is_orphan
-    archive.unlink()
-    assert entry.is_orphan
 
 
 def test_corpus_stands_beside_other_files_in_its_archive(tmp_path: Path) -> None:
