@@ -36,7 +36,7 @@ from sbkit.base.versions import versions
 from sbkit.bundle.allowed import ALLOWED_MODULES
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, missing_model
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
-from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
+from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, dotted_path, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.run_config import (
     BUNDLE,
@@ -66,7 +66,7 @@ from sbkit.runtime.runtimes import load_bundle
 
 logger = logging.getLogger(__name__)
 
-PRETRAINED_ENCODER = f"{PretrainedEncoder.__module__}.{PretrainedEncoder.__name__}"
+PRETRAINED_ENCODER = dotted_path(PretrainedEncoder)
 
 
 def export_run(
@@ -308,7 +308,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
     files |= sources
     names = enumerate(part_names_of_yaml(root))
     indices = [index for index, name in names if name not in task.training_parts]
-    weights = averaged_safetensors(checkpoints, indices if task.training_parts else None)
+    weights = averaged_safetensors(checkpoints, indices)
     files[WEIGHTS_FILE] = weights
     config = {
         "format": FORMAT,
@@ -474,22 +474,17 @@ def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> 
     return sorted({name for package in packages for name in installed.get(package, ())})
 
 
-def averaged_safetensors(
-    checkpoints: Sequence[Checkpoint], parts: Sequence[int] | None = None
-) -> bytes:
+def averaged_safetensors(checkpoints: Sequence[Checkpoint], parts: Sequence[int]) -> bytes:
     """Return a safetensors file of the averaged model, with its adapters merged.
 
     The same checkpoints always give the same bytes.
 
-    parts: indices of the parts to write, which are renumbered from 0; None for all.
+    parts: indices of the parts to write, which are renumbered from 0.
     """
-    merged = merge_adapters(average(checkpoints, "model"))
-    if parts is not None:
-        new_index = {str(old): new for new, old in enumerate(parts)}
-        renumbered = {}
-        for name, value in merged.items():  # a name is the index of the part, a dot and a path
-            index, _, path = name.partition(".")
-            if index in new_index:
-                renumbered[f"{new_index[index]}.{path}"] = value
-        merged = renumbered
-    return save({name: value.clone() for name, value in merged.items()})
+    new_index = {str(old): new for new, old in enumerate(parts)}
+    renumbered = {}
+    for name, value in merge_adapters(average(checkpoints, "model")).items():
+        index, _, path = name.partition(".")  # a name is the index of the part, a dot and a path
+        if index in new_index:
+            renumbered[f"{new_index[index]}.{path}"] = value.clone()
+    return save(renumbered)

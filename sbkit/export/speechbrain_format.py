@@ -20,6 +20,7 @@ from sbkit.base.arrays import Float32s
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import CONFIG_FILE, Plain
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, TAG_KEYS, build_from_spec
+from sbkit.bundle.task import dotted_path
 from sbkit.evaluate.provenance import read_json
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import WaveformModel, trained_log_probs
@@ -60,7 +61,7 @@ def write_speechbrain(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     }
     (folder / YAML_FILE).write_text(
         HEAD.format(rate=config.sample_rate, blank=tokenizer.vocabulary.blank)
-        + f"encoder: !new:{WaveformEncoder.__module__}.{WaveformEncoder.__qualname__}\n"
+        + f"encoder: !new:{dotted_path(WaveformEncoder)}\n"
         + "".join(f"    {json.dumps(key)}: {_flow(plain)}\n" for key, plain in arguments.items())
         + TAIL,
         encoding="utf-8",

@@ -336,14 +336,14 @@ class AudioInput(Fields, extra="forbid"):
         model = options.model or default_model
         self.transcription = options.model_copy(update={"model": model})
         recognizer = models.pick_recognizer(model, [options.language, *options.languages])
-        detection = self.turn_detection
-        if "turn_detection" not in self.model_fields_set and recognizer.silence is not None:
+        silence, detection = recognizer.silence, self.turn_detection
+        if "turn_detection" not in self.model_fields_set and silence is not None:
             detection = TurnDetection()
-        if detection is not None and recognizer.silence is None:
-            expected = "null, since the model takes whole clips"
-            raise wrong_field("turn_detection", expected, detection.type)
-        if detection is not None and recognizer.silence is not None:
-            ms = detection.silence_duration_ms or round(1000 * recognizer.silence)
+        if detection is not None:
+            if silence is None:
+                expected = "null, since the model takes whole clips"
+                raise wrong_field("turn_detection", expected, detection.type)
+            ms = detection.silence_duration_ms or round(1000 * silence)
             detection = TurnDetection(silence_duration_ms=ms)
         self.turn_detection = detection
         return recognizer

@@ -8,7 +8,7 @@ from torch.export import Dim, export
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance.kaldi import fbank as kaldi_fbank
 
-from sbkit.audio.fbank import EPSILON, MAX_WINDOWS, Fbank, mel_filters, mel_products, povey_window
+from sbkit.audio.fbank import EPSILON, Fbank, mel_filters, mel_products, povey_window
 from sbkit.base.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -51,16 +51,6 @@ def test_trained_model_avoids_the_rounding_of_float32(prompts: list[Tensor]) -> 
         torch.testing.assert_close(trained(clip[None], lengths)[0][0], expected, rtol=0, atol=1e-5)
         rounding = max(rounding, float((kaldi(clip) - expected).abs().max()))
     assert rounding > 1e-4
-
-
-def test_windows_transformed_in_parts_equal_all_at_once(
-    prompts: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fbank, inputs = Fbank().eval(), batch(prompts[:8])
-    features, _ = fbank(*inputs)
-    assert 8 * features.shape[1] > 2 * MAX_WINDOWS
-    monkeypatch.setattr("sbkit.audio.fbank.MAX_WINDOWS", 1 << 30)
-    assert torch.equal(features, fbank(*inputs)[0])
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,6 @@ def test_every_entry_of_the_list_has_its_canonical_name_and_is_what_its_tag_says
 @pytest.mark.parametrize(
     ("tag", "name"),
     [
-        ("!new", "torch.fx.graph_module._CodeOnlyModule"),
         ("!name", "torch.nn.ParameterDict.get"),
         ("!new", "torch.nn.ParameterDict"),
         ("!new", "torch.nn.DataParallel"),

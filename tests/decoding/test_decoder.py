@@ -128,6 +128,35 @@ def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDec
     assert [word.start for word in words] == pytest.approx(starts, abs=0.1)
 
 
+def test_word_times_do_not_depend_on_the_decoder(beam: BeamDecoder) -> None:
+    """Greedy decoding writes twelve spaces, a beam one; the times follow from the text.
+
+    The last of the spaces could also be the start of the n.
+    """
+    tokenizer = beam.tokenizer
+    space, blank, n = tokenizer.silent[1], tokenizer.vocabulary.blank, tokenizer.encode("n")[-1]
+    pause = np.full((24, tokenizer.vocab_size), 0.001)
+    pause[::2, space] = pause[1::2, blank] = 0.9
+    pause[22, [space, n]], pause[23, [blank, n]] = (0.5, 0.4), (0.6, 0.3)
+    call, north = (spoken(tokenizer, text, {}) for text in ("call", "north"))
+    log_probs = np.concatenate([call, np.log(pause), north])
+    searching = beam.with_weights(DecoderWeights(word=0, token=3, token_bonus=0))
+    clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
+    num_spaces, words = [], []
+    for decoder in (None, searching):
+        clip_decoder = ClipDecoder(decoder, make_aligner(tokenizer))
+        tokens = clip_decoder.decoder.nbest(log_probs)[0].tokens
+        num_spaces.append(tokens.count(space))
+        words.append(clip_decoder.decode(clip, with_times=True).words)
+    assert num_spaces == [12, 1]
+    assert [word.text for word in words[0]] == ["call", "north"]
+    assert words[0] == words[1]
+    aligned = make_aligner(tokenizer).align(
+        log_probs, tokenizer.encode("call north"), samples=clip.samples
+    )
+    assert aligned == words[0]
+
+
 def test_space_in_a_pause_is_silence(beam: BeamDecoder) -> None:
     """A frame that allows nothing but a space leaves the words around it alone."""
     tokenizer = beam.tokenizer

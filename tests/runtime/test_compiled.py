@@ -1,5 +1,9 @@
-"""A compiled model compiles everything before the first clip, in its own thread."""
+"""A compiled model compiles everything before the first clip, in its own thread.
 
+The fault that started this project was a compiled recognizer called from other threads.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -10,13 +14,16 @@ import pytest
 from torch._dynamo import register_backend
 from torch._dynamo.utils import counters
 
+from sbkit.audio.io import Samples
 from sbkit.bundle.bundle import read_bundle
+from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
 from sbkit.runtime.torch_model import Compilation, CompiledModel
+from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
 from tests import processes
-from tests.runtime.bundles import make_bundle
-from tests.runtime.tones import noise
+from tests.runtime.bundles import ROOT, louder, make_run
+from tests.runtime.tones import finals, noise, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 TABLE: dict[str, Any] = {"clips": (1, 3), "seconds": (0.5, 1.0)}
@@ -24,15 +31,22 @@ TABLE: dict[str, Any] = {"clips": (1, 3), "seconds": (0.5, 1.0)}
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("compiled")
-    return make_bundle(folder, encoder_module="transformer")  # half the kernels of a Conformer's
+    """Export a streaming model with an attention decoder, and transcripts that are not empty."""
+    folder, yaml = tmp_path_factory.mktemp("compiled"), ROOT / "hparams/ctc_streaming.yaml"
+    sizes = {"encoder_module": "transformer"}  # half the kernels of a Conformer's
+    export_run(make_run(folder / "run", yaml, louder, **sizes), folder / "bundle")
+    return folder / "bundle"
+
+
+def compiled_bundle(folder: Path, compilation: Compilation) -> ThreadedBundle:
+    contents = read_bundle(folder, with_weights=True)
+    thread = ModelThread(partial(CompiledModel.load, contents, folder, compilation=compilation))
+    return ThreadedBundle.from_contents(contents, thread)
 
 
 def compiled(bundle: Path) -> ModelThread:
     """Load a model that is traced and guarded like compiled code, but not compiled."""
-    compilation = Compilation(mode="default", backend="eager", **TABLE)
-    contents = read_bundle(bundle, with_weights=True)
-    return ModelThread(partial(CompiledModel.load, contents, bundle, compilation=compilation))
+    return compiled_bundle(bundle, Compilation(mode="default", backend="eager", **TABLE)).model
 
 
 def graphs() -> int:
@@ -118,3 +132,67 @@ def test_device_guard_survives_the_thread_that_traced() -> None:
     """Without the keeper this ended in a segmentation fault, three times out of three."""
     process = processes.run(["-c", TRACE_SCRIPT])
     assert (process.returncode, process.stdout) == (0, "survived\n"), process.stderr
+
+
+def final_texts(recognizer: StreamingRecognizer, clip: Samples) -> list[str]:
+    """Run a clip through a session, block by block."""
+    blocks = np.array_split(clip, 1 + len(clip) // 5000)
+    return [final.text for final in finals(run(recognizer, blocks))]
+
+
+def compare(bundle: Path, **options: Any) -> int:
+    """Let three threads use a compiled recognizer; compare with one that is not compiled.
+
+    It runs chunks and whole clips. Return how many graphs it compiled, all before the first clip.
+    """
+    clips = noise(0.5625, 1.95, 3.75)
+    with StreamingRecognizer.load(bundle, device="cpu") as plain:
+        expected = [final_texts(plain, clip) for clip in clips]
+        (expected_clip,) = plain.model.encode([clips[1]])
+    assert all(expected)
+    before = graphs()
+    compilation = Compilation(streaming="also", seconds=(2.0,), **options)
+    with StreamingRecognizer(bundle=compiled_bundle(bundle, compilation)) as compiled:
+        warm = graphs()
+        assert compiled.effective.compiled == options["mode"]
+        if "backend" not in options:  # the default uses CUDA graphs, which belong to a thread
+            probe = import_module("torch._inductor.cudagraph_trees").get_container
+            assert compiled.model.call(lambda _: probe(0)) is not None
+        with ThreadPoolExecutor(len(clips)) as threads:
+            assert [*threads.map(partial(final_texts, compiled), clips)] == expected
+        (whole_clip,) = compiled.model.encode([clips[1]])
+        np.testing.assert_allclose(whole_clip.log_probs, expected_clip.log_probs, atol=1e-4)
+        sessions = [Session(compiled) for _ in range(5)]  # a full batch of the table, and a partial
+        for session in sessions:
+            session.feed(clips[1])
+            session.is_finished = True
+        for events in advance_batch(sessions):
+            assert isinstance(events, list)
+            assert [final.text for final in finals(events)] == expected[1]
+    assert graphs() == warm
+    return warm - before
+
+
+def test_compiled_chunks_compile_nothing_for_new_shapes_and_give_the_same_text(
+    bundle: Path,
+) -> None:
+    assert compare(bundle, mode="default", backend="eager", clips=(1, 3)) > 0
+
+
+INDUCTOR_SCRIPT = """
+import sys
+from pathlib import Path
+from tests.models.test_compiling import write_no_vectors
+from tests.runtime.test_compiled import compare
+
+write_no_vectors()
+for _ in range(2):  # one thread ends before the next begins
+    compare(Path(sys.argv[1]), mode="reduce-overhead", clips=(3,))
+print("the same", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_same_output(bundle: Path) -> None:
+    process = processes.run(["-c", INDUCTOR_SCRIPT, bundle], timeout=500)
+    assert "the same" in process.stdout, process.stderr

@@ -64,8 +64,7 @@ class VoiceActivityModel:
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score silence and speech at every frame of clips: (B, S), (B,) -> (B, U, 2), (B,)."""
-        start = self.start()
-        states = VoiceState(*(x.expand(len(audio), *x.shape[1:]) for x in vars(start).values()))
+        states = VoiceState.stack([self.start()] * len(audio))
         return self.forward_chunk(audio, audio_lengths, states)[:2]
 
     def forward_chunk(
