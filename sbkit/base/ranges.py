@@ -137,8 +137,8 @@ KEYS: Mapping[str, Key] = {
     **dict.fromkeys(("compile", "check", "gradient_checkpointing"), Key(FLAG)),
     **dict.fromkeys(("attention_rescoring", "find_unused_parameters"), Key(FLAG)),
     "output_folder": Key(Kind(("text",))),
-    **dict.fromkeys(("language", "corpus"), Key(TEXT)),
-    **dict.fromkeys(("data_folder", "lm_text"), Key(TEXTS)),
+    "corpus": Key(TEXT),
+    **dict.fromkeys(("data_folder", "language", "lm_text"), Key(TEXTS)),
     **dict.fromkeys(("manifest", "splits", "where"), Key(Kind(("null", "a mapping of texts")))),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "path_column": Key(
