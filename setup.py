@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-PROJECT = ("train.py", "hparams", "recipes")
+PROJECT = ("train.py", "hparams", "recipes", "docs/notebooks")
 
 
 class BuildWithProject(build_py):
@@ -18,7 +18,7 @@ class BuildWithProject(build_py):
         if self.editable_mode:  # a checkout has them at its root
             return
         target = Path(self.build_lib, "sbkit/project")
-        ignored = shutil.ignore_patterns("__pycache__", "*.png")
+        ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "*.png")
         for name in PROJECT:
             if Path(name).is_dir():
                 shutil.copytree(name, target / name, ignore=ignored, dirs_exist_ok=True)

@@ -5,16 +5,15 @@ site gets a copy of the file as text, below source/, and the link leads to this 
 prefers pages that explain to notebooks and to those of the reference. Code in tables may contain a
 bar.
 
-A notebook, docs/notebooks/NAME.py, becomes a page with its output, which `docs/run_notebooks.py`
-has written. Pages link to the `.py`.
+A notebook, docs/notebooks/NAME.ipynb, becomes a page with its output. Pages link to the `.ipynb`.
 """
 
 import json
 import logging
 import os
 import re
+from base64 import b64decode
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, TypedDict
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -25,66 +24,42 @@ ROOT = Path(__file__).parents[1]
 # Code hosts need `\|` for a bar in a cell of a table; Python-Markdown would show the backslash.
 CELL_WITH_CODE = re.compile(r"(?<=[| \[])`[^`\n]*\\\|[^`\n]*`")
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)(?:#[^)\s]*)?(?=\))")
-NOTEBOOK_LINK = re.compile(r"(\]\([^)\s:]*\bnotebooks/\w+)\.py(?=\))")
+NOTEBOOK_LINK = re.compile(r"(\]\([^)\s:]*\bnotebooks/[\w-]+)\.ipynb(?=\))")
 NOTEBOOKS = "notebooks"
 
 logger = logging.getLogger("mkdocs.plugins.source")  # `--strict` counts its warnings
 
 
-class Cell(NamedTuple):
-    """A cell of a notebook; the source of a text is Markdown."""
-
-    is_text: bool
-    source: str
-
-
-class Output(TypedDict):
-    """What a cell prints, and the titles of the pictures that it draws, by file."""
-
-    text: str
-    pictures: dict[str, str]
-
-
-def read_cells(notebook: Path) -> list[Cell]:
-    """Split a notebook in percent format into its cells."""
-    cells: list[Cell] = []
-    for part in re.split(r"(?m)^# %%", notebook.read_text("utf-8"))[1:]:
-        kind, _, source = part.partition("\n")
-        is_text = kind.strip() == "[markdown]"
-        source = re.sub(r"(?m)^# ?", "", source) if is_text else source
-        cells.append(Cell(is_text, source.strip()))
-    return cells
-
-
-def to_page(notebook: Path) -> str:
-    """Write a notebook with its output as Markdown."""
-    first, *cells = read_cells(notebook)
-    name = f"docs/{NOTEBOOKS}/{notebook.name}"
-    note = f"This page is [a notebook](../source/{name}.txt) in percent format. Open `{name}` in "
-    note += f"VS Code, or in Jupyter with jupytext, or run it: `python {name}`."
-    parts = [first.source, note]
-    file = notebook.with_suffix(".json")
-    outputs: list[Output] = json.loads(file.read_text("utf-8")) if file.exists() else []
-    num_code_cells = sum(not cell.is_text for cell in cells)
-    if len(outputs) != num_code_cells:
-        logger.warning(f"{name} has other cells than its output: python -m docs.run_notebooks")
-    remaining = iter(outputs)
-    nothing = Output(text="", pictures={})
+def to_page(notebook: Path) -> tuple[str, dict[str, bytes]]:
+    """Write a notebook with its output as Markdown; return it with its pictures, by their names."""
+    first, *cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    note = f"This page is [a notebook](../source/docs/{NOTEBOOKS}/{notebook.name}.txt), "
+    note += f"`docs/{NOTEBOOKS}/{notebook.name}`, which `sbkit new` copies into a project."
+    parts = ["".join(first["source"]), note]
+    pictures: dict[str, bytes] = {}
     for cell in cells:
-        parts.append(cell.source if cell.is_text else f"```python\n{cell.source}\n```")
-        output = nothing if cell.is_text else next(remaining, nothing)
-        if output["text"]:
-            parts.append(f"```text\n{output['text']}\n```")
-        pictures = output["pictures"].items()
-        parts += [f"![{title}](../pictures/{picture})" for picture, title in pictures]
-    return "\n\n".join(parts)
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                name = f"{notebook.stem}-{len(pictures) + 1}.png"
+                pictures[name] = b64decode(data["image/png"])
+                parts.append(f"![output]({name})")
+            elif text := "".join(data["text/plain"]).strip():
+                parts.append(f"```text\n{text}\n```")
+    if not any(cell.get("outputs") for cell in cells):
+        logger.warning(f"{notebook.name} has no output: python -m docs.run_notebooks")
+    return "\n\n".join(parts), pictures
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each notebook, and a copy of its source."""
-    for notebook in sorted((Path(config.docs_dir) / NOTEBOOKS).glob("*.py")):
-        uri = f"{NOTEBOOKS}/{notebook.stem}.md"
-        files.append(File.generated(config, uri, content=to_page(notebook)))
+    """Add a page with pictures for each notebook, and a copy of its source."""
+    for notebook in sorted((Path(config.docs_dir) / NOTEBOOKS).glob("*.ipynb")):
+        page, pictures = to_page(notebook)
+        files.append(File.generated(config, f"{NOTEBOOKS}/{notebook.stem}.md", content=page))
+        for name, picture in pictures.items():
+            files.append(File.generated(config, f"{NOTEBOOKS}/{name}", content=picture))
         source = f"source/docs/{NOTEBOOKS}/{notebook.name}.txt"
         files.append(File.generated(config, source, abs_src_path=str(notebook)))
     return files

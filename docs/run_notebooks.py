@@ -1,61 +1,68 @@
-"""Run the notebooks of docs/notebooks/, and write what they print and draw for their pages.
+"""Run the notebooks of docs/notebooks/ in a kernel, and keep what they print and draw.
 
     python -m docs.run_notebooks data            runs only this one
     python -m docs.run_notebooks decoding        after `python train.py hparams/ctc.yaml`
 
-The texts are written beside the notebook, as JSON, and the pictures into docs/pictures/. Look at
-both before you commit them.
+Look at the outputs before you commit them. They hold no times of runs and no paths of this machine.
 """
 
 import argparse
 import io
-from contextlib import redirect_stdout
-from pathlib import Path
-from typing import Any
+from base64 import b64decode, b64encode
 
-import matplotlib
-from matplotlib import pyplot
+import nbformat
+from nbclient import NotebookClient
+from PIL import Image
 
-from docs.hooks import NOTEBOOKS, Output, read_cells
-from docs.pictures import ROOT, style, write_figure
-from sbkit.base.files import to_json
+from docs.hooks import NOTEBOOKS, ROOT
 
 FOLDER = ROOT / "docs" / NOTEBOOKS
+KEPT_TYPES = ("text/plain", "text/html", "image/png")  # of what a cell shows
+NUM_COLORS = 32  # of a picture, which then has a fifth of the bytes
 
 
-def run_notebook(notebook: Path) -> list[Output]:
-    """Run the cells in order; return the text and the pictures, with their titles, of each."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    outputs: list[Output] = []
-    count = 0
-    for cell in read_cells(notebook):
-        if cell.is_text:
-            continue
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            exec(compile(cell.source, notebook, "exec"), namespace)
-        pictures: dict[str, str] = {}
-        for number in pyplot.get_fignums():
-            drawn = pyplot.figure(number)
-            count += 1
-            name = f"notebook-{notebook.stem}-{count}"
-            pictures[f"{name}.svg"] = "; ".join(axis.get_title() for axis in drawn.axes)
-            write_figure(name, drawn)
-        outputs.append(Output(text=printed.getvalue().strip(), pictures=pictures))
-    return outputs
+def run_notebook(notebook: nbformat.NotebookNode) -> None:
+    """Run the cells in their order, and keep their outputs without what differs by machine."""
+    resources = {"metadata": {"path": str(FOLDER)}}
+    NotebookClient(notebook, resources=resources, coalesce_streams=True).execute()
+    for number, cell in enumerate(notebook.cells):
+        cell.metadata, cell.id = {}, f"cell-{number}"
+        if cell.cell_type == "code":
+            # A live line is empty at the end.
+            cell.outputs = [output for output in cell.outputs if _is_kept(output)]
+            for output in cell.outputs:
+                output.get("metadata", {}).clear()
+                if "text" in output:
+                    output.text = output.text.replace(f"{ROOT}/", "")
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+
+
+def _is_kept(output: nbformat.NotebookNode) -> bool:
+    if output.output_type == "stream":
+        return bool(output.name == "stdout")
+    output.data = {kind: output.data[kind] for kind in KEPT_TYPES if kind in output.data}
+    if "image/png" in output.data:
+        picture = Image.open(io.BytesIO(b64decode(output.data["image/png"]))).convert("RGB")
+        small = io.BytesIO()
+        picture.quantize(NUM_COLORS).save(small, "PNG", optimize=True)
+        output.data = {"image/png": b64encode(small.getvalue()).decode()}
+    return any(output.data.values())
 
 
 def main() -> None:
     """Run the named notebooks, or all of them."""
-    matplotlib.use("Agg")
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    names = sorted(file.stem for file in FOLDER.glob("*.py"))
+    names = sorted(file.stem for file in FOLDER.glob("*.ipynb"))
     parser.add_argument("names", metavar="NAME", nargs="*", help=", ".join(names))
     for name in parser.parse_args().names or names:
-        notebook = FOLDER / f"{name}.py"
-        with pyplot.rc_context(style()):
-            text = to_json(run_notebook(notebook), indent=1) + "\n"
-        notebook.with_suffix(".json").write_text(text, encoding="utf-8")
+        file = FOLDER / f"{name}.ipynb"
+        notebook = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
+        run_notebook(notebook)
+        content = nbformat.writes(notebook, indent=1)  # type: ignore[no-untyped-call]
+        file.write_text(f"{content}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The public names are imported when they are first asked for, so that the command
 and a server that only runs bundles needs no torch. Other names have the file that defines them.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
 
+# tqdm's, in notebooks without ipywidgets: sbkit shows its progress by other means there.
+warnings.filterwarnings("ignore", "IProgress not found")
 prepare_user()
 note_user_modules()
 

@@ -126,8 +126,9 @@ def locked(file: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def asterisk_english(shared_folder: Path) -> Path:
     """Return the release folder of the English prompts, which one worker prepares."""
-    with locked(shared_folder / "asterisk_english.lock"):
-        return prepare_prompts(language="en", cache_folder=USERS_CACHE)
+    with locked(shared_folder / "asterisk_english.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SBKIT_CACHE", str(USERS_CACHE))
+        return prepare_prompts(language="en")
 
 
 def exported_once(folder: Path, export: Callable[[Path], object]) -> Path:

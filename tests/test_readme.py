@@ -43,7 +43,8 @@ READMES = (*(ROOT / folder / "README.md" for folder in FOLDERS), *DOCS)
 # The beginnings of commands that have tests of their own, or need a GPU, a network or other data.
 NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
-    *("cp ", "source .venv/bin/activate"),
+    *("cp ", "cd ", "chmod ", "source .venv/bin/activate", "export PATH="),
+    *("python3 -m venv ", "/srv/lab/env/bin/", "SBKIT_CACHE=/srv/lab/cache "),
     *("pip install ", "pip wheel ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/"),
     "sbkit --version",
     *("mkdocs serve", "mkdocs build", "python -m docs."),
@@ -60,7 +61,7 @@ NOT_RUN_HERE = (
     "python train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
     "python train.py hparams/tts.yaml --symbols=phonemes",
     *(
-        "sbkit new my-project",
+        *("sbkit new my-project", "sbkit new course", "sbkit new lab"),
         "sbkit completion bash",
         "sbkit serve my-",
         "sbkit serve first-model",
@@ -314,24 +315,42 @@ AsrBrain.on_fit_batch_start = interrupt
 """
 
 
-@pytest.mark.slow(90)
+CALL_DEMO = """
+from gradio_client import Client, handle_file
+print("heard", Client(demo.local_url, verbose=False).predict(handle_file("call.wav")))
+demo.close()
+"""
+STAND_INS = {  # of packages, which print what they get
+    "wandb": "def init(project):\n    pass\ndef log(record):\n    print('wandb', *record)",
+    "mlflow": "def log_metrics(figures, step):\n    print('mlflow', step, *figures)",
+}
+
+
+@pytest.mark.slow(110)
 def test_python_page_runs_in_a_kernel(trained: Path) -> None:
     options = (*TINY_ENGLISH, "--number_of_epochs=1", "--check=False", "--base=hparams/ctc.yaml")
     values = dict(option.removeprefix("--").split("=") for option in options)
     values["manifest"] = "{train: train.csv, dev: dev.csv, test: test.csv}"
     lines = [f"{key}: {value}" for key, value in values.items()]
     (trained / "small.yaml").write_text("\n".join(lines))
-    page = (GUIDE / "python.md").read_text("utf-8").replace("hparams/ctc.yaml", "small.yaml")
+    for name, source in STAND_INS.items():
+        (trained / f"{name}.py").write_text(source)
+    pages = [(GUIDE / name).read_text("utf-8") for name in ("python.md", "sweeps.md")]
+    page = "\n".join(pages).replace("hparams/ctc.yaml", "small.yaml")
     notebook = nbformat.v4.new_notebook()
     for block in blocks(page, "python"):
         if "def fit" in block:
             (trained / "sweep.py").write_text(block)
             continue
         source = INTERRUPT + block if "except KeyboardInterrupt" in block else block
+        source += CALL_DEMO if "gradio" in block else ""
         notebook.cells.append(nbformat.v4.new_code_cell(source))
     NotebookClient(notebook, resources={"metadata": {"path": str(trained)}}).execute()
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.outputs)
     assert "Stopped at step 2; checkpoint saved." in printed
+    assert re.search(r"^wandb kind epoch step loss", printed, re.MULTILINE)
+    assert re.search(r"^mlflow 1 loss", printed, re.MULTILINE)
+    assert re.search(r"^heard \w", printed, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import soundfile
 from tests.runs import ROOT, Workplace, rows_of
 
 MAX_BYTES = 2e6
-PROJECT = ("train.py", "hparams/", "recipes/")
+PROJECT = ("train.py", "hparams/", "recipes/", "docs/notebooks/")
 DATA_SUFFIXES = (".html", ".j2", ".css", ".js", ".toml", ".typed")
 
 Call = Callable[..., str]

@@ -20,7 +20,6 @@ import soundfile
 from recipes.AsteriskPrompts.corpus import LICENSES, prepare_prompts
 from recipes.debian.release import ReleaseRow
 from sbkit.audio.io import declared_seconds, read_audio
-from sbkit.base.kept import default_cache
 from sbkit.base.process import run_main
 from sbkit.data.manifest import Clip
 from sbkit.data.tables import TableOptions, read_release
@@ -64,7 +63,7 @@ def choose_recordings(language: str, num_clips: int, product: str) -> Iterator[R
 
     The products have other speakers, and other clips if they have at most half of all.
     """
-    release = prepare_prompts(language=language, cache_folder=default_cache())
+    release = prepare_prompts(language=language)
     options = TableOptions(language=language)
     splits = ("train", "dev", "test")
     manifests = [read_release(release / f"{split}.tsv", options) for split in splits]

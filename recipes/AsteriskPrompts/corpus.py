@@ -25,7 +25,6 @@ from recipes.debian.release import (
 from recipes.debian.release import splits as splits
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
-from sbkit.base.kept import default_cache
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.corpus import KnobValues
@@ -66,14 +65,14 @@ def about(knobs: KnobValues) -> Mapping[str, str]:
 def read(knobs: KnobValues, split: str) -> Manifest:
     """Read one split in the language or languages of the knobs; fetch it if it is missing."""
     releases = {
-        language: prepare_prompts(language=language, cache_folder=default_cache())
+        language: prepare_prompts(language=language)
         for language in language_tags(knobs["language"])
     }
     return Manifest.join(read_releases(releases, split, TableOptions.from_knobs(knobs)))
 
 
-def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
-    """Return the release folder of a language; fetch and write it if it is missing."""
+def prepare_prompts(*, language: str = "en") -> Path:
+    """Return the release folder of a language; fetch and write it if no cache has it."""
     if language not in LICENSES:
         raise ConfigError(
             f"The default corpus has the languages {', '.join(LICENSES)}, but `language` is "
@@ -81,7 +80,7 @@ def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
         )
     name = f"asterisk-core-sounds-{language}"
     return ensure_release(
-        Path(cache_folder) / "asterisk-prompts",
+        "asterisk-prompts",
         language,
         (name, f"{name}-g722"),
         lambda root, release: write_release(root, language, release),
@@ -149,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--language", default="en", help=f"one of {', '.join(LICENSES)}")
     language = parser.parse_args().language
-    print_release(prepare_prompts(language=language, cache_folder=default_cache()))
+    print_release(prepare_prompts(language=language))
 
 
 if __name__ == "__main__":

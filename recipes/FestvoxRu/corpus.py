@@ -16,7 +16,6 @@ from recipes.debian.release import ReleaseRow, ensure_release, find_one, print_r
 from recipes.debian.release import splits as splits
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
-from sbkit.base.kept import default_cache
 from sbkit.base.process import run_main
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
@@ -47,7 +46,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
 
 def prepare_festvox() -> Path:
     """Return the release folder; fetch and write it if it is missing."""
-    return ensure_release(default_cache() / PACKAGE, LANGUAGE, (PACKAGE,), write_release)
+    return ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)
 
 
 def write_release(root: Path, release: Path) -> None:

@@ -16,6 +16,7 @@ import soundfile
 
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
+from sbkit.base.kept import caches, default_cache
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
 from sbkit.data.corpus import USUAL_SPLITS, KnobValues
@@ -24,6 +25,11 @@ from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_release
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Name the folder of a Common Voice release as `data_folder` instead."
+MAKE_IT_ELSEWHERE = (
+    "On any machine, or in a container, of Debian or Ubuntu, `python -m "
+    "recipes.AsteriskPrompts.corpus` makes its folder and prints it. Copy that here, and name it "
+    "as `data_folder`."
+)
 CODE = ("recipes/debian/*.py", "recipes/*/corpus.py", "sbkit/text/*.py", "sbkit/text/*.toml")
 
 
@@ -52,24 +58,24 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
 
 
 def ensure_release(
-    folder: Path,
+    name: str,
     language: str,
     packages: Sequence[str],
     write_release: Callable[[Path, Path], None],
 ) -> Path:
-    """Return the release folder of a language; fetch and write it if it is missing.
+    """Return the release folder of a language; fetch and write it if no cache has it.
 
-    ``folder`` has a release for each version of the first package, and of the code that writes it:
-    packages are fetched again once this has changed. ``write_release`` takes the root
-    of the unpacked packages, and an empty folder to write into.
+    The folder ``name`` of a cache has a release for each version of the first package, and of the
+    code that writes it: packages are fetched again once this has changed. ``write_release`` takes
+    the root of the unpacked packages, and an empty folder to write into.
     """
-    folder = folder.expanduser()
     code = hash_code(TEXT_PACKAGES, CODE)[:8]
-    finished = sorted(folder.glob(f"*-{code}/{language}/validated.tsv"))
-    if finished:
-        return finished[-1].parent
+    for cache in caches():
+        if finished := sorted((cache / name).glob(f"*-{code}/{language}/validated.tsv")):
+            return finished[-1].parent
     with TemporaryDirectory() as scratch:
         version, root = fetch_packages(packages, Path(scratch))
+        folder = default_cache() / name
         release = folder / f"{version}-{code}" / language
         with disk_errors(folder), atomic_folder(release) as beside:
             write_release(root, beside)
@@ -107,14 +113,14 @@ def _run(command: Sequence[str], folder: Path, previous_errors: str = "") -> Com
     except FileNotFoundError as error:
         raise DataError(
             f"This corpus is fetched with apt-get and dpkg-deb, but {command[0]} is not on this "
-            f"machine. {PASS_A_RELEASE}"
+            f"machine. {MAKE_IT_ELSEWHERE}"
         ) from error
     if process.returncode:
         lines = (previous_errors + process.stderr).strip().splitlines() or ["no message"]
         reason = next((line for line in lines if "Failed to fetch" in line), lines[-1])
         raise DataError(
             f"This corpus is fetched from a Debian or Ubuntu mirror, but {command[0]} failed "
-            f"({reason}). Check the network. {PASS_A_RELEASE}"
+            f"({reason}). Check the network. {MAKE_IT_ELSEWHERE}"
         )
     return process
 

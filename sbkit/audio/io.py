@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from glob import has_magic
 from io import IOBase
 from itertools import groupby, pairwise
+from numbers import Number
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -340,7 +341,7 @@ def stream_source(
     """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
 
     source: a path, an open file or the bytes of one; an array or tensor at ``sample_rate``, or a
-        pair (samples, rate); or audio of the library `datasets`: a mapping with `array` and
+        pair of it and its rate; or audio of the library `datasets`: a mapping with `array` and
         `sampling_rate`, or with `bytes` or `path`, or an AudioDecoder.
 
     Raises AudioError if the file cannot be read, the array is not audio, or its rate is not known.
@@ -377,7 +378,8 @@ def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, i
                 f"one has {', '.join(map(str, source)) or 'nothing'}.",
             )
     if isinstance(source, tuple | list) and len(source) == 2:
-        source, sample_rate = source
+        # gradio gives the rate first.
+        source, sample_rate = source[::-1] if isinstance(source[0], Number) else source
     rate = None if sample_rate is None else to_rate(sample_rate)
     if isinstance(source, Path | str | IOBase | bytes):
         return source, None

@@ -121,7 +121,7 @@ class _UserModules(MetaPathFinder):
                 )
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return spec
-        if not _is_library(spec.loader.path):
+        if not is_library(spec.loader.path):
             spec.loader = NotedModule(fullname, spec.loader.path)
         return spec
 
@@ -141,8 +141,13 @@ def _is_called_by_sbkit() -> bool:
     return False
 
 
-def _is_library(path: str) -> bool:
-    return path.startswith(LIBRARIES) or bool(INSTALLED.search(f"{path}{os.sep}"))
+def is_library(path: str) -> bool:
+    """Return whether the source of a module, or its folder, is no file of the user's."""
+    return (
+        path.startswith("<frozen")
+        or path.startswith(LIBRARIES)
+        or bool(INSTALLED.search(f"{path}{os.sep}"))
+    )
 
 
 def _lies_in(folder: Path, spec: ModuleSpec) -> bool:
@@ -184,7 +189,7 @@ def user_sources(*names: str) -> dict[str, bytes]:
     pending = [*names]
     while pending:
         name = pending.pop()
-        if name in {*sources, "__main__"} or _is_library(_variables(name).get("__file__") or ""):
+        if name in {*sources, "__main__"} or is_library(_variables(name).get("__file__") or ""):
             continue
         if (source := source_of(name)) is not None:
             sources[name] = source
@@ -204,7 +209,7 @@ def sources_to_import(sources: Mapping[str, bytes]) -> dict[str, bytes]:
         for name in imported_modules(*pending.pop()) - {*unimported, *sys.modules}:
             spec = _find_unimported(name)
             file = str(spec.origin) if spec is not None and spec.has_location else ""
-            if spec is not None and file.endswith(".py") and not _is_library(file):
+            if spec is not None and file.endswith(".py") and not is_library(file):
                 unimported[name] = Path(file).read_bytes()
                 pending.append((unimported[name], spec.parent or ""))
     return unimported

@@ -181,6 +181,11 @@ KEYS: Mapping[str, Key] = {
         Range(low=0, high=1024, integer=True, advice="Pass 0 to read in this process.")
     ),
     "number_of_epochs": Key(Range(low=1, integer=True, advice="Pass 1 to train for one.")),
+    "max_minutes": Key(
+        NON_NEGATIVE,
+        0,
+        "training and validation end after so many, before the last epoch; 0: by epochs alone",
+    ),
     "early_stopping": Key(Range(low=0, integer=True, advice="Pass 0 to train all epochs.")),
     "grad_accumulation_factor": Key(  # the plan of each micro-batch takes memory
         Range(low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step.")

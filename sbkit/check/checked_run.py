@@ -179,7 +179,7 @@ class Cost:
             ("peak memory", f"{megabytes(self.peak_bytes)} of {megabytes(self.device_bytes)}"),
             ("seconds of the largest step", f"{self.step_seconds:,.2f}"),
             ("seconds per epoch", f"about {self.epoch_seconds:,.1f}, from the measured step"),
-            ("hours for all epochs", f"about {self.run_seconds / 3600:,.2f}"),
+            ("hours of training", f"about {self.run_seconds / 3600:,.2f}"),
             ("size of a checkpoint", megabytes(self.checkpoint_bytes)),
             (f"disk space for {self.num_checkpoints} checkpoints", megabytes(self.disk_bytes)),
         ]

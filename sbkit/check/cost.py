@@ -1,6 +1,7 @@
 """Memory, time and disk space of a run, measured by real training steps on its device."""
 
 import gc
+import math
 import os
 import re
 import resource
@@ -88,7 +89,9 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
     train_samples = sum(int(samples.sum()) for samples in padded)
     valid_samples = sum(map(padded_samples, valid_batches)) / num_processes
     epoch_seconds = step_seconds * (train_samples + valid_samples) / padded_samples(largest)
-    num_checkpoints = int(run.values.knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
+    knobs = run.values.knobs
+    num_checkpoints = int(knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
+    max_seconds = 60 * knobs.get("max_minutes", 0) or math.inf
     return Cost(
         parameters=num_parameters,
         trainable_parameters=num_trainable,
@@ -97,7 +100,7 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
         device_bytes=device_bytes,
         step_seconds=round(step_seconds, 3),
         epoch_seconds=round(epoch_seconds, 2),
-        run_seconds=round(epoch_seconds * run.values.knobs["number_of_epochs"], 2),
+        run_seconds=round(min(epoch_seconds * knobs["number_of_epochs"], max_seconds), 2),
         num_checkpoints=num_checkpoints,
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=num_checkpoints * checkpoint_bytes,

@@ -61,6 +61,7 @@ MAY_CHANGE = frozenset(
         "gradient_checkpointing",
         # length
         "number_of_epochs",
+        "max_minutes",
         "optimizer_step_limit",
         "early_stopping",
         *TEST_KEYS,
@@ -118,12 +119,14 @@ class RunConfig:
         values: the values of the YAML by dotted path, with every reference resolved.
         data: the hash of each split; None if not known yet, and then not compared.
         labels: the hash of the label file; None if not known yet, and then not compared.
+        is_repeatable: whether another run has the same figures; not if the clock ends it.
         source: the YAML and its overrides.
     """
 
     values: Mapping[str, Any]
     data: Mapping[str, str] | None = None
     labels: str | None = None
+    is_repeatable: bool = True
     source: tuple[Path, Mapping[str, object]] | None = None
 
     @staticmethod
@@ -139,15 +142,18 @@ class RunConfig:
         data: the fingerprints of its splits; label_file: the content of its label file.
         """
         yaml_file = Path(yaml_file)
+        values = _values(yaml_file, overrides)
         return RunConfig(
-            values=_values(yaml_file, overrides),
+            values=values,
             data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
             labels=None if label_file is None else hashlib.sha256(label_file).hexdigest(),
+            is_repeatable=not values.get("max_minutes"),
             source=(yaml_file, overrides),
         )
 
     def write(self, folder: Path | str) -> None:
-        record = {"values": self.values, "data": self.data, "labels": self.labels}
+        names = ("values", "data", "labels", "is_repeatable")
+        record = {name: getattr(self, name) for name in names}
         write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
 
     def check_resumable(self, folder: Path | str) -> str | None:
@@ -188,7 +194,7 @@ class RunConfig:
             raise ConfigError(
                 f"The run in {folder} has trained all its epochs, so a change has no effect any "
                 f"more ({'; '.join(changes)}). Choose another `output_folder` for a new run, or "
-                "raise `number_of_epochs`."
+                "raise `number_of_epochs` or `max_minutes`."
             )
 
     def check_same_on_ranks(self) -> None:

@@ -1,4 +1,4 @@
-"""`sbkit new`: a project of your own, with the recipes as source to edit."""
+"""`sbkit new`: a project of your own, with the recipes as source to edit, and notebooks."""
 
 import shutil
 from argparse import Namespace
@@ -59,6 +59,9 @@ def project_files(source: Path, recipe: str | None) -> Iterator[Path]:
     for file in sorted((source / "hparams").glob("*.yaml")):
         if recipe is None or read_document(file).root["recipe"].split(".")[1] == recipe:
             yield file.relative_to(source)
+    if recipe in (None, "asr"):
+        notebooks = sorted((source / "docs/notebooks").glob("*.ipynb"))
+        yield from (file.relative_to(source) for file in notebooks)
     for file in sorted((source / "recipes").rglob("*")):
         name = file.relative_to(source)
         is_other = name.parts[1] in RECIPE_FOLDERS and recipe not in (None, name.parts[1])

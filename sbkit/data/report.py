@@ -52,7 +52,8 @@ SHARED_COLUMNS = ("id", "text", "speaker")  # whose values a test set should not
 MAX_EXAMPLES = 5  # of excluded utterances, for each reason
 HISTOGRAM_EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds
 MAX_CHARACTERS = 200  # the most frequent ones
-MAX_TRANSCRIPTS = 10  # shown before and after normalization
+MAX_TRANSCRIPTS = 10  # shown before and after normalization, with their sound
+MAX_EXAMPLE_SECONDS = 15.0
 # A clip is as many times slower or faster than the median of its split. In the splits of five
 # default corpora, clips have 0.42 to 2.45 times the median, with one second added to each.
 IMPLAUSIBLE_FACTOR = 4.0
@@ -99,7 +100,11 @@ def write_data_report(
     page = folder / f"{REPORT_NAME}.html"
     write_text_atomically(data, to_json(facts, indent=2) + "\n")
     title = f"Data of this run: {', '.join(facts['splits'])}"
-    write_text_atomically(page, render_page(title=title, facts=facts))
+    ids = [example["id"] for example in facts["splits"]["train"]["transcripts"]]
+    clips = encode_clips(
+        splits.train, ids, sample_rate=sample_rate, max_seconds=MAX_EXAMPLE_SECONDS
+    )
+    write_text_atomically(page, render_page(title=title, facts=facts, clips=clips))
     return data, page
 
 

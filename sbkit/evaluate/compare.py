@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ from sbkit.evaluate.wer_report import (
 from sbkit.lm.language_models import SEEN, describe_seen
 
 MAX_CHANGED = 10  # utterances that are listed
+# Of a run, by their names in its summary: the title, the unit and the format of a column
+COSTS = {"parameters": ("M parameters", 1e6, ".1f"), "train_seconds": ("minutes", 60, ".1f")}
 OUTPUT_FOLDER = "output_folder"  # a key of every run's YAML
 COMPUTED_PREFIXES = ("<", "!apply:")  # of paths in the run folder, and of computed values
 
@@ -60,8 +63,10 @@ class ComparedRun(NamedTuple):
         return ComparedRun(self.name, texts)
 
     @property
-    def num_errors(self) -> int:
-        return sum(utterance.counts.errors for utterance in self.utterances)
+    def num_errors(self) -> tuple[int, int]:
+        """The errors of words or, without spaces, of characters; then those of characters."""
+        errors = [(u.counts.errors, u.errors.characters.errors) for u in self.utterances]
+        return sum(count for count, _ in errors), sum(count for _, count in errors)
 
     def counts(self, rates: Sequence[str]) -> dict[str, list[ErrorCounts]]:
         by_rate = [u.errors.counts_by_rate(include_wer=True) for u in self.utterances]
@@ -78,7 +83,8 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
         DataError: the runs have no common test set, or its references differ.
     """
     runs = [*map(Path, folders)]
-    test_of_runs = [read_results(folder)["test"] for folder in runs]
+    results_of_runs = [read_results(folder) for folder in runs]
+    test_of_runs = [results["test"] for results in results_of_runs]
     sets_of_runs = {folder: list_test_sets(folder) for folder in runs}
     names = list(dict.fromkeys(chain.from_iterable(sets_of_runs.values())))
     common = [name for name in names if all(name in sets for sets in sets_of_runs.values())]
@@ -94,8 +100,9 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
         test[name] = compare(
             name, [ComparedRun(str(file.parent), read_utterances(file)) for file in files]
         )
-        for row, results in zip(test[name]["rows"], test_of_runs, strict=True):
-            row[SEEN] = results.get(name, {}).get(SEEN)
+        for row, results in zip(test[name]["rows"], results_of_runs, strict=True):
+            row[SEEN] = results["test"].get(name, {}).get(SEEN)
+            row |= {fact: results.get(fact) for fact in COSTS}
     letters = _letters(len(runs))
     settings = {
         letter: {
@@ -120,8 +127,9 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     """Compare runs on the same utterances, in any order.
 
     Returns the rates of each run and how far they are above the rates of the best run, which has
-    the fewest errors. For two runs, also returns the utterances whose errors differ most, the
-    largest difference first. A language without spaces between words has no WER.
+    the fewest errors of words, and of characters among equals. For two runs, also returns the
+    utterances whose errors differ most, the largest difference first. A language without spaces
+    between words has no WER.
 
     Raises DataError if the references differ, even normalized.
     """
@@ -145,6 +153,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
         is_best = run.num_errors == best.num_errors
         row: FigureDict = {"letter": letter, "run": run.name, "is_best": is_best}
+        row["rank"] = sum(other.num_errors < run.num_errors for other in runs)
         counts = run.counts(rates)
         for rate, interval in intervals_of(counts, grouping).items():
             total = sum(counts[rate], ErrorCounts())
@@ -205,15 +214,17 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
     if comparison["not_in_all"]:
         yield f"not compared, because not in all runs: {', '.join(comparison['not_in_all'])}"
     for name, figures in comparison["test"].items():
-        rows = figures["rows"]
+        rows = sorted(figures["rows"], key=itemgetter("rank"))
         rates = [rate for rate in UNIT_OF_RATE if rate in rows[0]]
         groups = Interval(**rows[0][rates[0]]["interval"]).describe_units()
         lengths = ", ".join(f"{figures[UNIT_OF_RATE[rate]]} {UNIT_OF_RATE[rate]}" for rate in rates)
         kind = "normalized utterances" if figures["normalized"] else "utterances"
         yield f"{name}: {figures['utterances']} {kind}, {lengths}; 95 % intervals over {groups}"
         above = [f"{rate} above the best" for rate in rates]
-        head = (" ", *(f"{rate} %" for rate in rates), *above, "run")
-        yield from _align_columns([head, *(_cells(row, rates) for row in rows)])
+        costs = [fact for fact in COSTS if any(row.get(fact) for row in rows)]
+        titles = (*(f"{rate} %" for rate in rates), *above, *(COSTS[fact][0] for fact in costs))
+        lines = [(" ", *titles, "run"), *(_cells(row, rates, costs) for row in rows)]
+        yield from _align_columns(lines)
         for row in rows:
             if row.get(SEEN) is not None:
                 yield f"  {row['letter']}: {describe_seen(row[SEEN])}"
@@ -228,18 +239,19 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
     yield from describe_settings(comparison["settings"])
 
 
-def _cells(row: FigureDict, rates: Sequence[str]) -> tuple[str, ...]:
+def _cells(row: FigureDict, rates: Sequence[str], costs: Sequence[str]) -> tuple[str, ...]:
     def ends(figures: FigureDict) -> str:
         return Interval(**figures["interval"]).format_ends()
 
     mark = "*" if row["is_best"] else " "
     values = [f"{100 * row[rate]['rate']:5.1f} ({ends(row[rate])})" for rate in rates]
-    run = f"{row['letter']}  {row['run']}"
-    if "above_best" not in row:
-        return mark, *values, *("" for _ in rates), run
-    above = [row["above_best"][rate] for rate in rates]
-    values += [f"{100 * rate['difference']:+.1f} ({ends(rate)})" for rate in above]
-    return mark, *values, run
+    for rate in rates:
+        above = row.get("above_best", {}).get(rate)
+        values.append(f"{100 * above['difference']:+.1f} ({ends(above)})" if above else "")
+    for fact in costs:
+        _, unit, form = COSTS[fact]
+        values.append(format(row[fact] / unit, form) if row.get(fact) else "")
+    return mark, *values, f"{row['letter']}  {row['run']}"
 
 
 def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

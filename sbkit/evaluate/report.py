@@ -41,6 +41,7 @@ def write_report(
     clips: Clips,
     metrics: Metrics = ERROR_RATES,
     notes: Sequence[str] = (),
+    provenance: str = "",
     pictures: Iterable[Path | str] = (),
     data: FigureDict | None = None,
 ) -> None:
@@ -54,6 +55,7 @@ def write_report(
         clips: returns clips to play.
         metrics: of the recipe, in the order of the table.
         notes: lines below the title.
+        provenance: the last line of the page.
         pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
         data: the figures of the data report.
     """
@@ -65,6 +67,7 @@ def write_report(
     content = render_page(
         title=title,
         notes=notes,
+        provenance=provenance,
         test=test,
         sections=[section for section, _ in sections.values()],
         slices={name: [*_slices(figures.get("report_by") or {})] for name, figures in test.items()},
@@ -144,12 +147,14 @@ def row(scored: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
 
     ``marks``: S, D, I or = (right) for each word pair.
     """
+    greedy = None if scored.greedy is None else scored.greedy.hypothesis
     is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
     times = [[round(word.start, 3), round(word.end, 3), word.confidence] for word in scored.words]
     return {
         "id": scored.id,
         "reference": scored.reference,
         "hypothesis": scored.hypothesis,
+        "greedy": None if greedy == scored.hypothesis else greedy,
         "marks": "".join(mark_pair(*pair) or "=" for pair in scored.aligned_units),
         "errors": scored.counts.errors,
         "character_errors": scored.errors.characters.errors,

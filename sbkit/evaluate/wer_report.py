@@ -337,6 +337,8 @@ def _to_row(utterance: ScoredUtterance) -> FigureDict:
     for rate, counts in by_rate.items():
         row[f"reference_{UNIT_OF_RATE[rate]}"] = counts.reference_length
         row[ERROR_KEYS[rate]] = counts.by_kind()
+    if utterance.greedy is not None:
+        row["greedy"] = utterance.greedy.hypothesis
     if (normalized := utterance.normalized) is not None:
         texts = {"reference": normalized.reference, "hypothesis": normalized.hypothesis}
         row["normalized"] = texts
@@ -363,6 +365,8 @@ def _from_row(row: FigureDict) -> ScoredUtterance:
         words=tuple(Word(**word) for word in row["words"]),
         by_words=row["by_words"],
     )
+    if (greedy := row.get("greedy")) is not None:
+        utterance = replace(utterance, greedy=replace(utterance, words=(), hypothesis=greedy))
     if (normalized := row.get("normalized")) is None:
         return utterance
     return replace(utterance, normalized=replace(utterance, words=(), **normalized))

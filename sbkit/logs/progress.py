@@ -5,6 +5,7 @@ understands. rich needs ipywidgets there, and clears what the cell has printed.
 """
 
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -159,12 +160,14 @@ class TrainingProgress:
     A notebook whose program has set up no logging gets the lines of epochs as well.
 
     The estimated time left is that of training: the steps up to ``total_steps`` at the pace of the
-    last steps, and the remaining validations, each as long as the last one.
+    last steps, and the remaining validations, each as long as the last one; at most what the clock
+    leaves (``max_seconds_left``).
     """
 
     total_epochs: int
     total_steps: int
     metrics: Metrics = field(default_factory=dict)
+    max_seconds_left: Clock = lambda: math.inf
     clock: Clock = time.perf_counter
 
     def __post_init__(self) -> None:
@@ -249,6 +252,8 @@ class TrainingProgress:
         seconds_per_step = (last_seconds - first_seconds) / max(last_step - first_step, 1)
         training = seconds_per_step * max(self.total_steps - step, 0)
         if self._validation_seconds is None:
-            return f"> {_format_duration(training)} left"
+            least = min(training, self.max_seconds_left())
+            return f"> {_format_duration(least)} left"
         validating = max(validations_left, 0) * self._validation_seconds
-        return f"{_format_duration(training + validating)} left"
+        seconds = min(training + validating, self.max_seconds_left())
+        return f"{_format_duration(seconds)} left"

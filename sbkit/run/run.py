@@ -10,7 +10,7 @@ import logging
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from sbkit.checkpoint.run_config import (
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, save_yaml
 from sbkit.data.batch import Loaders
-from sbkit.data.corpus import describe_corpus
+from sbkit.data.corpus import describe_corpus, iter_blocks
 from sbkit.data.report import log_data, write_data_report
 from sbkit.data.rows import store_rows
 from sbkit.data.splits import Splits
@@ -51,7 +51,7 @@ from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY, read_results
 from sbkit.evaluate.wer import FigureDict
-from sbkit.evaluate.wer_report import PROVENANCE
+from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
 from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
@@ -180,8 +180,11 @@ class Run:
 
     # -- the whole run --------------------------------------------------------------------------
 
-    def train(self) -> None:
+    def train(self, *, on_epoch: Callable[[Record], object] | None = None) -> None:
         """Check, train, export and test the run; one that was stopped goes on.
+
+        on_epoch: is called after each epoch with the record that `history` gets, on the first rank.
+            What it raises ends the run, and the next call goes on.
 
         Raises:
             SbkitError: something of the run is wrong, as a sentence says.
@@ -202,6 +205,7 @@ class Run:
             open_run_folder(setup)
             text_log.open()
             brain = make_brain(setup, can_fit=True)
+            brain.on_epoch = on_epoch
             brain.fit(setup.hparams["epoch_counter"], setup.loaders.train, setup.loaders.valid)
             self._finish(setup, brain)
 
@@ -272,6 +276,35 @@ class Run:
             raise BundleError(f"{self.folder} has no scores yet. Call `train()`, or `test()`.")
         scores: Mapping[str, FigureDict] = read_results(self.folder)["test"]
         return scores
+
+    def errors(self, name: str = "test") -> list[dict[str, Any]]:
+        """Return the utterances of a test set, those with the highest error rate first.
+
+        Each has an `id`, `reference`, `hypothesis`, the `greedy` text of a run with another
+        decoder, `WER` (none in a language without spaces), `CER`, and the `path` of its audio.
+
+        Raises BundleError if the run was not tested yet, or its task writes no texts.
+        """
+        self.scores  # noqa: B018, raises the error
+        file = utterances_file(self.folder, name)
+        if not file.is_file():
+            raise BundleError(f"{self.folder} has no texts of a test set {name}.")
+        corpus = self.values.load_recipe().corpus(self.knobs)
+        blocks = () if corpus is None else iter_blocks(corpus, self.knobs, name)
+        paths = {clip.id: str(clip.path) for block in blocks for clip in block}
+        rows: list[dict[str, Any]] = [
+            {
+                "id": utterance.id,
+                "reference": utterance.reference,
+                "hypothesis": utterance.hypothesis,
+                "greedy": utterance.greedy and utterance.greedy.hypothesis,
+                "WER": utterance.errors.wer if utterance.by_words else None,
+                "CER": utterance.errors.cer,
+                "path": paths.get(utterance.id),
+            }
+            for utterance in read_utterances(file)
+        ]
+        return sorted(rows, key=lambda row: row["CER"] if row["WER"] is None else row["WER"])[::-1]
 
     @property
     def model(self) -> nn.Module:
@@ -464,6 +497,7 @@ def open_run_folder(setup: RunSetup) -> None:
         values.folder,
         number_of_epochs=setup.hparams["epoch_counter"].limit,
         patience=values.knobs.get("early_stopping", 0),
+        max_minutes=values.knobs.get("max_minutes", 0),
     )
     if was_finished:
         config.check_effective(values.folder)

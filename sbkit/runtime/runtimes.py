@@ -15,8 +15,9 @@ from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.machine import ONNX, PRECISIONS
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
-from sbkit.bundle.config import WEIGHTS_FILE
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.bundle.task import Prediction
+from sbkit.evaluate.run_results import BUNDLE_CONFIG
 from sbkit.runtime.model_thread import (
     LoadedModel,
     ModelThread,
@@ -82,6 +83,7 @@ def load_bundle(
 ) -> Bundle:
     """Load a bundle with its model, which runs exactly as requested, in the calling thread.
 
+    folder: a bundle, or a run that has ended.
     runtime: torch or onnx.
     device: cpu, cuda, cuda:N or auto; or a torch.device.
     precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
@@ -101,6 +103,8 @@ def load_bundle(
     """
     require_supported(runtime, precision, compile)
     folder = Path(folder).absolute()
+    if not (folder / CONFIG_FILE).exists() and (folder / BUNDLE_CONFIG).exists():
+        folder = (folder / BUNDLE_CONFIG).parent
     call = partial(
         load_bundle,
         folder,

@@ -157,7 +157,8 @@ class TestReport:
                 *folder.glob(CURVES),
                 *(p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))),
             ],
-            notes=[*self.notes, note, describe_provenance(provenance)],
+            notes=[*self.notes, note],
+            provenance=describe_provenance(provenance),
         )
         accelerator = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
         summary = {

@@ -123,7 +123,8 @@ class TorchModel(nn.ModuleList):
         return cls(network, parts=parts, sample_rate=rate, placement=placement, **options)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.effective})"
+        num_parameters = sum(parameter.numel() for parameter in self.parameters())
+        return f"{super().__repr__()}\n{num_parameters:,} parameters; {self.effective}"
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> Any:
         """Return what the task's model predicts: audio (B, S) in the scale of int16, (B,)."""

@@ -10,7 +10,7 @@ and counts, or a plain mean as in SpeechBrain.
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -41,9 +41,10 @@ from sbkit.config.hparams import KnobAttributes, Knobs
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
-from sbkit.distributed.ranks import gather_over_ranks, world_size
+from sbkit.distributed.ranks import gather_over_ranks, leave_together, rank, world_size
 from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
+from sbkit.logs.run_log import Record
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
@@ -65,7 +66,14 @@ from sbkit.train.optimizers import (
 )
 from sbkit.train.schedule import Position, highest_factor, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, detached
-from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
+from sbkit.train.stopping import (
+    BEST_EPOCH,
+    FIT_SECONDS,
+    SaveOrLeave,
+    TimeLimit,
+    first_best_epoch,
+    stops_early,
+)
 from sbkit.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -136,6 +144,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             epoch continues from where it was saved.
         optimizer_step: steps of the run so far.
         nonfinite_count: bad steps of the epoch that the host has read so far.
+        on_epoch: takes the record of each epoch that `run.history` gets, on the first rank.
         tested: the meta data of the checkpoints whose mean is tested, once it is loaded.
 
     >>> class Line(Brain):
@@ -156,6 +165,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     metrics: ClassVar[Metrics] = {}
     evaluates_segments: ClassVar[bool] = False
     loaders: Loaders | None = None
+    on_epoch: Callable[[Record], object] | None = None
     tested: Sequence[Mapping[str, Any]] = ()
 
     def __init__(
@@ -222,6 +232,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             None if checkpointer is None else self._save_intra_epoch_ckpt,
             minutes=self.ckpt_interval_minutes,
             steps=self.ckpt_interval_steps,
+            time_limit=TimeLimit(self._hparam("max_minutes", 0)),
         )
         self.signals = self.save_or_leave.signals
         self.watchdog = Watchdog(None, stall_seconds=0)
@@ -267,6 +278,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def unused_modules(self) -> tuple[nn.Module, ...]:
         """The modules that the present knobs turn off; they need no gradient."""
         return ()
+
+    @property
+    def time_limit(self) -> TimeLimit:
+        """The share of `max_minutes` that the run has spent."""
+        return self.save_or_leave.time_limit
 
     @property
     def run_folder(self) -> Path | None:
@@ -320,11 +336,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
                 if self.step == 0:
                     self._restore_random()
+                self.time_limit.start()
                 self._open_metrics(epoch_counter, loader)
                 with self.signals:
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
                     self.leave_if_asked(in_training=True)  # of the last validation
         finally:
+            self.time_limit.stop()
             self.step = 0  # without a checkpoint, the next `fit` starts an epoch
             self.training_metrics.close()
             self._unwrap_distributed()
@@ -339,12 +357,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
         patience = self._hparam("early_stopping", 0)
         metric = best_key(self.evaluator.metrics).name
         for epoch in epoch_counter:
+            self.time_limit.begin_epoch(self.optimizer_step)
             if self.step == 0 and stops_early(self.checkpointer, patience, metric=metric):
+                break
+            if self.step == 0 and self.time_limit.is_over:
                 break
             self._fit_train(train_set, epoch, show_progress)
             self._fit_valid(valid_set, epoch, show_progress)
             ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
-            if self._optimizer_step_limit_exceeded or ends_debugging:
+            if self._is_over or ends_debugging:
                 break
 
     def evaluate(
@@ -446,7 +467,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         count = length_of(train_set)
         log_every = self._hparam("log_every", KEYS["log_every"].default)
         for batch, is_last in self._training_batches(train_set):
-            if self._optimizer_step_limit_exceeded:
+            if self._is_over:
                 break
             # In steps, because a schedule must not depend on the accumulation
             factor = self.grad_accumulation_factor
@@ -482,6 +503,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.training_metrics.progress.pause()
         self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
         self.avg_train_loss, self.step = 0.0, 0
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run ends within the epoch, which is then validated."""
+        return self.time_limit.is_over or bool(self._optimizer_step_limit_exceeded)
 
     def _start_epoch(self, train_set: Batches, epoch: int) -> None:
         """Start an epoch; a resumed one continues from the `step` that was saved."""
@@ -624,10 +650,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @property
     def run_share(self) -> float:
-        """The share of the run before the current step, by the YAML's `epoch_counter`."""
+        """The share of the run before the current step, by its epochs or by `max_minutes`.
+
+        It is the larger of the two, because what is over first ends the run.
+        """
         epochs = self.hparams.epoch_counter
         finished_epochs = max(0, epochs.current - 1)  # a check is before the first epoch
-        return float((finished_epochs + self.epoch_share) / epochs.limit)
+        share_of_epochs = (finished_epochs + self.epoch_share) / epochs.limit
+        return float(max(share_of_epochs, self.time_limit.share))
 
     def _set_rate(self) -> None:
         """Set the learning rate from the position in the run, if the YAML has `lr_schedule`."""
@@ -850,14 +880,27 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if self.checkpointer is not None:
             first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
             position = {"epoch": epoch, "optimizer_step": self.optimizer_step, BEST_EPOCH: first}
+            seconds = {FIT_SECONDS: self.time_limit.seconds}
             self.checkpointer.save_and_keep_only(
-                meta={**values, **position, RANKED_BY: best._asdict()},
+                meta={**values, **position, **seconds, RANKED_BY: best._asdict()},
                 num_to_keep=num_averaged,
                 max_keys=[best.max_key] if best.max_key else [],
                 min_keys=[best.min_key] if best.min_key else [],
             )
         # After the save, which must not wait for a screen
         self.training_metrics.progress.report_epoch(figures)
+        if self.on_epoch is not None:
+            self._call_on_epoch(figures.as_record())
+
+    def _call_on_epoch(self, record: Record) -> None:
+        """Call `on_epoch` on the first rank; what it raises ends the run on all of them."""
+        error: Exception | None = None
+        try:
+            if rank() == 0 and self.on_epoch is not None:
+                self.on_epoch(record)
+        except Exception as raised:  # of the user's code
+            error = raised
+        leave_together(error)
 
     # -- logs ---------------------------------------------------------------------------------
 
@@ -877,10 +920,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
         num_steps = num_epochs * -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
         if self.optimizer_step and (self.step or next_epoch <= num_epochs):
             logger.info(f"Resuming after step {self.optimizer_step}, in epoch {next_epoch}.")
+        if self.time_limit.max_seconds:
+            logger.info("note: the clock ends this run (`max_minutes`), so no other is its equal.")
         self.training_metrics.open(
             self.run_folder,
             TrainingProgress(
-                total_epochs=num_epochs, total_steps=num_steps, metrics=type(self).metrics
+                total_epochs=num_epochs,
+                total_steps=num_steps,
+                metrics=type(self).metrics,
+                max_seconds_left=lambda: self.time_limit.seconds_left,
             ),
             resume_step=self.optimizer_step,
             before_validation=self.step > 0,
@@ -926,6 +974,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
         state["is_trained"] = self._is_last and self.step > 0
+        state[FIT_SECONDS] = self.time_limit.seconds
         state |= self.training_metrics.state() | {"random": random_state(self.device)}
         Path(path).write_text(json.dumps(state))
 
@@ -938,6 +987,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         for name in COUNTERS:
             setattr(self, name, int(state.get(name, getattr(self, name))))
         self.training_metrics.restore(state)
+        self.time_limit.spent = state.get(FIT_SECONDS, 0.0)
         self._saved_random = state.get("random")
         self._saved_accumulation = state.get("accumulation")
         self._was_trained = state.get("is_trained", False)

@@ -1,4 +1,4 @@
-"""When a run saves and ends: on a signal, by early stopping, or after its last epoch.
+"""When a run saves and ends: on a signal, by the clock, early, or after its last epoch.
 
 All ranks decide the same. A run obeys a signal between two steps.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from sbkit.base.errors import StopRequestedError
 from sbkit.base.process import handle_signals
@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ranks
 MAX_STEPS_BETWEEN_QUESTIONS = 25  # later steps may be slower
-BEST_EPOCH = "best_epoch"  # key of a checkpoint's meta file
+BEST_EPOCH = "best_epoch"  # keys of a checkpoint's meta file
+FIT_SECONDS = "fit_seconds"
 
 
 class StopSignals:
@@ -55,6 +56,75 @@ class StopSignals:
             raise KeyboardInterrupt("Interrupted at once: the present step is not saved.")
 
 
+class TimeLimit:
+    """The share of `max_minutes` that a run has spent on training and validation.
+
+    The clock is rank 0's. Between two questions to all ranks the share is extrapolated by steps, so
+    that all ranks have the same learning rate and end after the same step.
+
+    Attributes:
+        spent: seconds of earlier starts, which a checkpoint has.
+        share: at the last question, or at a step since then; 0 without a limit.
+    """
+
+    def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Limit the run to so many minutes; 0 for no limit."""
+        self.max_seconds = 60 * minutes
+        self.spent, self.share = 0.0, 0.0
+        self._clock = clock
+        self._started: float | None = None
+        self._last_question = (0, 0.0)  # its step and share
+        self._share_per_step = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and validation so far, by this rank's clock."""
+        return self.spent + (0.0 if self._started is None else self._clock() - self._started)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the run ends; infinite without a limit."""
+        return max(0.0, self.max_seconds - self.seconds) if self.max_seconds else math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks know that the time is over."""
+        return self._last_question[1] >= 1
+
+    def measure(self) -> float:
+        """Return the share by this rank's clock."""
+        return self.seconds / self.max_seconds if self.max_seconds else 0.0
+
+    def start(self) -> None:
+        self._started = self._clock()
+
+    def stop(self) -> None:
+        self.spent, self._started = self.seconds, None
+
+    def begin_epoch(self, step: int) -> None:
+        """Take rank 0's share, after a validation or at the start; every rank calls this."""
+        self.share = gather_over_ranks(self.measure())[0]
+        self._last_question = (step, self.share)
+
+    def after_step(self, step: int, answer: float | None) -> None:
+        """Take the answer of rank 0 after a step, if it was asked, or extrapolate."""
+        last_step, last_share = self._last_question
+        if answer is None:
+            self.share = last_share + (step - last_step) * self._share_per_step
+            return
+        self._share_per_step = (answer - last_share) / max(1, step - last_step)
+        self._last_question = (step, answer)
+        self.share = answer
+
+
+class Consensus(NamedTuple):
+    """Whether any rank stops or saves, and rank 0's share of the time; None if it was not asked."""
+
+    stops: bool
+    saves: bool
+    time_share: float | None
+
+
 class RankConsensus:
     """Agree, between two steps, to stop or save if any rank asks for it.
 
@@ -67,24 +137,28 @@ class RankConsensus:
         self._steps, self._next = 0, 0
         self._last_question = (0, -math.inf)  # its step and time
 
-    def ask(self, *, stop: bool, save: bool, at_once: bool = False) -> tuple[bool, bool]:
-        """Return whether any rank stops, and whether any saves; all call this after every step.
+    def ask(
+        self, *, stop: bool, save: bool, time_share: float = 0.0, at_once: bool = False
+    ) -> Consensus:
+        """Return what the ranks agree on; all call this after every step.
 
+        stop, save, time_share: of this rank.
         at_once: ask now; equal on all ranks.
         """
         self._steps += 1
         if world_size() == 1:
-            return stop, save
+            return Consensus(stop, save, time_share)
         if self._steps < self._next and not at_once:
-            return False, False
+            return Consensus(False, False, None)
         step, asked_at = self._last_question
         now = self._clock()
         self._last_question = (self._steps, now)
         pace = (now - asked_at) / (self._steps - step)  # seconds per step; infinite at first
-        stops, saves, paces = zip(*gather_over_ranks((stop, save, pace)), strict=True)
+        answers = gather_over_ranks((stop, save, time_share, pace))
+        stops, saves, time_shares, paces = zip(*answers, strict=True)
         steps = int(SECONDS_BETWEEN_QUESTIONS / max(*paces, 1e-3))
         self._next = self._steps + min(MAX_STEPS_BETWEEN_QUESTIONS, max(1, steps))
-        return any(stops), any(saves)
+        return Consensus(any(stops), any(saves), time_shares[0])
 
 
 class SaveOrLeave:
@@ -92,17 +166,27 @@ class SaveOrLeave:
 
     Attributes:
         signals: the signals received so far.
+        time_limit: the share of `max_minutes` that is spent.
     """
 
-    def __init__(self, save: Callable[[], None] | None, *, minutes: float, steps: int) -> None:
+    def __init__(
+        self,
+        save: Callable[[], None] | None,
+        *,
+        minutes: float,
+        steps: int,
+        time_limit: TimeLimit | None = None,
+    ) -> None:
         """Count from now on.
 
         Args:
             save: writes a checkpoint within an epoch; None for a run without a checkpointer.
             minutes: between two such checkpoints; 0 or less for never.
             steps: micro-batches between two such checkpoints; 0 or less for never.
+            time_limit: of the run; None for none.
         """
         self.signals = StopSignals()
+        self.time_limit = time_limit or TimeLimit(0)
         self._consensus = RankConsensus()
         self._save = save
         self._minutes = minutes
@@ -125,7 +209,10 @@ class SaveOrLeave:
             return
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
         is_stopping = self.signals.received is not None
-        stops, saves = self._consensus.ask(stop=is_stopping, save=is_due, at_once=is_last)
+        stops, saves, time_share = self._consensus.ask(
+            stop=is_stopping, save=is_due, time_share=self.time_limit.measure(), at_once=is_last
+        )
+        self.time_limit.after_step(step, time_share)
         saves = saves or 0 < self._steps <= self._micro_batches
         if is_last:
             self._micro_batches, saves = 0, False
@@ -190,10 +277,13 @@ def stops_early(checkpointer: Any, patience: int, *, metric: str) -> bool:
     return stops
 
 
-def is_finished(run_folder: Path, *, number_of_epochs: int, patience: int = 0) -> bool:
-    """Return whether a run has trained its last epoch, or has stopped early."""
+def is_finished(
+    run_folder: Path, *, number_of_epochs: int, patience: int = 0, max_minutes: float = 0
+) -> bool:
+    """Return whether a run has trained its last epoch or its minutes, or has stopped early."""
     newest = newest_checkpoint(run_folder / CHECKPOINTS)
     if newest is None or not newest.meta.get("end-of-epoch", True):
         return False
     has_ended = newest.meta.get("epoch", 0) >= number_of_epochs
+    has_ended |= 0 < 60 * max_minutes <= newest.meta.get(FIT_SECONDS, 0)
     return has_ended or has_stopped_early(run_folder / CHECKPOINTS, patience)

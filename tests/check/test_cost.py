@@ -182,7 +182,7 @@ def test_check_command_prints_the_cost_unless_another_machine_is_meant(
         printed = capsys.readouterr().out
         assert re.search(r"peak memory +[\d.,]+ MB of [\d.,]+ MB\n", printed)
         assert re.search(r"seconds per epoch +about [\d.]+, from the measured step\n", printed)
-        assert re.search(r"hours for all epochs +about [\d.]+\n", printed)
+        assert re.search(r"hours of training +about [\d.]+\n", printed)
         assert re.search(r"disk space for 13 checkpoints +[\d.]+ MB\n", printed)
         assert sbkit(["check", "--target=cuda:2", *arguments]) == 0
         assert capsys.readouterr().out == "Nothing found.\n"

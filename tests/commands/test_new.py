@@ -15,5 +15,6 @@ def test_new_writes_only_the_files_of_a_recipe(
     assert [file.name for file in (project / "hparams").iterdir()] == ["tts.yaml"]
     assert (project / "recipes/synthesis/recipe.py").exists()
     assert not (project / "recipes/asr").exists()
+    assert not (project / "docs").exists()
     assert len((project / "README.md").read_text().splitlines()) <= 12
     assert "python train.py hparams/tts.yaml" in capsys.readouterr().out

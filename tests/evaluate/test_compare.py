@@ -55,10 +55,10 @@ def test_table_and_largest_changes(runs: list[str], capsys: pytest.CaptureFixtur
     ]
     head = ["WER %", "CER %", "WER above the best", "CER above the best", "run"]
     assert re.split("  +", lines[2].strip()) == head
-    assert lines[3].startswith("      35.7 (31.0 to 40.6) ")
-    assert " +15.6 (10.2 to 21.0) " in lines[3]
-    assert lines[3].endswith(f"  A  {runs[0]}")
-    assert lines[4].startswith("  *") and lines[4].endswith(f"  B  {runs[1]}")
+    assert lines[3].startswith("  *") and lines[3].endswith(f"  B  {runs[1]}")
+    assert lines[4].startswith("      35.7 (31.0 to 40.6) ")
+    assert " +15.6 (10.2 to 21.0) " in lines[4]
+    assert lines[4].endswith(f"  A  {runs[0]}")
     first = lines.index("  changed most, in word errors:") + 1
     assert lines[first : first + 3] == [
         "    u09: 9 in A, 2 in B",
@@ -110,6 +110,25 @@ def test_compare_names_differing_settings_and_seen_sentences(
         '  text: null in A and B, {"case": "keep"} in C',
         "  CNN.causal: false in A and C, true in B",
     ]
+
+
+def test_leaderboard_sorts_by_words_then_characters_with_parameters_and_minutes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of other machines count; of two equal WERs the better CER has the star."""
+    runs = []
+    for name, text in (("ann", "two four"), ("ben", "one four"), ("eve", "one too")):
+        scored = [ScoredUtterance("a", "one two", text)]
+        runs.append(write_run(tmp_path / name, {"test": scored}))
+        summary = read_json(tmp_path / name / "summary.json")
+        summary |= {"parameters": 1_640_000, "train_seconds": 90} if name != "ann" else {}
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    assert sbkit(["compare", *runs]) == 0
+    lines = [re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[1][-3:] == ["M parameters", "minutes", "run"]
+    assert [Path(line[-1]).name for line in lines[2:5]] == ["eve", "ben", "ann"]
+    assert [line[0] == "*" for line in lines[2:5]] == [True, False, False]
+    assert lines[2][-4:-2] == ["1.6", "1.5"]
 
 
 def test_compare_marks_all_best_runs(
@@ -171,7 +190,7 @@ A_RIGHT = ScoredUtterance("a", "hi ann", "hi ann")
         (
             [A, B, ScoredUtterance("c", "three", "")],
             [A, ScoredUtterance("b", "too", "")],
-            "only in y: 0; only in x: 1; with different texts: 1; for example b. Score",
+            "only in x: 1; only in y: 0; with different texts: 1; for example b. Score",
         ),
         ([A, B], [A, B, B], "only in y: 1; only in x: 0; .*; for example b. Score"),  # twice
     ],
@@ -197,7 +216,7 @@ def test_case_and_marks_are_normalized(tmp_path: Path, capsys: pytest.CaptureFix
     assert sbkit(["compare", *runs[:2]]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("test: 2 normalized utterances, 4 words, 13 characters")
-    assert [line.split("(")[0].split() for line in lines[2:4]] == [["50.0"], ["*", "25.0"]]
+    assert [line.split("(")[0].split() for line in lines[2:4]] == [["*", "25.0"], ["50.0"]]
     assert sbkit(["compare", *runs[1:]]) == 0  # two that keep the same: as written
     assert capsys.readouterr().out.startswith("test: 2 utterances, 4 words, 16 characters")
 

@@ -59,6 +59,12 @@ def test_times_of_words_are_written_in_milliseconds() -> None:
     assert heard == [[0.123, 1.988, 0.9]]
 
 
+def test_greedy_text_is_shown_where_the_decoder_wrote_another() -> None:
+    greedy = [ScoredUtterance("a", "one two", text) for text in ("one too", "one two")]
+    rows = [row(ScoredUtterance("a", "one two", "one two", greedy=other), {}) for other in greedy]
+    assert [row["greedy"] for row in rows] == ["one too", None]
+
+
 def page_of(folder: Path, test: dict[str, FigureDict], **options: Any) -> str:
     """Write the page of a run without texts."""
     page = f"{folder}/report.html"

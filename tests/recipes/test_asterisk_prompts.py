@@ -128,8 +128,9 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f'echo "$@" >> {tmp_path}/calls\ncase "$*" in *download*) cp {tmp_path}/*.deb . ;; esac'
     )
     install_apt(tmp_path, monkeypatch, script=script)
-    for _ in range(2):
-        release = prepare_prompts(language="en", cache_folder=tmp_path / "cache")
+    for caches in ("cache", "cache", f"own{os.pathsep}{tmp_path}/cache"):  # the last one is shared
+        monkeypatch.setenv("SBKIT_CACHE", f"{tmp_path}/{caches}")
+        release = prepare_prompts(language="en")
         # Named after the first package, although the other one comes first in the alphabet.
         assert release.match("cache/asterisk-prompts/9.9-1-*/en")
         assert len(all_clips(release)) == len(SPOKEN)
@@ -140,13 +141,15 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was "LibsndfileError: System error." with a traceback."""
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     root = make_packages(tmp_path / "root")
     monkeypatch.setattr("recipes.debian.release.fetch_packages", lambda *_: ("1", root))
     with largest_file(200), pytest.raises(SbkitError, match=f"The disk of {tmp_path}.* is full"):
-        prepare_prompts(language="en", cache_folder=tmp_path / "cache")
+        prepare_prompts(language="en")
 
 
 def test_failed_download_quotes_apt_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     script = (
         "case $* in *update*) echo 'W: Failed to fetch http://x  No route' >&2 ;;"
         " *) echo 'E: Unable to locate package' >&2; exit 100 ;; esac"
@@ -154,7 +157,7 @@ def test_failed_download_quotes_apt_get(tmp_path: Path, monkeypatch: pytest.Monk
     install_apt(tmp_path, monkeypatch, script=script)
     words = r"apt-get failed \(W: Failed to fetch http://x  No route\)"
     with pytest.raises(SbkitError, match=f"{words}.*as `data_folder"):
-        prepare_prompts(language="en", cache_folder=tmp_path / "cache")
+        prepare_prompts(language="en")
     assert not (tmp_path / "cache").exists()
 
 

@@ -85,6 +85,49 @@ def test_finished_run_tells_its_history_and_scores(finished: dict[str, object]) 
     run.check()
     assert torch.equal(torch.get_rng_state(), state)
     assert repr(run).startswith(f"Run({str(YAML)!r}, {{'device': 'cpu'")
+    num_parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    assert "Linear(in_features=" in repr(run.model)
+    assert repr(run.model).endswith(f"\n{num_parameters:,} parameters; torch, cpu, fp32")
+
+
+@pytest.mark.slow
+def test_errors_of_a_run_are_rows_with_the_worst_first(
+    finished: dict[str, object], workplace: Workplace
+) -> None:
+    run = Run(YAML, finished)
+    errors = pd.DataFrame(run.errors("test"))
+    with Transcriber.load(run.folder, device="cpu") as transcriber:
+        texts = [transcript.text for transcript in transcriber([*errors["path"][:2]])]
+        assert texts == [*errors["hypothesis"][:2]]
+        assert transcriber(errors["path"][0]).text == texts[0]
+    clips = workplace.release / "clips"
+    transcripts = {str(clips / row["path"]): row for row in rows_of(workplace.release / "test.tsv")}
+    assert {*errors["path"]} == transcripts.keys()
+    assert errors["WER"].is_monotonic_decreasing
+    assert errors.columns.tolist()[:4] == ["id", "reference", "hypothesis", "greedy"]
+    with pytest.raises(SbkitError, match="has no texts of a test set exam"):
+        run.errors("exam")
+
+
+@pytest.mark.slow
+def test_function_of_each_epoch_gets_its_record_and_may_end_the_run(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    overrides = {**SMALL, "data_folder": workplace.release, "output_folder": tmp_path}
+    run = Run(YAML, overrides)
+    seen: list[Any] = []
+
+    def prune(record: dict[str, Any]) -> None:
+        seen.append(record)
+        if len(seen) == 1:
+            raise ZeroDivisionError("pruned")
+
+    with pytest.raises(ZeroDivisionError, match="pruned"):
+        run.train(on_epoch=prune)
+    assert seen == run.history
+    Run(YAML, overrides).train(on_epoch=prune)
+    assert seen == run.history
+    assert [record["epoch"] for record in seen] == [1, 2]
 
 
 RESULTS: dict[str, Callable[[Run], object]] = {

@@ -46,6 +46,7 @@ SOURCES: Mapping[str, Callable[[Samples, Path], Any]] = {
     "gradients": lambda clip, file: (torch.from_numpy(clip / 32768).requires_grad_(), RATE),
     "bfloat16": lambda clip, file: (torch.from_numpy(clip / 32768).bfloat16(), float(RATE)),
     "float16": lambda clip, file: ((clip / 32768).astype(np.float16), np.int64(RATE)),
+    "gradio": lambda clip, file: (RATE, clip),
     "array of datasets": lambda clip, file: {"array": clip, "sampling_rate": RATE, "path": None},
     "bytes of datasets": lambda clip, file: {"bytes": file.read_bytes(), "path": "fox.wav"},
     "path of datasets": lambda clip, file: {"bytes": None, "path": str(file)},

@@ -25,6 +25,7 @@ from sbkit.logs.progress import ping
 from sbkit.models.loss import Loss
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import memory_errors
+from sbkit.train.stopping import FIT_SECONDS
 from sbkit.train.watchdog import Watchdog
 from tests import processes
 from tests.runs import records_of
@@ -219,7 +220,8 @@ def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(tmp_
         Checkpointer(tmp_path / name / "checkpoints").find_checkpoints()
         for name in ("whole", "killed")
     )
-    assert [c.meta | {"unixtime": 0} for c in whole] == [c.meta | {"unixtime": 0} for c in killed]
+    times = {"unixtime": 0, FIT_SECONDS: 0}
+    assert [c.meta | times for c in whole] == [c.meta | times for c in killed]
     rates = {record["learning_rate"] for record in records_of(tmp_path / "whole", "step")}
     assert len(rates) > 2
 

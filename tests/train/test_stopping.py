@@ -19,17 +19,21 @@ from torch.utils.data import TensorDataset
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
+from sbkit.checkpoint.folder import newest_checkpoint
+from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.logs.metric import Metric, best_key
 from sbkit.run import ending
 from sbkit.train.stopping import (
     BEST_EPOCH,
+    FIT_SECONDS,
     MAX_STEPS_BETWEEN_QUESTIONS,
     RankConsensus,
     StopSignals,
+    TimeLimit,
     first_best_epoch,
     is_finished,
 )
-from tests.runs import Workplace, read_json
+from tests.runs import Workplace, read_json, records_of
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
 
@@ -117,6 +121,71 @@ def test_interrupted_averaging_chooses_nothing(tmp_path: Path) -> None:
     assert min(scores.values()) > 0
 
 
+def timed_brain(folder: Path, seconds: float) -> tuple[Any, Callable[[], None], list[float]]:
+    """Return a Brain with a limit, whose steps take a second; its fit, and its shares."""
+    brain, fit = interrupted_brain(folder, "")
+    limit = TimeLimit(seconds / 60, clock=lambda: float(brain.optimizer_step))
+    brain.save_or_leave.time_limit = limit
+    shares: list[float] = []
+    brain.on_fit_batch_start = lambda *_: shares.append(brain.run_share)
+    return brain, fit, shares
+
+
+def test_max_minutes_end_a_run_within_an_epoch_and_go_on_with_more(tmp_path: Path) -> None:
+    """Three epochs of four steps would be twelve; the share of the run leads to the end of both."""
+    brain, fit, shares = timed_brain(tmp_path / CHECKPOINTS, 6)
+    fit()
+    assert shares == pytest.approx([step / 6 for step in range(6)])
+    newest = newest_checkpoint(tmp_path / CHECKPOINTS)
+    assert newest is not None
+    figures = {"epoch": 2, "optimizer_step": 6, FIT_SECONDS: 6}
+    assert newest.meta.items() >= figures.items()
+    assert "error" in newest.meta  # it was validated
+    fit()
+    assert brain.optimizer_step == 6
+    finished = partial(is_finished, tmp_path, number_of_epochs=3)
+    assert finished(max_minutes=0.1)
+    assert not finished(max_minutes=0.2)
+
+    brain, fit, shares = timed_brain(tmp_path / CHECKPOINTS, 20)
+    fit()  # its clock starts at the 6 seconds of the checkpoint
+    assert brain.optimizer_step == 10  # after the third epoch
+    assert shares == pytest.approx([2 / 3, 3 / 4, 5 / 6, 11 / 12])
+
+
+def test_ranks_follow_the_clock_of_the_first(tmp_path: Path) -> None:
+    """Between two questions the share is extrapolated, with other clocks on every rank."""
+    shares: list[list[float]] = []
+    for pace in (1.0, 3.0):  # seconds a step by the clock of this rank
+        seconds = [0.0]
+        limit = TimeLimit(1, clock=lambda now=seconds: now[0])
+        limit.start()
+        shares.append([])
+        for step in range(1, 9):
+            seconds[0] += pace
+            limit.after_step(step, step / 60 if step in (1, 2, 6) else None)
+            shares[-1].append(limit.share)
+    assert shares[0] == shares[1] == pytest.approx([step / 60 for step in range(1, 9)])
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_run_of_so_many_minutes_is_exported_and_tested(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    options = ("--number_of_epochs=10000", "--max_minutes=0.05", "--log_every=1")
+    process = workplace.train_forked(tmp_path, *options, ranks=2)
+    assert process.returncode == 0, process.stderr
+    assert "the clock ends this run (`max_minutes`)" in process.stdout
+    assert not read_json(tmp_path / "run_config.json")["is_repeatable"]
+    rates = [record["learning_rate"] for record in records_of(tmp_path, "step")]
+    assert rates[-1] < 0.1 * max(rates)
+    assert (tmp_path / "bundle").is_dir()
+    assert (tmp_path / "summary.json").is_file()
+    assert workplace.train_here(tmp_path, *options) == 0
+    assert len(records_of(tmp_path, "step")) == len(rates)
+
+
 def test_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     brain, fit = interrupted_brain(tmp_path, "")
     thread = threading.Thread(target=fit)
@@ -137,13 +206,13 @@ def test_rank_consensus_asks_about_every_second(seconds: float, questions: list[
     """The other rank is as fast, and asks for nothing."""
     steps, queries = list[None](), list[int]()
 
-    def gather(value: tuple[bool, bool, float]) -> list[tuple[bool, bool, float]]:
+    def gather(value: tuple[bool, bool, float, float]) -> list[tuple[bool, bool, float, float]]:
         queries.append(len(steps))
-        return [value, (False, False, value[2])]
+        return [value, (False, False, *value[2:])]
 
     def after_a_step(*, stop: bool) -> tuple[bool, bool]:
         steps.append(None)
-        return consensus.ask(stop=stop, save=False)
+        return consensus.ask(stop=stop, save=False)[:2]
 
     consensus = RankConsensus(clock=lambda: seconds * len(steps))
     with (

@@ -185,6 +185,7 @@ function details(row, columns) {
   cell.append(element("div", { className: "spoken" }, isolate(words)));
   const facts = [row.speaker && `speaker ${row.speaker}`, row.seconds !== null && `${row.seconds.toFixed(2)} s`];
   cell.append(element("div", { className: "quiet" }, "reference: ", isolate([row.reference]), ...facts.filter(Boolean).map((fact) => " · " + fact)));
+  if (row.greedy !== null) cell.append(element("div", { className: "quiet" }, "greedy: ", isolate([row.greedy])));
   return element("tr", { className: "details" }, cell);
 }
 

@@ -25,7 +25,7 @@ from io import IOBase
 from itertools import chain, product
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.io import AudioSource, Samples, stream_source
@@ -182,6 +182,19 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         if isinstance(transcript, SbkitError):
             raise transcript
         return transcript
+
+    def __call__(
+        self, audio: AudioSource | list[Path | str], **options: Any
+    ) -> Transcript | list[Transcript]:
+        """Transcribe audio, or each of a list of files, as `transcribe` does with its options."""
+        if not (isinstance(audio, list) and all(isinstance(file, Path | str) for file in audio)):
+            return self.transcribe(cast("AudioSource", audio), **options)
+        transcripts: list[Transcript] = []
+        for result in self.stream(audio, **options):
+            if isinstance(result, SbkitError):
+                raise result
+            transcripts.append(result)
+        return transcripts
 
     def stream(
         self,
