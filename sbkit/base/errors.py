@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from traceback import extract_tb, format_exception
 from typing import Any
 
+from sbkit.base.libraries import is_library
 from sbkit.base.messages import printable, shorten
 
 FAILED = 1  # Python's own after a traceback
@@ -26,8 +27,6 @@ class CellError(BaseException):
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows."""
-        from sbkit.base.imports import is_library  # which imports this module
-
         cause, lines = self.__cause__, list[str]()
         calls = extract_tb(None if cause is None else cause.__traceback__)
         if not all(is_library(call.filename) for call in calls):

@@ -7,9 +7,6 @@ folder that is read as data runs none of its modules: `reading_data`.
 
 import ast
 import logging
-import os
-import re
-import site
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +23,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sbkit.base.errors import ConfigError, DeviceError, SbkitError, translate
+from sbkit.base.libraries import LIBRARIES, is_library
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +68,6 @@ def explain_torchaudio(error: Exception) -> str:
 
 
 # -- the user's modules ----------------------------------------------------------------------------
-
-LIBRARY_FOLDERS = (
-    *(Path(os.__file__).parent, *site.getsitepackages(), site.getusersitepackages()),
-    *(Path(__file__).parents[2] / package for package in ("sbkit", "recipes")),
-)
-LIBRARIES = tuple(f"{folder}{os.sep}" for folder in LIBRARY_FOLDERS)
-INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by PYTHONPATH
 
 _read_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # not of `NotedModule`s
 _yaml_folders: list[str] = []  # the entries of sys.path that YAMLs brought, the last one's first
@@ -139,15 +130,6 @@ def _is_called_by_sbkit() -> bool:
         if caller.startswith(("sbkit.", "recipes.")) and caller != __name__:
             return frame.f_code.co_name != "<module>"  # that one imports what it is made of
     return False
-
-
-def is_library(path: str) -> bool:
-    """Return whether the source of a module, or its folder, is no file of the user's."""
-    return (
-        path.startswith("<frozen")
-        or path.startswith(LIBRARIES)
-        or bool(INSTALLED.search(f"{path}{os.sep}"))
-    )
 
 
 def _lies_in(folder: Path, spec: ModuleSpec) -> bool:
