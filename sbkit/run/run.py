@@ -269,6 +269,11 @@ class Run:
     def scores(self) -> Mapping[str, FigureDict]:
         """The figures of each test set, such as `scores["test"]["WER"]`, a fraction.
 
+        A recognizer has `WER` and `CER`, their `WER_interval` and `CER_interval` (`low`, `high`),
+        the counts `utterances`, `words`, `characters`, `word_errors` and `character_errors` (by
+        kind), the `decoder`, and perhaps the same figures of `greedy` decoding and of `normalized`
+        texts, `marks`, `confidence` and `notes`. Other tasks have their metrics.
+
         Raises BundleError if the run was not tested yet with its present values and its decoder.
         """
         changes = self._require_own_folder()
