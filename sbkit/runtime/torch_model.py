@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -355,7 +355,7 @@ class CompiledModel(TorchModel):
 class TorchBundle(Bundle):
     """A bundle with its model in torch."""
 
-    model: TorchModel
+    model: TorchModel = field(repr=False)  # which is many lines
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""

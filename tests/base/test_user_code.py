@@ -102,10 +102,10 @@ def test_edited_module_of_the_users_cell_is_refused(tmp_path: Path) -> None:
 
 def test_recipe_that_a_cell_gives_is_refused_once_its_file_has_changed(tmp_path: Path) -> None:
     recipe = "from sbkit.train.recipe import Recipe\nclass Mine(Recipe): ...\n"
-    write(tmp_path, my_recipe=recipe)
-    (tmp_path / "run.yaml").write_text("output_folder: results\nrecipe: my_recipe.Mine\n")
+    write(tmp_path, edited_recipe=recipe)
+    (tmp_path / "run.yaml").write_text("output_folder: results\nrecipe: edited_recipe.Mine\n")
     mine = read_values(tmp_path / "run.yaml", {}).load_recipe()
     derived = type("Derived", (type(mine),), {})
-    write(tmp_path, my_recipe=recipe + "x = 1\n")
-    with pytest.raises(ConfigError, match=r"^my_recipe.py has changed"):
+    write(tmp_path, edited_recipe=recipe + "x = 1\n")
+    with pytest.raises(ConfigError, match=r"^edited_recipe.py has changed"):
         read_values(tmp_path / "run.yaml", {}, recipe=derived)
