@@ -74,7 +74,8 @@ def environment_of(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    return int(read_quietly(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[1])
+    fields = read_quietly(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return int(fields[1]) if fields else 0  # it has just ended
 
 
 def is_listening(port: int) -> bool:
