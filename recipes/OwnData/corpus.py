@@ -76,9 +76,9 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
                     f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files, such as "
                     f"{min(tables.values())[0]}."
                 )
-    is_named = knobs.get("splits") or ALL_SPLITS in knobs["manifest"]
+    are_chosen = knobs.get("splits") or ALL_SPLITS in knobs["manifest"]
     for role, key in (("train", "train"), ("valid", "dev")):
-        if not is_named and not splits_by_role[role]:
+        if not are_chosen and not splits_by_role[role]:
             raise ConfigError(
                 f"`manifest` has no files for {key}. Add `{key}: FILE` to it, or rows to `corpus`."
             )

@@ -110,8 +110,8 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
         if block.peak and not mixer.peak and file.seekable():
             position = file.tell()
             file.seek(0)
-            whole = reader(ReadOptions(ChannelMixer(0), options.block_seconds))
-            mixer.peak = max(1.0, *(other.peak for other in whole.read()))
+            blocks = reader(ReadOptions(ChannelMixer(0), options.block_seconds)).read()
+            mixer.peak = max(1.0, *(other.peak for other in blocks))
             file.seek(position)
         if block.peak > 1:
             note = SCALED if mixer.peak else CUT

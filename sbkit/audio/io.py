@@ -107,29 +107,29 @@ def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path
     folders: list[tuple[Path, Sequence[str]]] = [(folder, pattern)]
     visited: set[tuple[object, ...]] = set()
     while folders:
-        parent, (part, *rest) = folders.pop()
+        parent, (part, *inner) = folders.pop()
         try:
             status, paths = parent.stat(), sorted(parent.iterdir())
         except OSError as error:
             logger.warning(f"{parent} cannot be searched ({error.strerror}).")
             continue
-        if (visit := (status.st_dev, status.st_ino, part, *rest)) in visited:
+        if (visit := (status.st_dev, status.st_ino, part, *inner)) in visited:
             continue
         visited.add(visit)
         if part == "**":  # any number of folders: none, or one of these and any number again
-            folders.append((parent, rest or ["*"]))
-            rest = [part, *rest]
+            folders.append((parent, inner or ["*"]))
+            inner = [part, *inner]
         ending = Path(part).suffix
         for path in paths:
             is_folder = path.is_dir()
-            if not fnmatchcase(path.name, part) or (rest and not is_folder):
+            if not fnmatchcase(path.name, part) or (inner and not is_folder):
                 continue
             if path.name.startswith(".") and not part.startswith("."):
                 hidden.add(path)
             elif is_folder:
                 # Links come last, so that a folder that also lies here is found without them.
                 position = 0 if path.is_symlink() else len(folders)
-                folders.insert(position, (path, rest or ["*"]))
+                folders.insert(position, (path, inner or ["*"]))
             elif path.suffix.lower() in SUFFIXES or (ending and not has_magic(ending)):
                 files.add(path)
             else:

@@ -53,9 +53,9 @@ class Range:
         """Say how to write a number that YAML reads as text, such as 0,5; else the advice."""
         text = value if isinstance(value, str) else ""
         digits = re.sub(r"[\s'\u2019]", "", text)
-        whole, mark, fraction = re.findall(r"(.*?)([.,]?)([^.,]*)$", digits)[0]
-        is_group = mark in whole or (self.integer and len(fraction) == 3)  # 1,000 or 1.000.000
-        number = re.sub("[.,]", "", whole) + ("" if is_group else ".") + fraction
+        start, mark, fraction = re.findall(r"(.*?)([.,]?)([^.,]*)$", digits)[0]
+        is_group = mark in start or (self.integer and len(fraction) == 3)  # 1,000 or 1.000.000
+        number = re.sub("[.,]", "", start) + ("" if is_group else ".") + fraction
         if not NUMBER.fullmatch(number):
             return "Write the number without its unit." if NUMBER.match(text) else self.advice
         if number == text:
@@ -184,7 +184,7 @@ KEYS: Mapping[str, Key] = {
     "max_minutes": Key(
         NON_NEGATIVE,
         0,
-        "training and validation end after so many, before the last epoch; 0: by epochs alone",
+        "minutes of training and validation after which a run ends; 0: only after its epochs",
     ),
     "early_stopping": Key(Range(low=0, integer=True, advice="Pass 0 to train all epochs.")),
     "grad_accumulation_factor": Key(  # the plan of each micro-batch takes memory

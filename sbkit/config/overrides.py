@@ -300,8 +300,8 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
     if value_kind is not object and kind in (type(None), value_kind):
         return value
     expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
-    meant = LIST if kind is Sequence else Range(integer=isinstance(default, int), advice="")
-    advice = f" {meant.cure(value)}" if kind in (Real, Sequence) and value_kind is str else ""
+    range_ = LIST if kind is Sequence else Range(integer=isinstance(default, int), advice="")
+    advice = f" {range_.cure(value)}" if kind in (Real, Sequence) and value_kind is str else ""
     raise ConfigError(
         f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
         f"({KIND_NAMES.get(value_kind, 'an object')}).{advice.rstrip()}"

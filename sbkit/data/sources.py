@@ -403,9 +403,9 @@ def find_splits(source: str) -> dict[str, list[str]]:
         role = next((min(named) for named in roles if len(named) == 1), "")
         if not any(name.startswith(".") for name in names):
             by_role.setdefault(role, []).append(path)
-    others = [path for path in by_role.pop("", []) if not path.endswith(".json")]
-    if by_role and others:
-        note_once(f"note: {source}: {listed(others)} left out: the names tell no split.")
+    unassigned = [path for path in by_role.pop("", []) if not path.endswith(".json")]
+    if by_role and unassigned:
+        note_once(f"note: {source}: {listed(unassigned)} left out: the names tell no split.")
     return {role: _choose_tables(paths) for role, paths in by_role.items()}
 
 

@@ -131,10 +131,10 @@ def select_tags(
         if kind == "sound" and not SOUNDS.search(content):
             return f"{match[0][0]}{_TAG.sub(write, match[0][1:])}"  # it may contain others
         names = ["_".join(re.findall(r"[^\s:=!]+", part)) for part in re.split(r"[][]", content)]
-        kept = [f"[{name.lower()}]" for name in names if name.lower() in kept_names]
-        if not kept:
+        tags = [f"[{name.lower()}]" for name in names if name.lower() in kept_names]
+        if not tags:
             note(match[0].translate(_NARROW))
-        return f" {' '.join(kept)} "
+        return f" {' '.join(tags)} "
 
     text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
     return " ".join((_TAG.sub(write, text) if _MAY_HAVE_TAGS.search(text) else text).split())
