@@ -12,11 +12,13 @@ import pytest
 import soundfile
 import torch
 from torch import nn
+from torch.nn.attention import varlen
 
 from sbkit.config.hparams import load_hparams
 from sbkit.config.overrides import parse_command
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests import processes
+from tests.models.attention import attend_to_each
 from tests.runs import ROOT, Workplace
 from tools import bench_gpu, bench_sides, bench_train
 from tools.bench import take_turns
@@ -136,6 +138,7 @@ def test_bench_gpu_measures_each_part_with_each_switch(
         nn.Module, "compile", lambda module, **_: compile_block(module, backend=record)
     )
     monkeypatch.setattr(bench_sides, "MIN_UPDATES", 1)
+    monkeypatch.setattr(varlen, "varlen_attn", attend_to_each)
     common = [data_folder, "--device=cpu", "--seconds=0.1"]
     common += ["--batch_seconds=30", "--eval_batch_seconds=30"]
     parts = make_parts([*common, *SMALL, "--num_decoder_layers=0"])
