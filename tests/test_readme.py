@@ -335,7 +335,7 @@ def test_python_page_runs_in_a_kernel(trained: Path) -> None:
     (trained / "small.yaml").write_text("\n".join(lines))
     for name, source in STAND_INS.items():
         (trained / f"{name}.py").write_text(source)
-    pages = [(GUIDE / name).read_text("utf-8") for name in ("sweeps.md", "python.md")]
+    pages = [(GUIDE / name).read_text("utf-8") for name in ("compare.md", "python.md")]
     page = "\n".join(pages).replace("hparams/ctc.yaml", "small.yaml")
     notebook = nbformat.v4.new_notebook()
     for block in blocks(page, "python"):
