@@ -65,8 +65,6 @@ NOT_RUN_HERE = (
         "sbkit completion bash",
         "sbkit serve my-",
         "sbkit serve first-model",
-        "sbkit serve whisper-en",
-        "python train.py hparams/ctc_whisper.yaml --pretrained=openai/whisper-base",
         "sbkit transcribe --runtime onnx",
     ),
     *("python docs/examples/voice_assistant.py", "python docs/examples/pseudo_labels.py"),
