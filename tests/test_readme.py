@@ -50,7 +50,6 @@ NOT_RUN_HERE = (
     *("mkdocs serve", "mkdocs build", "python -m docs."),
     "python -m tools.prove_resume",
     *("export MDC_API_KEY=", "python3 -c 'from datacollective", "hf upload"),
-    *("curl -X POST", "curl -L"),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
     *(f"python -m tools.bench_{name}" for name in ("synthesis", "times", "data")),
