@@ -50,7 +50,6 @@ NOT_RUN_HERE = (
     *("mkdocs serve", "mkdocs build", "python -m docs."),
     "python -m tools.prove_resume",
     *("export MDC_API_KEY=", "python3 -c 'from datacollective", "hf upload"),
-    *("curl -X POST", "curl -L"),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
     *(f"python -m tools.bench_{name}" for name in ("synthesis", "times", "data")),
@@ -65,8 +64,6 @@ NOT_RUN_HERE = (
         "sbkit completion bash",
         "sbkit serve my-",
         "sbkit serve first-model",
-        "sbkit serve whisper-en",
-        "python train.py hparams/ctc_whisper.yaml --pretrained=openai/whisper-base",
         "sbkit transcribe --runtime onnx",
     ),
     *("python docs/examples/voice_assistant.py", "python docs/examples/pseudo_labels.py"),
@@ -335,7 +332,7 @@ def test_python_page_runs_in_a_kernel(trained: Path) -> None:
     (trained / "small.yaml").write_text("\n".join(lines))
     for name, source in STAND_INS.items():
         (trained / f"{name}.py").write_text(source)
-    pages = [(GUIDE / name).read_text("utf-8") for name in ("sweeps.md", "python.md")]
+    pages = [(GUIDE / name).read_text("utf-8") for name in ("compare.md", "python.md")]
     page = "\n".join(pages).replace("hparams/ctc.yaml", "small.yaml")
     notebook = nbformat.v4.new_notebook()
     for block in blocks(page, "python"):

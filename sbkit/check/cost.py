@@ -155,9 +155,9 @@ def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
 
 
 def recordings_to_cut(run: CheckedRun) -> dict[str, list[str]]:
-    """Return the ids of recordings longer than a batch that nothing cuts, by split.
+    """Return the ids of recordings longer than a batch that are run or decoded whole, by split.
 
-    A recognizer validates and tests them in segments, but decodes those of test sets whole.
+    A recognizer encodes them in segments; in a test, it then decodes all segments together.
     """
     splits = run.data.splits
     cuts_dev = run.brain.evaluates_segments
@@ -172,7 +172,7 @@ def recordings_to_cut(run: CheckedRun) -> dict[str, list[str]]:
 
 
 def check_recordings(run: CheckedRun) -> Iterator[Finding]:
-    """Note recordings that nothing cuts: memory grows with the square of their length."""
+    """Note recordings that are run or decoded whole, which takes gigabytes and minutes."""
     if run.sampler is None:
         return  # the batches may have other lengths
     for split, ids in recordings_to_cut(run).items():
