@@ -33,7 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.fbank import MIN_HZ
-from sbkit.audio.io import SUFFIXES, find_audio_files, read_audio
+from sbkit.audio.io import find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import import_torchaudio
@@ -83,8 +83,7 @@ class Augmentation:
         self._spec: AugmentFeatures | None = _read_augmentation(hparams, "spec_augment")
         if self._spec is not None and features is None:
             raise ConfigError(
-                "`spec_augment` masks features, but the `encoder` of this model takes audio. "
-                "Remove it, and let the encoder mask its own features."
+                "`spec_augment` masks features, but the `encoder` of this model takes audio."
             )
 
     def augment_audio(self, batch: AudioBatch, *, training: bool) -> tuple[Tensor, Tensor]:
@@ -109,14 +108,13 @@ def _read_augmentation(hparams: object, key: str) -> Any:
     if not callable(part):
         raise ConfigError(
             f"`{key}` must be an augmentation such as !new:sbkit.audio.augment.SpecAugment, but is "
-            f"{part!r}. Correct or remove it."
+            f"{part!r}."
         )
     forward = getattr(part, "forward", part)
     if (getattr(forward, "__module__", None) or "").startswith("speechbrain."):
         raise ConfigError(
-            f"`{key}` is called with lengths in samples or frames, but augmentations of "
-            "SpeechBrain expect fractions of the longest. Wrap it in a module whose "
-            "forward(x, lengths) converts them."
+            f"`{key}` is called with lengths in samples or frames, but is of SpeechBrain, which "
+            "takes fractions. Wrap it in a module whose forward(x, lengths) converts them."
         )
     return part
 
@@ -200,8 +198,7 @@ class _FolderAugmentation(nn.Module):
         files = find_audio_files(Path(folder))
         if not files:
             raise DataError(
-                f"`folder` of {type(self).__name__} must hold audio files "
-                f"({', '.join(SUFFIXES[:6])} ...), but {folder} holds none. Correct `folder`."
+                f"`folder` of {type(self).__name__} must hold audio files, but {folder} holds none."
             )
         # Of too many files, take some that are evenly spaced in the sorted list.
         count = min(len(files), MAX_FILES)
@@ -236,8 +233,7 @@ class AddNoise(_FolderAugmentation):
         is_pair = isinstance(snr_db, Sequence) and len(snr_db) == 2
         if not is_pair or not all(isinstance(ratio, int | float) for ratio in snr_db):
             raise ConfigError(
-                "`snr_db` of AddNoise must be two numbers, the lowest and the highest ratio, but "
-                f"is {snr_db!r}. Write [5, 20], or [10, 10] for a fixed ratio."
+                f"`snr_db` of AddNoise must be two numbers, such as [5, 20], but is {snr_db!r}."
             )
         self.min_snr_db = float(snr_db[0])
         self.max_snr_db = float(snr_db[1])

@@ -91,9 +91,8 @@ def make_encoder(parts: Mapping[str, nn.Module | None]) -> Encoder:
         return Encoder(Backbone(ENCODER, declared[ENCODER]), declared)
     if {*declared} != {*COMPOSED}:
         raise ConfigError(
-            f"A model needs either `{ENCODER}`, which takes audio, or `compute_features`, `CNN` "
-            "and `Transformer`, but the YAML declares "
-            f"{' and '.join(f'`{key}`' for key in declared) or 'neither'}."
+            f"A model needs either `{ENCODER}`, or `compute_features`, `CNN` and `Transformer`, "
+            f"but the YAML declares {' and '.join(f'`{key}`' for key in declared) or 'neither'}."
         )
     return FeatureEncoder(declared)
 
@@ -128,8 +127,7 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
         strays = [key for key, tensor in tensors if id(tensor) not in owned]
         if strays:
             raise ConfigError(
-                f"`model` must own every part, but `{name}` is not in its list "
-                f"({name}.{strays[0]} and {len(strays) - 1} more tensors are missing). "
+                f"`model` must own every part, but {name}.{strays[0]} is not in it. "
                 f"Add `!ref <{name}>` to the torch.nn.ModuleList."
             )
 

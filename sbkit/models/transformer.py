@@ -114,8 +114,8 @@ class Transformer(nn.Module):
         if num_decoder_layers:
             if vocab_size is None:
                 raise ConfigError(
-                    f"A Transformer with {num_decoder_layers} decoder layers needs `vocab_size`, "
-                    "but it is null. Write `vocab_size: !ref <tokenizer.vocab_size>`."
+                    f"{num_decoder_layers} decoder layers need `vocab_size`. "
+                    "Write `vocab_size: !ref <tokenizer.vocab_size>`."
                 )
             self.embedding = nn.Embedding(vocab_size, d_model)
             self.decoder_norm = nn.LayerNorm(d_model)
@@ -218,9 +218,8 @@ class Transformer(nn.Module):
         """
         if not self.decoder:
             raise ConfigError(
-                "The Transformer has no attention decoder: `num_decoder_layers` is 0. Raise it, or "
-                "use CTC only: train with `ctc_weight: 1.0`, decode with `attention_rescoring: "
-                "False`."
+                "The Transformer has no decoder: `num_decoder_layers` is 0. Raise it, or train "
+                "with `ctc_weight: 1.0` and decode with `attention_rescoring: False`."
             )
         mask = length_mask(lengths, states.shape[1], states.device)
         visible = scores_mask(mask[:, None, None], states)
@@ -374,10 +373,7 @@ class DepthwiseConv(FrameConv):
 
     def __init__(self, channels: int, kernel_size: int) -> None:
         if kernel_size % 2 == 0:
-            raise ConfigError(
-                "`kernel_size` must be odd, so that the convolution sees as many frames on each "
-                f"side, but is {kernel_size}."
-            )
+            raise ConfigError(f"`kernel_size` must be odd, but is {kernel_size}.")
         super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
 
     def forward(self, x: Tensor, chunk_frames: int | None = None) -> Tensor:
@@ -414,8 +410,8 @@ class SelfAttention(nn.Module):
     def __init__(self, *, d_model: int, nhead: int, dropout: float) -> None:
         if d_model % (2 * nhead) != 0:
             raise ConfigError(
-                "`d_model` must be a multiple of twice `nhead`, because rotary positions turn "
-                f"pairs of a head's channels, but `d_model` is {d_model} and `nhead` is {nhead}."
+                "`d_model` must be a multiple of twice `nhead`, but `d_model` is "
+                f"{d_model} and `nhead` is {nhead}."
             )
         super().__init__()
         self.nhead = nhead

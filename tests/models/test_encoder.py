@@ -39,7 +39,7 @@ def test_encoder_of_waveforms_has_no_features() -> None:
 
 @pytest.mark.parametrize("keys", [(), ("CNN",), ("encoder", "CNN")])
 def test_encoder_needs_one_part_or_three(keys: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="either `encoder`, which takes audio, or `compute_fe"):
+    with pytest.raises(ConfigError, match="either `encoder`, or `compute_fe"):
         make_encoder({key: WaveformEncoder() for key in keys})
 
 

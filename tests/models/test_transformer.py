@@ -94,9 +94,9 @@ def test_gradients_are_finite_without_frames_and_reach_every_parameter(
     ("options", "text"),
     [
         ({"encoder_module": "branchformer"}, "conformer or transformer, but is 'branchformer'"),
-        ({"num_decoder_layers": 1}, "1 decoder layers needs `vocab_size`"),
+        ({"num_decoder_layers": 1}, "1 decoder layers need `vocab_size`"),
         ({"nhead": 3}, "`d_model` is 16 and `nhead` is 3"),
-        ({"nhead": 16}, "must be a multiple of twice `nhead`"),
+        ({"nhead": 16}, "a multiple of twice `nhead`"),
         ({"kernel_size": 4}, "`kernel_size` must be odd, .* but is 4"),
     ],
 )

@@ -164,7 +164,7 @@ MUTATIONS = [
     ),
     mutation(
         "a decoder without layers",
-        error("shapes", "num_decoder_layers", "has no attention decoder"),
+        error("shapes", "num_decoder_layers", "`num_decoder_layers` is 0"),
         options=("--num_decoder_layers=0",),
     ),
     mutation(
