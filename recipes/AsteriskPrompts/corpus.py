@@ -27,9 +27,10 @@ from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.data.common_voice import read_releases
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
-from sbkit.data.tables import TableOptions, read_releases
+from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
 from sbkit.text.normalization import normalize
 from sbkit.text.verbalize import spell_numbers

@@ -5,7 +5,7 @@ Scripted Speech:
                          clips/               the audio files
                          clip_durations.tsv   optional: their milliseconds
 
-Spontaneous Speech: see `sbkit.data.spontaneous`.
+Spontaneous Speech: see `sbkit.data.common_voice`.
 """
 
 import re
@@ -19,10 +19,23 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.data.cache import unpack_corpus
-from sbkit.data.corpus import JOINED_FOLDERS, USUAL_SPLITS, KnobValues, resolve_splits, to_names
+from sbkit.data.common_voice import (
+    TABLE_NAME,
+    UNASSIGNED,
+    find_table,
+    read_releases,
+    read_spontaneous,
+)
+from sbkit.data.corpus import (
+    JOINED_FOLDERS,
+    RELEASE_SPLITS,
+    USUAL_SPLITS,
+    KnobValues,
+    resolve_splits,
+    to_names,
+)
 from sbkit.data.manifest import Manifest
-from sbkit.data.spontaneous import TABLE_NAME, UNASSIGNED, find_table, read_spontaneous
-from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_releases
+from sbkit.data.tables import TableOptions
 from sbkit.text.languages import check_language, language_tags
 
 # Tables that do not list clips.

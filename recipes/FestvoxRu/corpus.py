@@ -17,9 +17,10 @@ from recipes.debian.release import splits as splits
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
+from sbkit.data.common_voice import read_release
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
 
 PACKAGE = "festvox-ru"

@@ -19,9 +19,10 @@ from sbkit.base.files import atomic_folder
 from sbkit.base.kept import caches, default_cache
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
-from sbkit.data.corpus import USUAL_SPLITS, KnobValues
+from sbkit.data.common_voice import read_release
+from sbkit.data.corpus import RELEASE_SPLITS, USUAL_SPLITS, KnobValues
 from sbkit.data.filesystem import disk_errors
-from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_release
+from sbkit.data.tables import TableOptions
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Name the folder of a Common Voice release as `data_folder` instead."

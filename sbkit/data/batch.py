@@ -358,9 +358,8 @@ def _require_room_for_workers(knobs: KnobValues) -> None:
     temporary = tempfile.gettempdir()
     if len(os.fsencode(temporary + SOCKET_NAME)) > MAX_SOCKET_PATH:
         raise ConfigError(
-            f"Workers make sockets in the temporary folder, whose path may have at most "
-            f"{MAX_SOCKET_PATH - len(SOCKET_NAME)} bytes, but is {temporary}. Set TMPDIR to a "
-            "shorter one, or pass --num_workers=0."
+            f"The temporary folder may have at most {MAX_SOCKET_PATH - len(SOCKET_NAME)} bytes in "
+            f"its path for the sockets of workers, but is {temporary}. Set TMPDIR."
         )
     num_workers = knobs["num_workers"]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -371,7 +370,6 @@ def _require_room_for_workers(knobs: KnobValues) -> None:
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
     if free < needed:
         raise ConfigError(
-            f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory for "
-            f"{BATCHES_AHEAD} batches each, but {SHARED_MEMORY} has {free / 1e6:.0f} MB. Enlarge "
-            "it (in Docker: --shm-size), or lower `num_workers`."
+            f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory, but there are "
+            f"{free / 1e6:.0f} MB. Lower `num_workers`, or start Docker with --shm-size."
         )

@@ -207,18 +207,15 @@ def is_extracted(path: str) -> bool:
 def _unreachable(path: str, error: OSError | ValueError) -> AudioError:
     reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
     detail = getattr(error, "strerror", None) or str(error)
-    return AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
+    return AudioError(reason, f"{path} is {reason} ({detail}).")
 
 
 def plan_audio(manifest: Manifest, sample_rate: int, roots: Sequence[Path] = ()) -> StoredAudio:
-    """Locate clips without decoding one: their lengths are the durations that the corpus states.
-
-    Raises ConfigError if clips are parts of files, or have no duration.
-    """
+    """Locate clips without decoding one: their lengths are the durations that the corpus states."""
     if manifest.has_parts:
         raise ConfigError(
             "`audio_store: lazy` decodes whole files, but some clips are parts or channels. "
-            "Choose pcm or flac."
+            "Set `audio_store: flac`."
         )
     rows = manifest.rows
     durations = pa.chunked_array([pa.nulls(len(rows), pa.string())])
@@ -229,10 +226,8 @@ def plan_audio(manifest: Manifest, sample_rate: int, roots: Sequence[Path] = ())
     unknown = np.flatnonzero(np.isnan(seconds) & ~is_empty)
     if len(unknown):
         raise ConfigError(
-            f"`audio_store: lazy` needs the length of every clip in a column {DURATION_COLUMN}, or "
-            "in clip_durations.tsv of a Common Voice release, but "
-            f"{listed(rows['id'].take(unknown).to_pylist())} have none. Choose pcm or flac, which "
-            "decode all clips first."
+            f"`audio_store: lazy` needs a column {DURATION_COLUMN} for every clip, but "
+            f"{listed(rows['id'].take(unknown).to_pylist())} have none. Set `audio_store: flac`."
         )
     files = look_at_files(manifest, roots, read=False)
     errors = files.errors
@@ -409,8 +404,7 @@ class _CachedShards:
             for row, digest in zip(rows, writer.digests, strict=True):
                 if digest != clips[row].digest:
                     raise DataError(
-                        f"{clips[row].part.path} has changed while it was decoded. Run this "
-                        "command again."
+                        f"{clips[row].part.path} has changed while it was decoded. Start again."
                     )
             left_out = []
             for index, error in errors.items():
@@ -468,9 +462,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     links to them as copies. Symbolic links and devices are skipped.
     """
     if not data_folder:
-        raise DataError(
-            "This corpus is read from a folder, but `data_folder` names none. Name the folder."
-        )
+        raise DataError("This corpus is read from a folder, but `data_folder` names none.")
     corpus = Path(data_folder).expanduser().absolute()
     if not is_archive(corpus):
         return corpus
@@ -504,8 +496,7 @@ def _unpack(archive: Path, folder: Path) -> None:
             pass
     if num_skipped:
         logger.warning(
-            f"{plural(num_skipped, 'entry', 'entries')} of {archive} skipped: symbolic links, "
-            "devices, or hard links to files that are not in the archive."
+            f"{plural(num_skipped, 'entry', 'entries')} of {archive} skipped: links or devices"
         )
 
 
@@ -518,7 +509,7 @@ def _extract_member(
     if _is_outside(path):
         raise DataError(
             f"{archive} is not unpacked, because it would write outside of its own folder, to "
-            f"{name!r}. Get it from a source that you trust."
+            f"{name!r}."
         )
     target = folder / path
     if member.islnk():

@@ -15,9 +15,9 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import sources_to_import, user_sources
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import TableFolders
-from sbkit.data.tables import RELEASE_SPLITS
 
 ROLES = ("train", "valid", "test")
+RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by role
 DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
 
@@ -84,7 +84,7 @@ def list_roots(corpus: Corpus, knobs: KnobValues) -> list[Path]:
 def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manifest]:
     """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``.
 
-    A manifest of other corpora is in memory as a whole. Raises DataError for table folders.
+    A manifest of other corpora is in memory as a whole.
     """
     read_blocks = getattr(corpus, "read_blocks", None)
     if read_blocks is not None:
@@ -94,8 +94,7 @@ def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manif
     if isinstance(manifest, TableFolders):
         raise DataError(
             f"{split} is in a table folder ({manifest.files[0]}), which cannot be trained on. Make "
-            "shards of it first, sbkit prepare YAML --shards FOLDER, and name "
-            "FOLDER as `data_folder`."
+            "shards of it by `sbkit prepare YAML --shards FOLDER`, and set `data_folder: FOLDER`."
         )
     return manifest.blocks()
 
@@ -191,16 +190,12 @@ def resolve_splits(
 
     >>> resolve_splits({"test": "b"}, {"train": ["train"], "valid": ["a"]}, ["train", "a", "b"])
     {'train': ('train',), 'valid': ('a',), 'test': ('b',)}
-
-    Raises:
-        ConfigError: a role or split is unknown, a split has two roles, there is nothing to train or
-            validate on, or a split called ``train`` is not trained on.
     """
     by_role = {} if names is None else names
     if not isinstance(by_role, Mapping) or not {*by_role} <= {*ROLES}:
         raise ConfigError(
             f"`splits` must map {', '.join(ROLES)} to names of splits, but is {names!r}. Write "
-            "splits: {train: train, valid: dev, test: [test-clean, test-other]}, or null."
+            "splits: {train: train, valid: dev, test: [test-clean, test-other]}."
         )
     roles: dict[str, tuple[str, ...]] = {}
     for role in ROLES:
@@ -217,14 +212,12 @@ def resolve_splits(
             raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
         if "train" in splits and role != "train":
             raise ConfigError(
-                f"`splits.{role}` names a split called train, which is the name of a run's "
-                "training set. Rename it, or choose another split."
+                f"`splits.{role}` names a split called train, which is a run's training set."
             )
     for first, second in combinations(ROLES, 2):
         for name in {*roles[first]} & {*roles[second]}:
             raise ConfigError(
-                f"{name!r} is in `splits.{first}` and in `splits.{second}`, but a split has one "
-                "role. Take it out of one of them."
+                f"{name!r} is in `splits.{first}` and in `splits.{second}`, but has one role."
             )
     return roles
 
@@ -239,7 +232,7 @@ def to_names(value: Any) -> list[str]:
 
 
 def check_shares(shares: object) -> dict[str, float]:
-    """Check the value of the key ``split_shares``; raises ConfigError."""
+    """Check the value of the key ``split_shares``, and return it in the order of the splits."""
     shares = DEFAULT_SHARES if shares is None else shares
     if (
         not isinstance(shares, Mapping)
@@ -264,13 +257,11 @@ def deal_speakers(
     source: of the speakers, for an error.
     fill: whether each split must have a speaker. An empty one takes the speaker with the smallest
         hash from the split that has the most.
-
-    Raises DataError if there are fewer speakers than splits that must have one.
     """
     if fill and len(speakers) <= len(shares):
         raise DataError(
             f"{source} has {len(speakers)} of the {len(shares) + 1} speakers that it takes to "
-            "choose splits. Write the splits into its column `split`, or fewer in `split_shares`."
+            "choose splits. Write a column `split`, or fewer splits in `split_shares`."
         )
     splits, ends = [*shares, RELEASE_SPLITS[0]], [*accumulate(shares.values())]
     in_order = sorted(speakers, key=_position)
@@ -285,6 +276,6 @@ def deal_speakers(
 
 
 def _position(speaker: str) -> float:
-    """Return a number from 0 to 1 that follows from the name of a speaker and tells nothing."""
+    """Return a number from 0 to 1 that follows from the name of a speaker."""
     digest = hashlib.sha256(speaker.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / (1 << 64)

@@ -106,10 +106,7 @@ class Storage:
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
-    """Read ranges of files, which are all on one file system; an object store is read in parallel.
-
-    Raises DataError if a file is missing, too short or cannot be read.
-    """
+    """Read ranges of files on one file system; an object store is read in parallel."""
     if not ranges:
         return []
     files, starts, sizes = zip(*ranges, strict=True)
@@ -124,8 +121,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
         if len(content) != size:
             raise DataError(
                 f"{file}: {len(content)} bytes were read instead of {size}. The file is truncated, "
-                "or its server does not support byte ranges. Copy the file again, or remove it and "
-                "prepare the shards again, or use another server."
+                "or its server does not support byte ranges."
             )
     return contents
 
@@ -144,7 +140,7 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except (ValueError, ImportError) as error:
         raise DataError(
             f"fsspec cannot read the protocol of {url} here ({error}). Install its package (s3fs "
-            "for s3, gcsfs for gs), or name a folder."
+            "for s3, gcsfs for gs)."
         ) from error
     return system, str(path)
 
@@ -154,10 +150,7 @@ def _access_errors(url: str) -> AbstractContextManager[None]:
 
     def describe(error: Exception) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return (
-            f"{url} cannot be reached: {type(error).__name__}, {reason[:200]}. Check the name, the "
-            "permissions and the network."
-        )
+        return f"{url} cannot be reached: {type(error).__name__}, {reason[:200]}."
 
     return translate(Exception, DataError, describe, passing=CODE_FAULTS)
 
@@ -168,9 +161,8 @@ def disk_errors(location: Path | str) -> AbstractContextManager[None]:
     def describe(error: OSError) -> str | None:
         if error.errno in DISK_FULL_ERRORS:
             return (
-                f"The disk of {location} is full. Free space with `sbkit cache prune` or by hand, "
-                "let SBKIT_CACHE name a folder on another disk, or keep less with "
-                "`audio_store: flac` or `lazy`. Finished work is kept; the same command resumes it."
+                f"The disk of {location} is full. Free space, such as by `sbkit cache prune`, or "
+                "set SBKIT_CACHE to a folder on another disk; the same command resumes."
             )
         if error.errno in NOT_WRITABLE_ERRORS:
             return (

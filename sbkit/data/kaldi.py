@@ -45,7 +45,7 @@ def is_kaldi(source: Path) -> bool:
 
 
 def read_kaldi(folder: Path, options: TableOptions) -> Table:
-    """Return the utterances of a folder; raise DataError if a recording is a command."""
+    """Return the utterances of a folder."""
     listing = folder / ("segments" if (folder / "segments").is_file() else "wav.scp")
     return collect_rows(listing, _read_utterances(listing, options))
 
@@ -91,8 +91,8 @@ def _read_recordings(folder: Path) -> dict[str, Row]:
     for line in lines:
         if line.value.endswith("|") or line.value.startswith("|"):
             raise DataError(
-                f"{file}: line {line.number} is a command ({line.value[:60]}), which sbkit does "
-                "not run. Write its audio to files and name those.",
+                f"{file}: line {line.number} is a command ({line.value[:60]}). Write its audio to "
+                "files and name those.",
                 where=f"{file}:{line.number}",
             )
     # "RECORDING FILE CHANNEL", with names for scoring

@@ -94,8 +94,6 @@ def read_shar(
     """Yield the rows of a tar of recordings and its cuts, once their audio is written.
 
     Files at a URL are copied to this machine first.
-
-    Raises DataError if a file is damaged, or the tar has fewer recordings than there are cuts.
     """
     with TemporaryDirectory() as folder:
         copies = [_copy(file, folder) for file in (cuts, tar)]
@@ -130,7 +128,7 @@ def _iterate(cuts: Iterable["Cut"], source: str, total: int = 0) -> Iterator["Cu
     except (*UNPACKING_ERRORS, AssertionError, LookupError) as error:
         raise DataError(
             f"{source} cannot be read after cut {count} ({type(error).__name__}: "
-            f"{str(error)[:200]}). Copy it again, or write it again with Lhotse."
+            f"{str(error)[:200]})."
         ) from error
 
 

@@ -328,6 +328,6 @@ def check_locale(blocks: Iterable[Manifest], language: str) -> Iterator[Manifest
     if 2 * sum(foreign.values()) > counts.total():
         locale = max(foreign, key=foreign.__getitem__)
         raise DataError(
-            f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows of the "
-            f"manifest have the locale {locale}. Set `language: {locale}`."
+            f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows have the "
+            f"locale {locale}. Set `language: {locale}`."
         )

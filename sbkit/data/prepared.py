@@ -51,10 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataKnobs(Knobs):
-    """The values of `DATA_KEYS`.
-
-    Raises ConfigError where code reads another key of the YAML, which would decide stored rows.
-    """
+    """The values of `DATA_KEYS`; another key of the YAML would decide stored rows."""
 
     def __init__(self, knobs: KnobValues) -> None:
         super().__init__({name: knobs[name] for name in DATA_KEYS if name in knobs})
@@ -196,8 +193,6 @@ def _is_current(folder: Path, *, read: bool) -> bool:
     """Return whether all rows, their shards and their audio files are as they were prepared.
 
     read: whether files are read if their times are new; else only their sizes are compared.
-
-    Raises OSError or ValueError if rows are missing or damaged.
     """
     _read(folder)
     splits = json.loads((folder / RECORD_FILE).read_text(**PATH_ENCODING))["splits"]

@@ -33,10 +33,6 @@ def store_rows(rows: Any) -> Path:
     rows: mappings in any iterable, a pandas DataFrame or a dataset of `datasets`. Audio is a path,
         or anything else that `stream_source` takes. Paths are relative to the working folder.
 
-    Raises:
-        DataError: there are no rows, or rows of another type; or a column has values of two types.
-        AudioError: an array lacks its rate, or is not audio.
-
     >>> clip = {"array": [0.0] * 800, "sampling_rate": 16_000}
     >>> store_rows([{"audio": clip, "text": "nothing"}]).suffix
     '.parquet'
@@ -78,8 +74,8 @@ def _to_records(rows: Any) -> Iterable[Mapping[str, Any]]:
     for record in records:
         if not isinstance(record, Mapping):
             raise DataError(
-                "Rows must be mappings from columns to values, a DataFrame or a datasets.Dataset, "
-                f"but one is {short_value(record)}."
+                "Rows must be mappings, a DataFrame or a datasets.Dataset, but one is "
+                f"{short_value(record)}."
             )
     return records
 

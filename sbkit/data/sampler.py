@@ -397,10 +397,9 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
         percents = []
         is_exact = False
     if not is_exact or min(percents) <= 0:
-        advice = f"[{speeds}]" if isinstance(speeds, str) else "[1.0] to keep the natural speed"
         raise ConfigError(
-            "`speeds` must be a list of one or more positive numbers with at most two decimals, "
-            f"but is {speeds!r}. Write {advice}."
+            "`speeds` must be a list of positive numbers with at most two decimals, such as [1.0], "
+            f"but is {speeds!r}."
         )
     return percents
 
@@ -422,9 +421,7 @@ def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
 
 def _check_capacity(samples: Lengths, batch_seconds: float, sample_rate: int) -> None:
     if len(samples) == 0:
-        raise DataError(
-            "The training set is empty. Check `data_folder`, `min_seconds` and `max_seconds`."
-        )
+        raise DataError("The training set is empty.")
     longest = int(np.argmax(samples))
     seconds = samples_to_seconds(int(samples[longest]), sample_rate)
     if seconds > batch_seconds:

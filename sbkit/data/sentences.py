@@ -37,7 +37,6 @@ def read_sentences(
     """Yield the normalized sentences of files: the transcripts of tables, the lines of others.
 
     table: normalizes them; knobs: with the names of the columns, if they are not usual.
-    Raises DataError if a file cannot be read, or a table has no transcripts.
     """
     normalize = transcript_normalizer(table)
     for file in files:
@@ -69,8 +68,8 @@ def _check_no_ids(file: Path, encoding: str | None) -> None:
     words = [line.split(maxsplit=1)[0] for line in lines]
     if len({*words}) == len(words) > 2 and all(re.search(r"\d", word) for word in words):
         raise DataError(
-            f"{file}: each line has an id, such as {words[0]}, which would be learned. Name the "
-            f"folder of a corpus, or take them out: awk '{{$1=\"\"}}1' {file} > sentences.txt"
+            f"{file}: each line has an id, such as {words[0]}, which would be learned. Take them "
+            f"out: awk '{{$1=\"\"}}1' {file} > sentences.txt"
         )
 
 

@@ -78,10 +78,7 @@ AudioLocation = Mapping[str, Any]  # a value of AUDIO_TYPE
 def read_rows(
     split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
 ) -> Iterator[Row]:
-    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
-
-    Raises DataError if a file is missing, truncated or damaged.
-    """
+    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together."""
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
         locations = columns[AUDIO]
@@ -98,9 +95,7 @@ def read_rows(
 @lru_cache(maxsize=1 << 20)  # each clip once
 def _warn_of_duration(id: str, stated: float, decoded: float) -> None:
     if abs(stated - decoded) > MAX_DURATION_ERROR:
-        logger.warning(
-            f"{id} lasts {decoded:.3f} s, but its corpus states {stated:.3f} s. Download it again."
-        )
+        logger.warning(f"{id} lasts {decoded:.3f} s, but its corpus states {stated:.3f} s")
 
 
 def read_clips(
@@ -129,7 +124,7 @@ def _shard_file(name: str) -> str:
     """Return the path or URL of a shard; shards of the cache are named relative to it."""
     path = name if "://" in name else find_kept(name)
     if path is None:
-        raise DataError(f"{name} is in no cache any more. Prepare the data again.")
+        raise DataError(f"{name} is in no cache any more. Start again.")
     return str(path)
 
 
@@ -140,7 +135,7 @@ def _read_file(location: AudioLocation) -> Samples:
     if size != location["size"]:
         raise DataError(
             f"{location['file']} has {size} bytes, but had {location['size']} when the data was "
-            "prepared. Start again; then it is prepared as it is now."
+            "prepared. Start again."
         )
     return samples
 
@@ -148,10 +143,9 @@ def _read_file(location: AudioLocation) -> Samples:
 def _decode(content: bytes, location: AudioLocation) -> Samples:
     if zlib.crc32(content) != location["crc32"]:
         start = location["start"]
-        end = location["start"] + location["size"]
         raise DataError(
-            f"{location['file']} is damaged: bytes {start} to {end} have another checksum than "
-            "when they were written. Copy it again, or remove it and prepare the data again."
+            f"{location['file']} is damaged: bytes {start} to {start + location['size']} have "
+            "another checksum than when they were written."
         )
     if content.startswith(b"RIFF"):
         return np.frombuffer(content, "<i2", offset=WAV_HEADER_BYTES)

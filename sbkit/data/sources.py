@@ -89,8 +89,7 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
     is_used = path and pc.any(pc.starts_with(table.rows[path], DATA_ROOT)).as_py()
     if options.data_root and not is_used:
         raise ConfigError(
-            f"`data_folder` stands for {DATA_ROOT}, but no path of {source} begins with it. Take "
-            "`data_folder` or `manifest` out."
+            f"`data_folder` stands for {DATA_ROOT}, but no path of {source} begins with it."
         )
     find_audio = partial(locate, folder, data_root=options.data_root)
     return to_manifest(table, options, find_audio, folder)
@@ -116,9 +115,8 @@ def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]
                     where=str(source),
                 )
         raise DataError(
-            f"{source} is neither a data folder of Kaldi (wav.scp and text), nor a dataset of "
-            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file or "
-            "folder in it.",
+            f"{source} is neither a data folder of Kaldi nor a dataset of save_to_disk, and has no "
+            "metadata.csv or metadata.jsonl.",
             where=str(source),
         )
     return read_table(source, options.encoding), options
@@ -165,7 +163,6 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
         raise DataError(
             pointer_sentence(source)
             or f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]})."
-            " Save it again."
         ) from error
 
 
@@ -207,8 +204,7 @@ def _to_table(
         except UnicodeDecodeError as error:
             if name in text_columns:
                 raise DataError(
-                    f"The column {name} of {file} holds bytes that are not UTF-8 text ({error}). "
-                    "Convert it to strings, or name another column as `text_column`."
+                    f"The column {name} of {file} holds bytes that are not UTF-8 text ({error})."
                 ) from error
             if plain_name(name) not in SPEAKER_COLUMNS:
                 continue  # a column of other data, such as pictures, is left out

@@ -254,7 +254,7 @@ def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
     examples = "; ".join(f"{row.id}: {row.detail}" for row in lost[:3])
     raise DataError(
         f"{len(lost)} of {total} rows of {split} are unusable ({counts}); at most "
-        f"{MAX_UNUSABLE_SHARE:.0%} may be. Repair the corpus; the first of them: {examples}"
+        f"{MAX_UNUSABLE_SHARE:.0%} may be. The first of them: {examples}"
     )
 
 
@@ -278,7 +278,7 @@ def within_limits(
     if len(train) and is_outside.all():
         raise ConfigError(
             f"None of the {len(train)} training utterances is between `min_seconds` "
-            f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long. Widen the limits."
+            f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long."
         )
     return select_rows(train, ~is_outside), out_of_range
 

@@ -255,7 +255,7 @@ def test_full_disk_is_refused_and_finished_shards_stay(
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
         prepare(tmp_path, clips)
-    for words in ("is full", "sbkit cache prune", "same command resumes it"):
+    for words in ("is full", "sbkit cache prune", "same command resumes"):
         assert words in str(caught.value)
     finished = len(shards_of(tmp_path))
     assert finished > 3

@@ -23,9 +23,10 @@ from pytest import LogCaptureFixture
 from sbkit.audio.io import AudioPart, encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.columns import find_split_column, is_span
+from sbkit.data.common_voice import read_release
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
 from sbkit.data.sources import TableFolders
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.tables import TableOptions
 from sbkit.models.pretrained.folder import _match_tensors
 from tests.data.test_parts import read
 from tests.data.test_splits import prepare_manifest

@@ -14,8 +14,9 @@ import soundfile
 from recipes.AsteriskPrompts.corpus import prepare_prompts, spell_digits, write_release
 from recipes.debian.release import choose_split
 from sbkit.base.errors import SbkitError
+from sbkit.data.common_voice import read_release
 from sbkit.data.manifest import Clip
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.tables import TableOptions
 from sbkit.text.normalization import normalize
 from tests.shortage import largest_file
 

@@ -221,7 +221,7 @@ def test_release_of_any_version_is_read(version: str, tmp_path: Path) -> None:
 
 def test_release_in_another_language_is_refused(tmp_path: Path) -> None:
     release = release_of(tmp_path / "en", "22", splits=SPLITS)
-    with pytest.raises(SbkitError, match="is de, but 3 of 3 rows of the manifest have the locale"):
+    with pytest.raises(SbkitError, match="is de, but 3 of 3 rows have the locale"):
         prepare(data_folder=release, language="de")
 
 

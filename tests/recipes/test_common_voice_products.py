@@ -18,9 +18,9 @@ from sbkit.check.check import check_run
 from sbkit.check.data import check_data
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import sharded_corpus
+from sbkit.data.common_voice import TableSpeakers, choose_splits
 from sbkit.data.corpus import KnobValues, describe_corpus, splits_of
 from sbkit.data.manifest import Manifest
-from sbkit.data.spontaneous import TableSpeakers, choose_splits
 from sbkit.logs.run_log import read_log
 from tests.check.harness import declared_run
 from tests.runs import TINY, Workplace, read_json, rows_of, train_here

@@ -12,7 +12,8 @@ from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.corpus import write_release
 from sbkit.base.errors import SbkitError
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.common_voice import read_release
+from sbkit.data.tables import TableOptions
 from sbkit.export.export import exported_bundle
 from sbkit.tasks.synthesis.predict import Synthesizer
 from tests.runs import TINY, TINY_VOICE, read_json, train_here

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.common_voice import read_release
+from sbkit.data.tables import TableOptions
 from sbkit.text.normalization import (
     ORTHOGRAPHIES,
     describe_normalizer,
