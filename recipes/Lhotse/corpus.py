@@ -48,7 +48,6 @@ def read(knobs: KnobValues, split: str) -> Manifest:
 
 
 def _find_manifests(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Return the manifests of the recordings and the supervisions of each split."""
     manifests: dict[str, tuple[Path, Path]] = {}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = MANIFEST.fullmatch(file.name)

@@ -49,8 +49,7 @@ def _find_root(knobs: KnobValues) -> Path:
     if not recognizes(folder):
         raise DataError(
             f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "
-            "train-clean-100/SPEAKER/CHAPTER/*.trans.txt and .flac. Name the folder that has "
-            "train-clean-100 and the other splits."
+            "train-clean-100/SPEAKER/CHAPTER/*.trans.txt and .flac."
         )
     return _root(folder)
 

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column, with_fingerprints
 from sbkit.audio.augment import color
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
+from sbkit.audio.segments import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.data.corpus import KnobValues
@@ -41,10 +41,7 @@ Windows = npt.NDArray[np.bool_]
 
 
 def prepare_speech(knobs: KnobValues) -> Splits:
-    """Prepare audio; with a `recognizer`, label each clip that the corpus itself does not label.
-
-    Raises BundleError if `recognizer` is not a speech recognizer.
-    """
+    """Prepare audio; with a `recognizer`, label each clip that the corpus itself does not label."""
     if knobs["recognizer"] is None:
         return with_fingerprints(prepare_audio(knobs), SPEECH)
     with exported_bundle(Path(knobs["recognizer"])) as folder:

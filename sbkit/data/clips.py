@@ -128,10 +128,7 @@ def _hash_file(path: Path) -> str:
 
 
 def by_file(parts: Iterable[AudioPart]) -> list[int]:
-    """Return the indices of parts so that each channel is read once: by file, channel and start.
-
-    Files stay in the order of their first parts, so whole files stay where they are.
-    """
+    """Return the indices of parts by file, in the order of first parts, channel and start."""
     rank_of: dict[str, int] = {}
     keys = [
         (rank_of.setdefault(part.path, len(rank_of)), part.channel or 0, part.start)

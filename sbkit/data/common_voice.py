@@ -76,7 +76,7 @@ def read_releases(
 ) -> Iterator[Manifest]:
     """Yield one split, a TSV in the release folder of each language, in blocks.
 
-    A split with faults, repeated clips or other names than those of Mozilla is one block.
+    One with faults, repeated clips or other names than those of Mozilla is one block.
     """
     tsvs = {language: release / f"{split}.tsv" for language, release in releases.items()}
     is_plain = _has_plain_clips(tsvs.values(), options)
@@ -99,10 +99,7 @@ def read_releases(
 
 
 def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
-    """Return whether each row of some tables is a whole file, which no other row names.
-
-    Only hashes of the names are kept.
-    """
+    """Return whether each row of some tables is a whole file, which no other row names."""
     hashes: list[Counts] = []
     for tsv in tsvs:
         table = open_tabs(tsv, options.encoding)
@@ -146,10 +143,9 @@ def _read_release(tsv: Path, options: TableOptions, is_plain: bool) -> Iterator[
 
 
 def _read_durations(file: Path, clips: Path) -> tuple[Counts, pa.ChunkedArray] | None:
-    """Return the file of durations of a release since 16.1: hashes of paths, and milliseconds.
+    """Return the durations of a release since 16.1: hashes of paths, and milliseconds.
 
-    Of the names, which are joined with those of all tables, only hashes of 64 bits are kept: two of
-    40 million are equal in one of 20,000 releases.
+    Two of 40 million hashes of 64 bits are equal in one of 20,000 releases.
     """
     if not file.is_file():
         return None
@@ -201,10 +197,7 @@ def find_table(folder: Path, language: str) -> Path | None:
 def read_spontaneous(
     file: Path, split: str | None, options: TableOptions, beside: Sequence[Path] = ()
 ) -> Manifest:
-    """Read one split of a release, or all rows.
-
-    Rows without a transcription are left out and counted. A row without a split, and every row of a
-    table that assigns none, gets the split that `choose_splits` chooses.
+    """Read one split of a release, or all rows, without those that are not transcribed.
 
     beside: the other tables of the run, in which the same people may speak.
     """
@@ -270,9 +263,9 @@ def _find_speakers(table: Table, options: TableOptions) -> TableSpeakers:
 def choose_splits(own: TableSpeakers, beside: Sequence[TableSpeakers], source: object) -> list[str]:
     """Return the split of each row.
 
-    A row that has none gets the split of its speaker's other rows, in this table or another: the
-    first that has one. Other speakers with transcribed rows are dealt (`deal_speakers`). If the
-    table has no row in train, dev and test, the unassigned ones are dealt, too.
+    A row that has none gets the split of its speaker's other rows, in this table or another. Other
+    speakers with transcribed rows are dealt (`deal_speakers`), and those of unassigned rows if the
+    table has no row in train, dev and test.
 
     source: the table, for an error.
     """

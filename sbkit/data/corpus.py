@@ -38,10 +38,7 @@ class Corpus(Protocol):
 
 
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
-    """Return the name and the license of a corpus, from its optional function ``about(knobs)``.
-
-    By default the name is the name of the corpus's module or folder, and the license is None.
-    """
+    """Return the name and the license of a corpus, from its optional ``about(knobs)``."""
     name = knobs.get("corpus") or knobs.get("data_folder")
     facts: dict[str, str | None] = {"name": name and Path(str(name)).name, "license": None}
     about = getattr(corpus, "about", None)
@@ -50,11 +47,7 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 
 
 def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
-    """Return the tables of a corpus, from its optional function ``files(knobs)``.
-
-    They are files, or folders whose files are tables. A change of a corpus shows in their names
-    and contents; None if the corpus does not tell them.
-    """
+    """Return the tables of a corpus, or their folders, from its optional ``files(knobs)``."""
     files = getattr(corpus, "files", None)
     paths: Sequence[Path] | None = files and files(knobs)
     return paths and [path.absolute() for path in paths]
@@ -82,10 +75,7 @@ def list_roots(corpus: Corpus, knobs: KnobValues) -> list[Path]:
 
 
 def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manifest]:
-    """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``.
-
-    A manifest of other corpora is in memory as a whole.
-    """
+    """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``."""
     read_blocks = getattr(corpus, "read_blocks", None)
     if read_blocks is not None:
         blocks: Iterator[Manifest] = read_blocks(knobs, split)
@@ -112,10 +102,9 @@ class JoinedCorpora:
         self.corpora = corpora
 
     def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
-        """Return the splits of all corpora, or those among them that the key ``splits`` names.
+        """Return the splits of all corpora, or those that the key ``splits`` names.
 
-        It may also name other splits of a corpus, such as ``validated-de``, and must for a corpus
-        without the usual ones, such as a delta release of Common Voice.
+        It must name those of a corpus without the usual ones, such as a delta of Common Voice.
         """
         chosen = knobs.get("splits")
         named = [*chain(*map(to_names, chosen.values()))] if isinstance(chosen, Mapping) else []
@@ -252,7 +241,7 @@ def deal_speakers(
 ) -> dict[str, str]:
     """Return the split of each speaker, which follows from the speaker's name and the shares.
 
-    So neither rows nor speakers that come later move anybody, except those who fill a split.
+    So speakers that come later move nobody, except those who fill a split.
 
     source: of the speakers, for an error.
     fill: whether each split must have a speaker. An empty one takes the speaker with the smallest

@@ -30,10 +30,9 @@ ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
 class Storage:
-    """A folder on this machine or in an object store.
+    """A folder on this machine or in an object store; its methods raise DataError.
 
-    Its methods raise DataError. If the folder is on this machine, `write` and `move_in` raise
-    OSError instead; `disk_errors` says what to do about a full disk.
+    If the folder is on this machine, `write` and `move_in` raise OSError (`disk_errors`).
 
     location: a URL, or a path, which is made absolute.
 
@@ -57,9 +56,9 @@ class Storage:
         return f"{self.url}/{name}"
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:
-        """Return the files in the folder and its subfolders whose names end in one of the suffixes.
+        """Return the sorted files, in subfolders too, whose names end in one of the suffixes.
 
-        They are sorted. A file on this machine is given by its path, any other by its URL.
+        A file on this machine is given by its path, any other by its URL.
         """
         with _access_errors(self.url):
             paths: list[str] = self._system.find(self._path)
@@ -84,7 +83,6 @@ class Storage:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically."""
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
@@ -92,10 +90,7 @@ class Storage:
             self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
-        """Move a local file into the folder, under another name.
-
-        If the folder is on this machine, ``file`` must be in it already: it is only renamed.
-        """
+        """Move a local file into the folder; one on this machine must be in it, and is renamed."""
         if self.folder is not None:
             with os_errors_name(self.folder / name):
                 file.rename(self.folder / name)

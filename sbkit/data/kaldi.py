@@ -1,10 +1,7 @@
 """Read data folders of Kaldi and WeNet as rows of a table: `wav.scp`, `text` and optional files.
 
-Each file has lines "KEY VALUE". Paths are relative to the folder. `segments` cuts the recordings of
-`wav.scp` into utterances. `reco2file_and_channel` names the channels of files with several.
-
-Lhotse's own reader (1.33) is not used: it takes the first channel of every file, refuses channels
-in `segments`, and opens each recording to measure it.
+Each file has lines "KEY VALUE". `segments` cuts the recordings of `wav.scp` into utterances.
+Lhotse's own reader (1.33) takes the first channel of every file, and opens each recording.
 """
 
 import os
@@ -85,7 +82,6 @@ def _read_utterances(listing: Path, options: TableOptions) -> Iterator[tuple[int
 
 
 def _read_recordings(folder: Path) -> dict[str, Row]:
-    """Return the columns of the path and the channel of recordings."""
     file = folder / "wav.scp"
     lines = _read_lines(file)
     for line in lines:
@@ -116,7 +112,6 @@ def _read_if_any(file: Path) -> dict[str, str]:
 
 
 def _read_lines(file: Path) -> list[Line]:
-    """Return the lines of a file, without blank lines."""
     subject = f"The file {file.name} of a data folder of Kaldi"
     lines: list[Line] = []
     text = read_text_lines(file, max_bytes=MAX_BYTES, subject=subject)

@@ -34,10 +34,7 @@ logger = logging.getLogger(__name__)
 def read_sentences(
     files: Iterable[Path], table: Orthography, knobs: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[str]:
-    """Yield the normalized sentences of files: the transcripts of tables, the lines of others.
-
-    table: normalizes them; knobs: with the names of the columns, if they are not usual.
-    """
+    """Yield the normalized sentences of files: the transcripts of tables, the lines of others."""
     normalize = transcript_normalizer(table)
     for file in files:
         options = TableOptions.from_knobs(knobs, source=str(file.absolute()))
@@ -50,7 +47,6 @@ def read_sentences(
 
 
 def _is_table(file: Path, encoding: str | None) -> bool:
-    """Return whether a file is a table, by its name or its first line."""
     is_compressed = infer_compression(file.name) is not None
     suffix = (file.with_suffix("") if is_compressed else file).suffix.lower()
     if suffix in TABLE_SUFFIXES or file.is_dir():

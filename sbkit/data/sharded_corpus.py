@@ -4,13 +4,9 @@ sbkit-shards.json      the index, written last: sample rate, splits and names
 SPLIT-KEY-NNN.arrow    the audio of a shard, as `sbkit.data.shard` describes it
 SPLIT-KEY-NNN.parquet  its clips, and the position of their audio
 
-Batches are planned from the tables. Each process reads the audio of its own batches, as ranges of
-bytes.
-
-To write a corpus, each split is divided into units, whose names follow from their content. One
-process writes a unit. On a disk with locks, each process takes units that no other one holds;
-elsewhere it takes its share by SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards
-writes the index. A killed process loses its current shard.
+To write a corpus, each split is divided into units, whose names follow from their content. On a
+disk with locks, each process takes units that no other one holds; elsewhere it takes its share by
+SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards writes the index.
 """
 
 import hashlib
@@ -79,18 +75,12 @@ STORE_SIZES = {"pcm": 1.0, "flac": 0.6}  # bytes, relative to those of the sampl
 
 @dataclass(frozen=True)
 class Index:
-    """What all shards of a corpus have in common.
+    """What all shards of a corpus have in common."""
 
-    sample_rate: Hz.
-    roles: the splits of each role.
-    splits: the names of the shards of each split.
-    corpus: the name and the license of the corpus, for a model card.
-    """
-
-    sample_rate: int
-    roles: Mapping[str, Sequence[str]]
-    splits: Mapping[str, Sequence[str]]
-    corpus: Mapping[str, str | None]
+    sample_rate: int  # Hz
+    roles: Mapping[str, Sequence[str]]  # the splits of each role
+    splits: Mapping[str, Sequence[str]]  # the names of the shards of each split
+    corpus: Mapping[str, str | None]  # its name and its license
 
 
 def recognizes(location: str) -> bool:
@@ -263,10 +253,7 @@ def write_shards(
     roles: Mapping[str, Sequence[str]],
     corpus: Mapping[str, str | None] | None = None,
 ) -> Index | None:
-    """Write the missing shards of each split; return the index, None while others still work.
-
-    corpus: its name and license.
-    """
+    """Write the missing shards of each split; return the index, None while others still work."""
     if options.store not in STORE_SIZES:
         raise ConfigError(
             f"`audio_store` must be pcm or flac, but is {options.store}. Set `audio_store: flac`."
@@ -301,8 +288,7 @@ def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]
     """Divide the clips of a manifest, in random order, into units of one shard each.
 
     The size of the audio is estimated, so that every process finds the same units without decoding
-    all clips. The recordings of parts are in random order, and parts of one recording are together,
-    because a recording is read for each shard that has parts of it.
+    all clips. Parts of one recording are together, because it is read for each of their shards.
     """
     order = np.random.default_rng(options.seed).permutation(len(manifest))
     versions = [_size_and_mtime(path) for path in manifest.paths]

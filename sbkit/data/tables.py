@@ -165,8 +165,7 @@ def read_table(file: Path, encoding: str | None = None) -> Table:
     """Read a table of any form, compressed if its name says so.
 
     JSON Lines start with a brace. The first line of other tables names the columns and shows the
-    delimiter: a tab, comma, semicolon or vertical bar. With tabs, quotes are plain characters, as
-    in Common Voice; otherwise they enclose a field, as in CSV.
+    delimiter. With tabs, quotes are plain characters, as in Common Voice.
 
     encoding: None for UTF-8, or UTF-16 with a byte order mark.
     """
@@ -216,10 +215,7 @@ def _open_text(file: Path, encoding: str | None) -> Iterator[tuple[TextIO, str]]
 
 
 def _read_document(file: Path, lines: TextIO) -> Table | None:
-    """Read a file that is one value of JSON; return None for JSON Lines, and rewind them.
-
-    The value is a list of objects, or an object of objects by their ids, as SpeechBrain writes it.
-    """
+    """Read a list of objects, or SpeechBrain's object of objects; None for JSON Lines, rewound."""
     filled = (line.strip() for line in lines if line.strip())
     first, second = next(filled, ""), next(filled, "")
     is_lines = first.endswith("}") and second.startswith("{")
@@ -238,10 +234,10 @@ def _read_document(file: Path, lines: TextIO) -> Table | None:
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an object with those of objects in it that describe the audio.
+    """Return an object with the values of those in it that describe the audio.
 
-    {"wav": {"file": "a.wav", "start": 1}} and {"audio": {"path": "a.wav"}} name a file, and
-    {"segment": {"start": 1, "end": 2}} or {"segment": [1, 2]} times.
+    {"wav": {"file": "a.wav", "start": 1}} names a file, and {"segment": {"start": 1, "end": 2}} or
+    {"segment": [1, 2]} times.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -295,7 +291,6 @@ def _encoding_of(file: Path, declared: str | None) -> str:
 
 
 def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
-    """Return an error that names the line, and what else the encoding may be."""
     encoding = encoding or "utf-8-sig"
     with fsspec.open(file, "rb", compression="infer") as stream:
         content: bytes = stream.read()
@@ -338,8 +333,6 @@ class _Delimited:
     def read(self) -> Table:
         try:
             table, invalid = self._parse()
-            if invalid and self._delimiter == "\t" and not self.is_quoted:
-                self._check_line_breaks(table, {row.number for row in invalid})
             breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns)
             if any(breaks) or any("\n" in row.text for row in invalid):
                 self._check_quotes()
@@ -424,19 +417,6 @@ class _Delimited:
             return self._file
         return fsspec.open(self._file, "rb", compression="infer").open()
 
-    def _check_line_breaks(self, table: pa.Table, invalid: set[int]) -> None:
-        """Raise DataError if a quoted field of a table with tabs goes on in the next line."""
-        first = self._header + 1
-        numbers = range(first, first + len(table) + len(invalid))
-        for row, number in enumerate(number for number in numbers if number not in invalid):
-            last = table.columns[-1][row].as_py() if number + 1 in invalid else ""
-            if last.startswith('"') and not last.endswith('"'):
-                raise DataError(
-                    f"{self._file}: a quotation mark opens a field on line {number} and closes on "
-                    "another, but tables with tabs have one row on each line.",
-                    where=f"{self._file}:{number}",
-                )
-
     def _check_quotes(self) -> None:
         """Raise DataError if a quotation mark joins several rows to one field."""
         with _open_text(self._file, self._encoding) as (lines, _):
@@ -467,10 +447,7 @@ class _Delimited:
                     return
 
     def _is_row(self, line: str, first: str) -> bool:
-        """Check whether a line within a field looks like a row.
-
-        It has as many fields, and names an audio file or begins with a name like that of ``first``.
-        """
+        """Check whether a line in a field is a row: its fields, and a file or a similar name."""
         fields = line.strip().split(self._delimiter)
         has_file = any(field.strip(' "').lower().endswith(SUFFIXES) for field in fields)
         shape = _shape(fields[0])
@@ -623,12 +600,10 @@ def _require_column(table: Table, name: str | None, usual: Sequence[str], key: s
     column = find_column(columns, name, usual)
     if column:
         return column
-    hint = " For data without transcripts, set `text_column: False`."
+    hint = " Without transcripts, set `text_column: False`." if key == "text_column" else ""
     raise DataError(
         f"{table.file} has none of the columns {', '.join([name] if name else usual)}; it has "
-        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name the column as `{key}`."
-        + hint
-        * (key == "text_column"),
+        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name the column as `{key}`.{hint}",
         where=str(table.file),
     )
 
@@ -663,10 +638,7 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
 
 
 def fill_from_other_columns(table: Table, options: TableOptions) -> Table:
-    """Fill missing paths, texts and speakers from other columns with usual names.
-
-    Texts and speakers that differ in a row are different facts, which are not mixed.
-    """
+    """Fill missing paths, texts and speakers from other columns, unless they differ in a row."""
     rows = table.rows
     usual_columns = [(options.path_column, PATH_COLUMNS), (None, SPEAKER_COLUMNS)]
     if options.text_column is not False:

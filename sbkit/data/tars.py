@@ -4,10 +4,7 @@ members -> samples, which WebDataset groups by name -> rows of tables, whose aud
 
 WebDataset   KEY.flac with KEY.json, an object, or KEY.txt
 NeMo         audio_N.tar of audio; its rows are in sharded_manifests/manifest_N.json, or in
-             tarred_audio_manifest.json with `shard_id: N` (as NeMo's
-             convert_to_tarred_audio_dataset.py writes them)
-
-WebDataset 1.0.2 was tried.
+             tarred_audio_manifest.json with `shard_id: N`
 """
 
 import json
@@ -156,7 +153,6 @@ def _read_sample(
 
 
 def _read_texts(sample: Sample, options: TableOptions) -> Row | Excluded:
-    """Return the columns of a sample of WebDataset."""
     name = sample["__key__"]
     try:
         values = json.loads(sample.get("json", b"{}"))

@@ -22,7 +22,6 @@ from pytest import LogCaptureFixture
 
 from sbkit.audio.io import AudioPart, encode_audio, read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data.columns import find_split_column, is_span
 from sbkit.data.common_voice import read_release
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
 from sbkit.data.sources import TableFolders
@@ -35,23 +34,8 @@ Rows = list[tuple[str, str, str]]  # path, sentence, speaker
 HEADER = ("path", "sentence", "speaker")
 PIECES = (  # of a field
     *("hi", "yes no", "nan", "NULL", "NA", "None", "true", "3,50", "1.5", "-", "été", "你好"),
-    *(
-        '"',
-        '""',
-        '5"',
-        '"Hi," she said',
-        ",",
-        ";",
-        "|",
-        "a|b",
-        "x; y",
-        " ",
-        "\\",
-        "#",
-        "'",
-        "=1",
-        "I'm",
-    ),
+    *('"', '""', '5"', '"Hi," she said', ",", ";", "|", "a|b", "x; y", " ", "\\", "#", "'", "=1"),
+    "I'm",
 )
 LINE_BREAKS = ("\n", "one\ntwo, three", '"a"\n"b"', "\r\n")
 
@@ -223,7 +207,6 @@ def test_times_in_objects_and_lists_are_parts(tmp_path: Path) -> None:
     [
         ["id,path,text", '1,clips/a,"hello', "2,clips/b,foo", '3,clips/c,bar"', "4,clips/d,ok"],
         ["path,text", 'a1,"hello', "a2,foo", 'a3,bar"'],
-        ["path\ttext", 'a.wav\t"line one', 'line two"', "b.wav\tok"],
     ],
 )
 def test_quote_that_swallows_rows_is_refused_with_its_line(
@@ -450,14 +433,6 @@ def test_read_table_refuses_what_is_not_a_table(tmp_path: Path, case: str) -> No
         read_manifest(tmp_path / "train.tsv")
 
 
-def test_columns_of_splits_and_times_are_known_by_their_values() -> None:
-    values = {"set": ["Train", "dev", ""], "subset": ["red", "test"], "split": ["red"]}
-    assert find_split_column(["subset", "set"], values.__getitem__) == "set"
-    assert find_split_column(["subset"], values.__getitem__) is None
-    assert find_split_column(["split"], values.__getitem__) == "split"
-    assert not is_span("timestamp", ["a", "b"]) and not is_span("times", [1, 2, 3])
-
-
 def test_release_finds_the_extension_of_a_clip(tmp_path: Path) -> None:
     (tmp_path / "clips").mkdir()
     (tmp_path / "clips" / "a.flac").touch()
@@ -615,26 +590,13 @@ def test_name_in_another_form_has_one_path(tmp_path: Path) -> None:
     assert [row.reason for row in read(tmp_path / "t.csv").excluded] == ["clip listed twice"]
 
 
-@pytest.mark.parametrize("form", ["struct", "list", "huge text", "huge number"])
-def test_no_error_about_a_cell_is_longer_than_a_paragraph(form: str, tmp_path: Path) -> None:
-    """Decoded samples in parquet are read; a message used to print them, 5.7 MB."""
+def test_decoded_samples_in_parquet_are_read(tmp_path: Path) -> None:
+    """A message used to print them, 5.7 MB."""
     samples = np.sin(np.arange(16_000) / 20).tolist()
-    cell: object = {
-        "struct": {"array": samples, "sampling_rate": 16_000, "path": None},
-        "list": samples,
-        "huge text": "x" * 1_000_000,
-        "huge number": int("9" * 4000) % 2**62,
-    }[form]
-    file = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"audio": [cell], "sentence": ["one"]}), file)
-    try:
-        prepared = prepare_manifest(tmp_path, read(file))
-    except SbkitError as error:
-        assert form != "struct"
-        assert len(str(error)) <= 600
-    else:
-        assert form == "struct"
-        assert prepared.dataset["samples"] == [16_000]
+    cell = {"array": samples, "sampling_rate": 16_000, "path": None}
+    pq.write_table(pa.table({"audio": [cell], "sentence": ["one"]}), tmp_path / "t.parquet")
+    prepared = prepare_manifest(tmp_path, read(tmp_path / "t.parquet"))
+    assert prepared.dataset["samples"] == [16_000]
 
 
 @pytest.mark.parametrize("stated", ["", "2.0", "2.4", "1.9", "1.45", "0.5", "00:00:00,5"])

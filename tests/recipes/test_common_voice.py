@@ -13,7 +13,6 @@ from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpus import USUAL_SPLITS
 from sbkit.data.manifest import Excluded
-from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, within_limits, write_excluded
 from tests.data.test_splits import train_tokenizer
 from tests.stores import Utterance, make_store
@@ -55,20 +54,6 @@ def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
     rows = (folder / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
     rows[row + 1] = "\t".join([*rows[row + 1].split("\t")[:2], sentence])
     write_tsv(folder, split, rows)
-
-
-def test_release_is_prepared_with_its_texts(tmp_path: Path) -> None:
-    release = make_release(tmp_path / "en", kind="mp3", rate=48_000)
-    prepared = prepare(data_folder=release, language="en")
-    assert list(prepared.named()) == list(SPLITS)
-    assert prepared.excluded == []
-    for split in SPLITS:
-        rows = list(read_rows(prepared.named()[split], range(3)))
-        assert [row["id"] for row in rows] == [f"{split}{n}" for n in range(3)]
-        assert [row["text"] for row in rows] == [f"clip number {n}" for n in range(3)]
-        assert rows[2]["sentence"] == '"Clip" number 2!'
-        for n, row in enumerate(rows):
-            assert row["samples"] == pytest.approx(1600 * (n + 1), abs=2400)  # mp3 pads
 
 
 def test_empty_transcripts_are_excluded_from_training_only(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sbkit.data.common_voice import read_release
 from sbkit.data.tables import TableOptions
 from sbkit.export.export import exported_bundle
 from sbkit.tasks.synthesis.predict import Synthesizer
-from tests.runs import TINY, TINY_VOICE, read_json, train_here
+from tests.runs import TINY_VOICE, train_here
 
 TEXT = """( ru_0001 "Сн+ова, он здесь." )
 ( ru_0002 "\\"Я рад\\", - сказал он." )
@@ -86,13 +86,6 @@ def train(yaml: str, *knobs: str, folder: Path) -> Path:
     words = ["train.py", yaml, *knobs, *corpus_knobs, f"--output_folder={folder / 'run'}"]
     assert train_here(words, folder / "cache") == 0
     return folder / "run"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("release")
-def test_festvox_recognizer_trains(tmp_path: Path) -> None:
-    run = train("hparams/ctc.yaml", *TINY, "--number_of_epochs=1", folder=tmp_path)
-    assert read_json(run / "summary.json")["test"]
 
 
 @pytest.mark.slow
