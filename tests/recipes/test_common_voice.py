@@ -13,7 +13,7 @@ from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpus import USUAL_SPLITS
 from sbkit.data.manifest import Excluded
-from sbkit.data.splits import Splits, within_limits, write_excluded
+from sbkit.data.splits import Splits, within_limits
 from tests.data.test_splits import train_tokenizer
 from tests.stores import Utterance, make_store
 
@@ -113,23 +113,6 @@ def test_utterances_too_short_for_ctc_are_excluded_from_training_only(tmp_path: 
         Excluded("aabbc", "too short for its transcript", "4 frames, 7 needed", "train"),
     ]
     assert (result.valid, result.test) == (splits.valid, splits.test)
-
-
-def test_write_excluded_writes_a_tsv(tmp_path: Path) -> None:
-    left_out = [
-        Excluded("a", "empty transcript", '"…"\tand\nmore', "train"),
-        Excluded("b", "empty transcript", "", "train"),
-        Excluded("c", "unreadable audio", "gone", "dev"),
-    ]
-    file = tmp_path / "run" / "left_out.tsv"
-    write_excluded(file, left_out)
-    assert file.read_text(encoding="utf-8").splitlines() == [
-        "split\tid\treason\tdetail",
-        'train\ta\tempty transcript\t"…" and more',
-        "train\tb\tempty transcript\t",
-        "dev\tc\tunreadable audio\tgone",
-    ]
-    assert list(file.parent.iterdir()) == [file]
 
 
 def test_default_corpus_is_complete(asterisk_english: Path, tmp_path: Path) -> None:
