@@ -19,6 +19,7 @@ from sbkit.data.sources import TableFolders
 ROLES = ("train", "valid", "test")
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by role
+PREFIXES = {"train": ("train",), "valid": ("dev", "valid"), "test": ("test", "eval")}  # by role
 DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
 
 KnobValues = Mapping[str, Any]  # the plain values of a YAML
@@ -209,6 +210,15 @@ def resolve_splits(
                 f"{name!r} is in `splits.{first}` and in `splits.{second}`, but has one role."
             )
     return roles
+
+
+def splits_by_prefix(available: Sequence[str], knobs: KnobValues) -> dict[str, tuple[str, ...]]:
+    """Return the splits of each role: the key ``splits``, else those that begin as `PREFIXES`."""
+    defaults = {
+        role: [split for split in available if split.lower().startswith(prefixes)]
+        for role, prefixes in PREFIXES.items()
+    }
+    return resolve_splits(knobs.get("splits"), defaults, available)
 
 
 def to_names(value: Any) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unicodedata import normalize
 
@@ -40,43 +41,31 @@ PIECES = (  # of a field
 LINE_BREAKS = ("\n", "one\ntwo, three", '"a"\n"b"', "\r\n")
 
 
-def draw_field(source: random.Random, pieces: tuple[str, ...]) -> str:
+def draw_field(source: random.Random) -> str:
+    pieces = (*PIECES, *LINE_BREAKS)
     return " ".join(source.choices(pieces, k=source.randrange(4))).strip()
 
 
-def draw_rows(source: random.Random, pieces: tuple[str, ...]) -> Rows:
-    return [
-        (f"{n}.wav", draw_field(source, pieces), draw_field(source, pieces))
-        for n in range(source.randrange(1, 12))
-    ]
+def by_csv(rows: Rows, delimiter: str, quoting: int) -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, quoting=quoting).writerows([HEADER, *rows])
+    return text.getvalue()
 
 
-def by_csv(delimiter: str, quoting: int) -> Callable[[Rows], str]:
-    def write(rows: Rows) -> str:
-        text = io.StringIO()
-        csv.writer(text, delimiter=delimiter, quoting=quoting).writerows([HEADER, *rows])
-        return text.getvalue()
-
-    return write
+def by_pandas(rows: Rows, delimiter: str) -> str:
+    return str(pd.DataFrame(rows, columns=HEADER).to_csv(index=False, sep=delimiter))
 
 
-def by_pandas(delimiter: str) -> Callable[[Rows], str]:
-    return lambda rows: str(pd.DataFrame(rows, columns=HEADER).to_csv(index=False, sep=delimiter))
-
-
-def by_json(ensure_ascii: bool) -> Callable[[Rows], str]:
-    def write(rows: Rows) -> str:
-        dump = json.JSONEncoder(ensure_ascii=ensure_ascii).encode
-        return "\n".join(dump(dict(zip(HEADER, row, strict=True))) for row in rows)
-
-    return write
+def by_json(rows: Rows, ensure_ascii: bool) -> str:
+    dump = json.JSONEncoder(ensure_ascii=ensure_ascii).encode
+    return "\n".join(dump(dict(zip(HEADER, row, strict=True))) for row in rows)
 
 
 QUOTINGS = (csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC)
-WRITERS = [
-    *(by_csv(delimiter, quoting) for delimiter in ",;|" for quoting in QUOTINGS),
-    *(by_pandas(delimiter) for delimiter in ",;|"),
-    *(by_json(ensure_ascii) for ensure_ascii in (True, False)),
+WRITERS: list[Callable[[Rows], str]] = [
+    *(partial(by_csv, delimiter=sign, quoting=quoting) for sign in ",;|" for quoting in QUOTINGS),
+    *(partial(by_pandas, delimiter=sign) for sign in ",;|"),
+    *(partial(by_json, ensure_ascii=ensure_ascii) for ensure_ascii in (True, False)),
     lambda rows: str(pd.DataFrame(rows, columns=HEADER).to_json(orient="records", lines=True)),
 ]
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
@@ -90,7 +79,8 @@ def rows_of(manifest: Manifest) -> Rows:
 def test_tables_are_read_as_they_were_written(writer: int, tmp_path: Path) -> None:
     source = random.Random(writer)
     for number in range(30):
-        rows = draw_rows(source, (*PIECES, *LINE_BREAKS))
+        count = source.randrange(1, 12)
+        rows = [(f"{n}.wav", draw_field(source), draw_field(source)) for n in range(count)]
         content = WRITERS[writer](rows).encode(ENCODINGS[number % len(ENCODINGS)])
         file = tmp_path / f"{number}.csv"
         if number % 2:

@@ -75,24 +75,15 @@ def test_festvox_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.Monk
         corpus.read({"language": "en"}, "train")
 
 
-@pytest.fixture
-def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill_cache(tmp_path / "cache", make_voice(tmp_path / "root"), monkeypatch)
-
-
-def train(yaml: str, *knobs: str, folder: Path) -> Path:
-    """Train on it as the commands of the READMEs do; return the run folder."""
-    corpus_knobs = ("--corpus=recipes.FestvoxRu.corpus", "--language=ru")
-    words = ["train.py", yaml, *knobs, *corpus_knobs, f"--output_folder={folder / 'run'}"]
-    assert train_here(words, folder / "cache") == 0
-    return folder / "run"
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("release")
-def test_festvox_voice_reads_cyrillic(tmp_path: Path) -> None:
-    once = ("--check=False", "--number_of_epochs=1")
-    run = train("hparams/tts.yaml", *TINY_VOICE, *once, folder=tmp_path)
+def test_festvox_voice_reads_cyrillic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is trained as by the commands of the READMEs."""
+    fill_cache(tmp_path / "cache", make_voice(tmp_path / "root"), monkeypatch)
+    run = tmp_path / "run"
+    once = ("--check=False", "--number_of_epochs=1", f"--output_folder={run}")
+    corpus_knobs = ("--corpus=recipes.FestvoxRu.corpus", "--language=ru")
+    words = ["train.py", "hparams/tts.yaml", *TINY_VOICE, *once, *corpus_knobs]
+    assert train_here(words, tmp_path / "cache") == 0
     with exported_bundle(run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         assert [note for note in voice.stream("2 лист").notes if "два" in note]
         assert voice.speak("2 лист").std() > 0
