@@ -326,7 +326,7 @@ class _Delimited:
         if counts.total() > len(counts):
             name = counts.most_common(1)[0][0]
             raise DataError(
-                f"The header of {file} names the column {name} twice.",
+                f"The header of {file} has the column {name} twice. If it is a row, add a header.",
                 where=f"{file}:{header}",
             )
 
@@ -603,7 +603,8 @@ def _require_column(table: Table, name: str | None, usual: Sequence[str], key: s
     hint = " Without transcripts, set `text_column: False`." if key == "text_column" else ""
     raise DataError(
         f"{table.file} has none of the columns {', '.join([name] if name else usual)}; it has "
-        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name the column as `{key}`.{hint}",
+        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name one as `{key}`, or add a "
+        f"header.{hint}",
         where=str(table.file),
     )
 

@@ -301,7 +301,7 @@ def test_nemo_manifest_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "knobs", "words"),
     [
-        ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice"),
+        ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
         ("path,said\n1,2\n", {"text_column": "sad"}, "columns sad; it has path, said"),
         ("[{}]", {}, "JSON Lines, but line 1 is not"),
     ],
