@@ -1,11 +1,10 @@
 """The data of voice activity detection: labels of clean clips, and clips in silence and noise.
 
 The column `speech` has the start and end of each span of speech, in seconds. A window of 20 ms is
-speech unless its level is that of a pause. If a recognizer aligns the transcript, it must also be
-near an aligned word, so that breath and clicks do not count. Short pauses count as speech.
+speech unless its level is that of a pause or, if a recognizer aligns the transcript, no word is
+near: breath and clicks do not count. Short pauses do.
 
-Levels of noise are measured in the band of the features and over the clip's own samples: pink and
-brown noise have most of their power below the lowest frequency of the band, which features ignore.
+Noise is measured in the band of the features, below which pink and brown noise have most power.
 
 Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of a noise.
 """

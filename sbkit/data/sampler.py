@@ -5,9 +5,8 @@ similar length. The plan of an epoch depends only on the seed and the epoch, so 
 of it, and another world size sees the same steps.
 
 Audio in shards is read window by window: a few shards, drawn anew in every epoch, are shuffled as
-if they were the whole corpus. With a mix, every window has an equal part of each source. If a
-source repeats within an epoch, there are more windows, so that a batch rarely has the same
-utterance twice.
+if they were the whole corpus. With a mix, every window has an equal part of each source, and there
+are more windows if a source repeats, so that a batch rarely has the same utterance twice.
 """
 
 import math
