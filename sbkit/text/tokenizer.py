@@ -176,7 +176,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
             f"text has {char_size} tokens."
         )
     if kind != "char" and vocab_size is None:
-        raise ConfigError(f"`token_type: {kind}` needs a `vocab_size`, such as 500.")
+        raise ConfigError(f"`token_type: {kind}` needs a `vocab_size` such as 500, but it is null.")
     vocab_size = vocab_size or char_size
     options: dict[str, Any] = {}
     if len(lines) < num_lines:
