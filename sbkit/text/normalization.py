@@ -165,8 +165,8 @@ def text_table(language: str, settings: object = None) -> Orthography:
     are_texts = isinstance(marks, list) and all(isinstance(mark, str) for mark in marks)
     if not are_texts or not all(len(mark) == 1 and is_mark(mark) for mark in marks):
         raise ConfigError(
-            'The marks of `text.punctuation` must be such as [".", ","] and not belong to words, '
-            f"but are {marks!r}."
+            '`text.punctuation` must list marks that are no part of words, such as [".", ","], but '
+            f"is {marks!r}."
         )
     return replace(
         orthography(language),
@@ -247,8 +247,8 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
 
     Punctuation becomes a space, except for dots between initials and apostrophes inside words.
     Between two characters of scripts without spaces, such as Chinese, it is removed. Digits stay.
-    The result is in Unicode NFC, and normalizing it again changes nothing. That of a table which
-    keeps the case and marks, normalized by the plain table, is that of the transcript.
+    The result is in Unicode NFC, and normalizing it again changes nothing. A result with case or
+    marks, normalized by the plain table, is what that makes of the transcript.
 
     table: replaces the table of the language; a trained model keeps the one it was trained with.
 

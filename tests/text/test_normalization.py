@@ -202,7 +202,7 @@ def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None
         ({"case": "upper"}, "`text.case` must be lower or keep, but is 'upper'"),
         ({"numbers": "yes"}, "`text.numbers` must be keep or spell, but is 'yes'"),
         *(
-            ({"punctuation": marks}, "The marks of `text.punctuation` must be such as")
+            ({"punctuation": marks}, "`text.punctuation` must list marks")
             for marks in (".,", [1], ["ab"], ["a"], ["▁"], ["€"], ["’"])
         ),
     ],
