@@ -92,11 +92,9 @@ def corpus_of(knobs: KnobValues) -> Corpus:
     if "://" in str(data_folder):
         state = "has no such index, or cannot be reached"
     raise DataError(
-        "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/, "
-        "or ss-corpus-LANGUAGE.tsv and audios/) or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/"
-        "*.trans.txt), a .tar.gz of one, a folder of `lhotse prepare`, or a folder or URL of "
-        f"shards (sbkit-shards.json), but {data_folder} {state}. Name "
-        "the folder of one, or tables as `manifest: {train: FILE, dev: FILE}`."
+        "data_folder must be a release of Common Voice or LibriSpeech, an archive of one, a folder "
+        f"of `lhotse prepare`, or shards, but {data_folder} {state}. Tables are named in "
+        "`manifest: {train: FILE, dev: FILE}`."
     )
 
 
@@ -108,8 +106,7 @@ def _join_corpora(knobs: KnobValues, folders: Sequence[str]) -> JoinedCorpora:
     names = [re.sub(r"[^\w.+-]+", "-", name).strip("-") for name in names]
     if len({*names}) < len(names):
         raise ConfigError(
-            f"`data_folder` lists {', '.join(folders)}, two of which have the same name, as splits "
-            "are called by it. Rename one, or name each folder once."
+            f"`data_folder` lists {', '.join(folders)}, two of which have the same name."
         )
     corpora = [corpus_of({**knobs, "data_folder": folder}) for folder in folders]
     return JoinedCorpora([*zip(names, folders, corpora, strict=True)])
@@ -120,16 +117,14 @@ def _import_corpus(name: str) -> Corpus:
         module = importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"`corpus` names the module {name!r}, which cannot be imported ({error}). Correct the "
-            "name, such as recipes.LibriSpeech.corpus, or put its file beside the YAML or on "
-            "PYTHONPATH."
+            f"`corpus` names the module {name!r}, which cannot be imported ({error}). Put its file "
+            "beside the YAML or on PYTHONPATH."
         ) from error
     functions = ("splits", "read")
     missing = [function for function in functions if not callable(getattr(module, function, None))]
     if missing:
         raise ConfigError(
-            f"`corpus` names the module {name}, which has no function {' and no '.join(missing)}. "
-            "Write it, as in recipes/LibriSpeech/corpus.py."
+            f"`corpus` names the module {name}, which has no function {' and no '.join(missing)}."
         )
     return cast(Corpus, module)
 
@@ -138,12 +133,7 @@ def _import_corpus(name: str) -> Corpus:
 
 
 def prepare_transcripts(knobs: KnobValues) -> Splits:
-    """Prepare audio and normalized transcripts; empty ones are excluded from training.
-
-    Raises:
-        SbkitError: `language` is not the tag of a language, `text` has no valid form, or most of a
-            split has another locale.
-    """
+    """Prepare audio and normalized transcripts; empty ones are excluded from training."""
     table = text_table(check_language(knobs["language"]), knobs.get("text"))
     tags = check_tag_names(knobs.get("keep_tags"))
     return _prepare(knobs, normalize=transcript_normalizer(table, tags))
@@ -211,11 +201,11 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
         if reasons == {EMPTY}:
             raise DataError(
                 f"All {len(excluded)} sentences of train are empty after normalization for "
-                f"`language: {knobs['language']}`. Correct the column `sentence`, or `language`."
+                f"`language: {knobs['language']}`."
             )
         raise DataError(
             f"The training set is empty: all {len(excluded)} rows are left out "
-            f"({', '.join(sorted(reasons)) or 'there are none'}). Correct the data."
+            f"({', '.join(sorted(reasons)) or 'there are none'})."
         )
     if mix:
         counts = [len(split.dataset) for split in train_splits]

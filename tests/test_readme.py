@@ -50,7 +50,7 @@ NOT_RUN_HERE = (
     *("mkdocs serve", "mkdocs build", "python -m docs."),
     "python -m tools.prove_resume",
     *("export MDC_API_KEY=", "python3 -c 'from datacollective", "hf upload"),
-    *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
+    "python -m recipes.AsteriskPrompts.corpus",
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
     *(f"python -m tools.bench_{name}" for name in ("synthesis", "times", "data")),
     *("python -m tools.build", "python -m tools.fake_common_voice", "python -m tools.mutate"),

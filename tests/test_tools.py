@@ -78,7 +78,7 @@ def test_runs_start_and_resume_on_an_invented_release(
     for row in table:
         resident, private, pss = map(float, row.split("|")[4:7])
         assert 0 < private <= pss <= resident
-    assert not any("Download it again" in output for output in outputs)
+    assert not any("but its corpus states" in output for output in outputs)
     resumed = [", in epoch 1" in output for output in outputs]
     assert resumed[:4] == [False, False, False, True] and all(resumed[4:])
 

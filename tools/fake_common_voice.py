@@ -21,8 +21,9 @@ from recipes.AsteriskPrompts.corpus import LICENSES, prepare_prompts
 from recipes.debian.release import ReleaseRow
 from sbkit.audio.io import declared_seconds, read_audio
 from sbkit.base.process import run_main
+from sbkit.data.common_voice import read_release
 from sbkit.data.manifest import Clip
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.tables import TableOptions
 
 VERSION = "0.0-2026-01-01"
 MP3_RATE = 32_000  # Hz, as many clips of Common Voice have

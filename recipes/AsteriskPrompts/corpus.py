@@ -1,7 +1,5 @@
 """The default corpus: the telephone prompts of Asterisk, fetched when they are first used.
 
-python -m recipes.AsteriskPrompts.corpus --language en    (fetches them now)
-
 two packages -> key: text + g722 at 16 kHz -> clips/*.flac + train, dev, test, validated.tsv
 """
 
@@ -19,7 +17,6 @@ from recipes.debian.release import (
     ReleaseRow,
     ensure_release,
     find_one,
-    print_release,
     write_tsvs,
 )
 from recipes.debian.release import splits as splits
@@ -27,9 +24,10 @@ from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.data.common_voice import read_releases
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
-from sbkit.data.tables import TableOptions, read_releases
+from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
 from sbkit.text.normalization import normalize
 from sbkit.text.verbalize import spell_numbers
@@ -115,10 +113,7 @@ def write_release(root: Path, language: str, release: Path) -> None:
 
 
 def read_prompts(content: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the key, which names the sound file, and the text of lines ``key: text``.
-
-    Comments start with a semicolon, and no sound file has such a key.
-    """
+    """Yield the key, which names the sound file, and the text of lines ``key: text``."""
     for content_line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         try:
             line = content_line.decode("utf-8")
@@ -144,11 +139,10 @@ def spell_digits(text: str, language: str = "en") -> str:
 
 
 def main() -> None:
-    """Prepare one language; print its folder, clips and minutes."""
+    """Prepare one language; print its folder."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--language", default="en", help=f"one of {', '.join(LICENSES)}")
-    language = parser.parse_args().language
-    print_release(prepare_prompts(language=language))
+    print(prepare_prompts(language=parser.parse_args().language))
 
 
 if __name__ == "__main__":

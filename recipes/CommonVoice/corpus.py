@@ -1,12 +1,4 @@
-"""The corpus of a Common Voice release, or of any folder of the same form.
-
-Scripted Speech:
-<data_folder>[/LANGUAGE]/train.tsv            and a TSV for each other split
-                         clips/               the audio files
-                         clip_durations.tsv   optional: their milliseconds
-
-Spontaneous Speech: see `sbkit.data.spontaneous`.
-"""
+"""The corpus of a Common Voice release (`sbkit.data.common_voice`), or of a folder of its form."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +11,23 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.data.cache import unpack_corpus
-from sbkit.data.corpus import JOINED_FOLDERS, USUAL_SPLITS, KnobValues, resolve_splits, to_names
+from sbkit.data.common_voice import (
+    TABLE_NAME,
+    UNASSIGNED,
+    find_table,
+    read_releases,
+    read_spontaneous,
+)
+from sbkit.data.corpus import (
+    JOINED_FOLDERS,
+    RELEASE_SPLITS,
+    USUAL_SPLITS,
+    KnobValues,
+    resolve_splits,
+    to_names,
+)
 from sbkit.data.manifest import Manifest
-from sbkit.data.spontaneous import TABLE_NAME, UNASSIGNED, find_table, read_spontaneous
-from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_releases
+from sbkit.data.tables import TableOptions
 from sbkit.text.languages import check_language, language_tags
 
 # Tables that do not list clips.
@@ -61,10 +66,7 @@ def files(knobs: KnobValues) -> list[Path]:
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Read one split of the release, or of one release for each language of a list.
-
-    Training on ``validated`` leaves out its rows that are in dev or test.
-    """
+    """Read one split; training on ``validated`` leaves out its rows that are in dev or test."""
     return Manifest.join(read_blocks(knobs, split))
 
 
@@ -153,7 +155,7 @@ def _find_releases(knobs: KnobValues, *splits: str) -> dict[str, Path]:
     if len(set(releases.values())) < len(releases):
         raise ConfigError(
             f"`language` names {', '.join(releases)}, but {knobs['data_folder']} is the release of "
-            "one language. Name one language, or a data folder with a folder for each."
+            "one language."
         )
     return releases
 

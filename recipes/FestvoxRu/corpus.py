@@ -1,25 +1,22 @@
 """The corpus of Debian's Russian Festival voice, fetched when it is first used.
 
-python -m recipes.FestvoxRu.corpus    (fetches it now)
-
 package -> id: sentence and wav -> clips/*.flac + train, dev, test, validated.tsv
 """
 
-import argparse
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import soundfile
 
-from recipes.debian.release import ReleaseRow, ensure_release, find_one, print_release, write_tsvs
+from recipes.debian.release import ReleaseRow, ensure_release, find_one, write_tsvs
 from recipes.debian.release import splits as splits
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
-from sbkit.base.process import run_main
+from sbkit.data.common_voice import read_release
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
 
 PACKAGE = "festvox-ru"
@@ -37,8 +34,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     """Read one split; fetch the corpus if it is missing."""
     if language_tags(knobs["language"]) != (LANGUAGE,):
         raise ConfigError(
-            f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {knobs['language']!r}. Set "
-            f"`language: {LANGUAGE}`."
+            f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {knobs['language']!r}."
         )
     release = prepare_festvox()
     return read_release(release / f"{split}.tsv", TableOptions.from_knobs(knobs, LANGUAGE))
@@ -71,20 +67,7 @@ def write_release(root: Path, release: Path) -> None:
 
 
 def read_sentences(content: str) -> Iterator[tuple[str, str]]:
-    """Yield the id and the text, without stress marks, of lines ``( id "text" )``.
-
-    Quotation marks in the text are escaped by a backslash.
-    """
+    """Yield the id and the text, without stress marks, of lines ``( id "text" )``."""
     for line in content.splitlines():
         if match := _SENTENCE.fullmatch(line):
             yield match[1], match[2].replace("+", "").replace('\\"', '"')
-
-
-def main() -> None:
-    """Prepare the corpus; print its folder, clips and minutes."""
-    argparse.ArgumentParser(description=main.__doc__).parse_args()
-    print_release(prepare_festvox())
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sbkit.data.corpus import ROLES, KnobValues, resolve_splits
+from sbkit.data.corpus import KnobValues, splits_by_prefix
 from sbkit.data.lhotse_cuts import read_prepared
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, locate, to_manifest
 from sbkit.text.languages import single_language_tag
 
 MANIFEST = re.compile(r"((?:.+_)?)supervisions_([^.]+)(\.jsonl(?:\.gz)?)")
-PREFIXES = {"train": ("train",), "valid": ("dev", "valid"), "test": ("test", "eval")}  # by role
 
 
 def recognizes(folder: Path) -> bool:
@@ -25,12 +24,7 @@ def recognizes(folder: Path) -> bool:
 
 def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role: the key ``splits``, else train*, dev* and test*."""
-    available = [*_find_manifests(Path(knobs["data_folder"]))]
-    defaults = {
-        role: [split for split in available if split.lower().startswith(PREFIXES[role])]
-        for role in ROLES
-    }
-    return resolve_splits(knobs.get("splits"), defaults, available)
+    return splits_by_prefix([*_find_manifests(Path(knobs["data_folder"]))], knobs)
 
 
 def files(knobs: KnobValues) -> list[Path]:
@@ -48,7 +42,6 @@ def read(knobs: KnobValues, split: str) -> Manifest:
 
 
 def _find_manifests(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Return the manifests of the recordings and the supervisions of each split."""
     manifests: dict[str, tuple[Path, Path]] = {}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = MANIFEST.fullmatch(file.name)

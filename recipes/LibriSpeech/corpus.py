@@ -12,13 +12,12 @@ from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_text_lines
 from sbkit.data.cache import unpack_corpus
-from sbkit.data.corpus import KnobValues, resolve_splits
+from sbkit.data.corpus import KnobValues, splits_by_prefix
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.text.languages import single_language_tag
 
 MAX_TRANSCRIPT_BYTES = 1 << 28  # of a chapter
 CHAPTER_PATTERNS = ("*/", "*/*/**/")  # folders of a split at any depth; ** skips links
-PREFIXES = {"train": "train", "valid": "dev", "test": "test"}  # of the split names of each role
 GENDERS = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
 
 
@@ -29,12 +28,7 @@ def recognizes(folder: Path) -> bool:
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: the key ``splits``, else train-*, dev-* and test-*."""
-    available = _split_names(_find_root(knobs))
-    defaults = {
-        role: [split for split in available if split.startswith(prefix)]
-        for role, prefix in PREFIXES.items()
-    }
-    return resolve_splits(knobs.get("splits"), defaults, available)
+    return splits_by_prefix(_split_names(_find_root(knobs)), knobs)
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
@@ -49,8 +43,7 @@ def _find_root(knobs: KnobValues) -> Path:
     if not recognizes(folder):
         raise DataError(
             f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "
-            "train-clean-100/SPEAKER/CHAPTER/*.trans.txt and .flac. Name the folder that has "
-            "train-clean-100 and the other splits."
+            "train-clean-100/SPEAKER/CHAPTER/*.trans.txt and .flac."
         )
     return _root(folder)
 

@@ -65,13 +65,10 @@ def make_asr_loaders(
     splits = leave_out_impossible(splits, labels, subsampling, hparams["speeds"])
     if num_listed and not len(splits.train):
         left_out = splits.excluded[-1]
-        frame_milliseconds = 1000 * subsampling.stride / hparams["sample_rate"]
         raise DataError(
-            "CTC needs a frame for each token of a transcript, but all "
-            f"{plural(num_listed, 'transcript')} of train have more tokens than frames of "
-            f"{frame_milliseconds:g} ms (`token_type` is {hparams['token_type']}; {left_out.id}: "
-            f"{left_out.detail}). Use longer tokens (`token_type: bpe`, a larger `vocab_size`), or "
-            "let the encoder keep more frames."
+            f"CTC needs a frame for a token, but all {plural(num_listed, 'transcript')} of train "
+            f"need more than there are ({left_out.id}: {left_out.detail}). Use longer tokens "
+            "(`token_type: bpe`), or let the encoder keep more frames."
         )
     require_utterances_to_fit(splits, hparams)
     if rank() == 0:
@@ -113,10 +110,9 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
         > longest_whole(hparams["eval_batch_seconds"], hparams["sample_rate"])
     ):
         raise DataError(
-            f"The decoder is fitted to the utterances of {' and '.join(splits.valid)}, but "
-            f"{plural(len(samples), 'recording')} there are all longer than `eval_batch_seconds`. "
-            "Cut them into utterances, for example by `sbkit segment`, or decode greedily, "
-            "with `word_lm_order: 0` and `token_lm_order: 0`."
+            f"The decoder is fitted to the utterances of {' and '.join(splits.valid)}, but all "
+            f"{plural(len(samples), 'recording')} there are longer than `eval_batch_seconds`. Cut "
+            "them by `sbkit segment`, or set `word_lm_order: 0` and `token_lm_order: 0`."
         )
 
 
@@ -145,8 +141,6 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
 
     Sentences of validation and test sets are left out of `lm_text`, but not of the training
     transcripts: the encoder hears those, too.
-
-    Raises SbkitError if `lm_text` names neither texts nor an ARPA file that fits.
     """
     lm_text = LmText.from_knob(knobs.get("lm_text"))
     table = text_table(knobs["language"], knobs.get("text"))

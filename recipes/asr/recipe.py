@@ -136,7 +136,6 @@ class AsrBrain(Brain):
     # -- validation ---------------------------------------------------------------------------
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[ScoredUtterance]:
-        """Decode every utterance greedily, and count its errors."""
         tokenizer, language = self.tokenizer, getattr(self.hparams, "language", "und")
         best = predictions.log_probs.argmax(-1).cpu().numpy()  # one transfer from the device
         blank = tokenizer.vocabulary.blank

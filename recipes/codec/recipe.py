@@ -90,14 +90,12 @@ class CodecBrain(Brain):
         }
 
     def score(self, outputs: CodedBatch, batch: Batch) -> list[CodedUtterance]:
-        """Return the codes of each utterance, checked, and its mel distance per frame."""
         space = self.network.quantizer.space
-        distance_sums = outputs.mel_distance_sum.tolist()
         utterances = zip(
             batch.ids,
             outputs.codes.cpu().numpy(),
             outputs.num_frames.tolist(),
-            distance_sums,
+            outputs.mel_distance_sum.tolist(),
             strict=True,
         )
         return [

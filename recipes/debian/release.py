@@ -12,23 +12,18 @@ from pathlib import Path
 from subprocess import CompletedProcess, run
 from tempfile import TemporaryDirectory
 
-import soundfile
-
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
 from sbkit.base.kept import caches, default_cache
-from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
-from sbkit.data.corpus import USUAL_SPLITS, KnobValues
+from sbkit.data.corpus import RELEASE_SPLITS, USUAL_SPLITS, KnobValues
 from sbkit.data.filesystem import disk_errors
-from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_release
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Name the folder of a Common Voice release as `data_folder` instead."
 MAKE_IT_ELSEWHERE = (
-    "On any machine, or in a container, of Debian or Ubuntu, `python -m "
-    "recipes.AsteriskPrompts.corpus` makes its folder and prints it. Copy that here, and name it "
-    "as `data_folder`."
+    "On any Debian or Ubuntu, `python -m recipes.AsteriskPrompts.corpus` makes its folder; copy "
+    "that here, and name it as `data_folder`."
 )
 CODE = ("recipes/debian/*.py", "recipes/*/corpus.py", "sbkit/text/*.py", "sbkit/text/*.toml")
 
@@ -66,8 +61,8 @@ def ensure_release(
     """Return the release folder of a language; fetch and write it if no cache has it.
 
     The folder ``name`` of a cache has a release for each version of the first package, and of the
-    code that writes it: packages are fetched again once this has changed. ``write_release`` takes
-    the root of the unpacked packages, and an empty folder to write into.
+    code that writes it. ``write_release`` takes the root of the unpacked packages, and an empty
+    folder to write into.
     """
     code = hash_code(TEXT_PACKAGES, CODE)[:8]
     for cache in caches():
@@ -120,7 +115,7 @@ def _run(command: Sequence[str], folder: Path, previous_errors: str = "") -> Com
         reason = next((line for line in lines if "Failed to fetch" in line), lines[-1])
         raise DataError(
             f"This corpus is fetched from a Debian or Ubuntu mirror, but {command[0]} failed "
-            f"({reason}). Check the network. {MAKE_IT_ELSEWHERE}"
+            f"({reason}). {MAKE_IT_ELSEWHERE}"
         )
     return process
 
@@ -129,9 +124,7 @@ def find_one(root: Path, pattern: str) -> Path:
     """Return the one path in unpacked packages that matches a pattern; raises DataError."""
     paths = sorted(root.glob(pattern))
     if len(paths) != 1:
-        raise DataError(
-            f"The packages should contain one {pattern}, but contain {len(paths)}. {PASS_A_RELEASE}"
-        )
+        raise DataError(f"The packages have {len(paths)} {pattern} instead of one.")
     return paths[0]
 
 
@@ -153,13 +146,3 @@ def choose_split(text: str) -> str:
     """Choose by a hash of the normalized text, so that a sentence has the same split everywhere."""
     tenth = int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10
     return {0: "test", 1: "dev"}.get(tenth, "train")
-
-
-def print_release(release: Path) -> None:
-    """Print the path of a release, and the clips and minutes of each split."""
-    print(release)
-    for split in RELEASE_SPLITS:
-        manifest = read_release(release / f"{split}.tsv", TableOptions(language=release.name))
-        samples = sum(soundfile.info(path).frames for path in manifest.paths)
-        minutes = samples_to_seconds(samples, SAMPLE_RATE) / 60
-        print(f"{split:5} {len(manifest):4} clips {minutes:5.1f} min")

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from recipes.prepare import prepare_transcripts, with_column
 from sbkit.audio.io import FULL_SCALE, Samples
-from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
+from sbkit.audio.segments import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import Array
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.corpus import KnobValues
@@ -72,10 +72,7 @@ def track_pitch(samples: Samples, sample_rate: int, frame: int) -> Hertz:
 
 
 def _best_path(hertz: Array, strengths: Array, scale: float) -> Hertz:
-    """Choose a candidate for each frame, or unvoiced: (U, K), (U, K) -> (U,).
-
-    scale: multiplies the costs of transitions.
-    """
+    """Choose a candidate for each frame, or unvoiced: (U, K), (U, K), scale of costs -> (U,)."""
     hertz = np.pad(hertz, ((0, 0), (1, 0)))
     strengths = np.pad(strengths, ((0, 0), (1, 0)), constant_values=UNVOICED_STRENGTH)
     octaves = np.log2(np.maximum(hertz, MIN_HZ))
@@ -105,10 +102,7 @@ def _autocorrelation(x: Array) -> Array:
 
 
 def interpolate(pitch: Hertz) -> Hertz:
-    """Interpolate octaves linearly between voiced frames: (U,) -> (U,).
-
-    A clip without a voiced frame becomes MIN_HZ.
-    """
+    """Interpolate octaves linearly between voiced frames, without any as MIN_HZ: (U,) -> (U,)."""
     voiced = np.flatnonzero(pitch)
     if not len(voiced):
         return np.full_like(pitch, MIN_HZ)
@@ -118,10 +112,7 @@ def interpolate(pitch: Hertz) -> Hertz:
 
 
 def prepare_spoken(knobs: KnobValues) -> Splits:
-    """Prepare audio and transcripts, and add the symbols and the pitch of each clip as columns.
-
-    Raises ConfigError if espeak-ng lacks the language.
-    """
+    """Prepare audio and transcripts, and add the symbols and the pitch of each clip as columns."""
     symbol_type = knobs["symbols"]
     language = str(knobs["language"])
     rate = knobs["sample_rate"]

@@ -216,7 +216,6 @@ class SynthesisBrain(Brain):
                 )
 
     def score(self, outputs: Synthesized, batch: SpokenBatch) -> list[SpokenUtterance]:
-        """Measure the errors of features, pitch and length of each utterance."""
         std = self.network.mel_decoder.normalize.std
         distance = ((outputs.features - outputs.target).abs() * std).mean(2) * outputs.mask
         octaves = self._predicted_octaves(outputs) - batch.octaves

@@ -1,11 +1,10 @@
 """The data of voice activity detection: labels of clean clips, and clips in silence and noise.
 
 The column `speech` has the start and end of each span of speech, in seconds. A window of 20 ms is
-speech unless its level is that of a pause. If a recognizer aligns the transcript, it must also be
-near an aligned word, so that breath and clicks do not count. Short pauses count as speech.
+speech unless its level is that of a pause or, if a recognizer aligns the transcript, no word is
+near: breath and clicks do not count. Short pauses do.
 
-Levels of noise are measured in the band of the features and over the clip's own samples: pink and
-brown noise have most of their power below the lowest frequency of the band, which features ignore.
+Noise is measured in the band of the features, below which pink and brown noise have most power.
 
 Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of a noise.
 """
@@ -24,7 +23,7 @@ from torch.nn.functional import pad
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column, with_fingerprints
 from sbkit.audio.augment import color
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
+from sbkit.audio.segments import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.data.corpus import KnobValues
@@ -41,10 +40,7 @@ Windows = npt.NDArray[np.bool_]
 
 
 def prepare_speech(knobs: KnobValues) -> Splits:
-    """Prepare audio; with a `recognizer`, label each clip that the corpus itself does not label.
-
-    Raises BundleError if `recognizer` is not a speech recognizer.
-    """
+    """Prepare audio; with a `recognizer`, label each clip that the corpus itself does not label."""
     if knobs["recognizer"] is None:
         return with_fingerprints(prepare_audio(knobs), SPEECH)
     with exported_bundle(Path(knobs["recognizer"])) as folder:

@@ -29,7 +29,7 @@ from recipes.vad.data import (
 from sbkit.audio.augment import Augmentation, make_colored
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
-from sbkit.audio.levels import WINDOWS_PER_SECOND
+from sbkit.audio.segments import WINDOWS_PER_SECOND
 from sbkit.config.hparams import Knobs
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.shard import Row, read_rows
@@ -96,7 +96,6 @@ class VoiceActivityBrain(Brain):
         return make_voices(clips, rate).to(self.device)
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
-        """Score the frames of audio in silence and noise."""
         hparams = self.hparams
         training = stage is Stage.TRAIN
         silence = round(hparams.silence_seconds * WINDOWS_PER_SECOND)

@@ -38,18 +38,12 @@ class ChannelMixer:
         self._sounding = 0  # windows that are not silent
 
     def mix(self, name: str, samples: Floats, channel_names: tuple[str, ...], rate: int) -> Floats:
-        """Make one channel: (S, C) -> (S,).
-
-        name: of the file, for an error.
-        channel_names: FFmpeg's, such as FL, FR and FC.
-        """
+        """Make one channel: (S, C) -> (S,); `channel_names` are FFmpeg's, such as FL and FC."""
         count = samples.shape[1]
         if self.channel is not None:
             if not 0 <= self.channel < count:
-                raise AudioError(
-                    "no such channel",
-                    f"{name} has no channel {self.channel}: it has {count}, counted from 0.",
-                )
+                fault = f"{name} has no channel {self.channel}: it has {count}, counted from 0."
+                raise AudioError("no such channel", fault)
             return samples[:, self.channel]
         if count == 1:
             return samples[:, 0]

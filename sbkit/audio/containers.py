@@ -1,8 +1,7 @@
 """Headers of audio files: what they declare, compared with what the file holds.
 
 FFmpeg reads a truncated WAV, W64 or CAF to its end and reports the shorter duration as declared. It
-reads only the first of joined files of these formats, of AIFF and of MP4. All of them consist of
-chunks, each an id, a size and its bytes.
+reads only the first of joined files of these formats, of AIFF and of MP4. All consist of chunks.
 """
 
 import re
@@ -48,24 +47,17 @@ def cut_short(name: str, declared: float = 0.0, seconds: float = 0.0) -> AudioEr
     if declared:
         digits = 1 if declared - seconds >= MIN_SHOWN_DIFFERENCE else 3
         fault = f"is truncated: it declares {declared:.{digits}f} s, has {seconds:.{digits}f} s"
-    return AudioError("cut short or damaged", f"{name} {fault}. Download it again.")
+    return AudioError("cut short or damaged", f"{name} {fault}.")
 
 
 class ChunkFormat(NamedTuple):
-    """How a container stores its chunks.
+    """How a container stores its chunks: each an id, a size and its bytes."""
 
-    first: position of the first chunk.
-    header: of a chunk: its id (bytes) and its size.
-    counts_header: whether the size includes the header.
-    alignment: of chunks, in bytes.
-    audio: ids of chunks that must be complete.
-    """
-
-    first: int
-    header: struct.Struct
-    audio: tuple[bytes, ...]
-    counts_header: bool = False
-    alignment: int = 1
+    first: int  # position of the first chunk
+    header: struct.Struct  # of a chunk: its id (bytes) and its size
+    audio: tuple[bytes, ...]  # ids of chunks that must be complete
+    counts_header: bool = False  # whether the size includes the header
+    alignment: int = 1  # of chunks, in bytes
 
 
 MP4_AUDIO = b"mdat"
@@ -83,19 +75,14 @@ CHUNK_FORMATS = {  # by the first bytes; a dot stands for any byte
 
 
 class Header(NamedTuple):
-    """What the header of a file declares.
+    """What the header of a file declares."""
 
-    is_pcm_wav: whether the file is a WAV with one or two channels of PCM.
-    declared_share: bytes of audio that the header declares, as a multiple of those in the file;
-        1 if they are equal or not compared, 0 if the file was streamed and declares nothing.
-    is_chunked: whether the file is in one of CHUNK_FORMATS.
-    mp3_frames: the length in frames that an MP3 declares, 0 if it declares none.
-    """
-
-    is_pcm_wav: bool = False
+    is_pcm_wav: bool = False  # one or two channels
+    # Declared bytes of audio as a multiple of those in the file; 1 if they are equal or not
+    # compared, 0 if the file was streamed and declares nothing.
     declared_share: float = 1.0
-    is_chunked: bool = False
-    mp3_frames: int = 0
+    is_chunked: bool = False  # one of CHUNK_FORMATS
+    mp3_frames: int = 0  # the length that an MP3 declares, 0 if it declares none
 
 
 def read_header(file: BinaryIO, name: str) -> Header:
@@ -125,11 +112,8 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
     for index, (id, position, size) in enumerate(_walk(file, chunk_format)):
         present = file_bytes - position
         if index and id == first_id:
-            raise AudioError(
-                "joined files",
-                f"{name} is several files that were joined byte by byte; most programs read only "
-                "the first. Split it, or join the recordings with ffmpeg.",
-            )
+            fault = f"{name} is several files that were joined byte by byte. Split it."
+            raise AudioError("joined files", fault)
         if id == b"fmt ":
             is_riff = start[:4] in (b"RIFF", b"RIFX")  # libsndfile does not read BW64
             fields = file.read(26)

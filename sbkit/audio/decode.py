@@ -80,25 +80,15 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a file is read.
+    """How a file is read."""
 
-    mixer: makes one channel of those of the file.
-    block_seconds: length of a block, about.
-    skip_seconds: the blocks start at this time, and nothing is decoded long before it.
-    """
-
-    mixer: ChannelMixer
-    block_seconds: float
-    skip_seconds: int = 0
+    mixer: ChannelMixer  # makes one channel of those of the file
+    block_seconds: float  # about
+    skip_seconds: int = 0  # where the blocks start; nothing is decoded long before it
 
 
 def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
-    """Yield the blocks of an open file, as they arrive if it is a pipe; choose the reader.
-
-    name: of the file, in errors.
-
-    Raises AudioError if the file is truncated, damaged, joined or not audio.
-    """
+    """Yield the blocks of an open file, as they arrive if it is a pipe; choose the reader."""
     header = Header()
     if file.seekable():
         file.seek(0)
@@ -141,11 +131,9 @@ def file_errors() -> tuple[type[Exception], ...]:
 def check_rate(name: str, rate: int) -> None:
     """Raise AudioError for a rate in Hz that no recording has; ``name`` says what declares it."""
     if not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
-        raise AudioError(
-            "sample rate out of range",
-            f"A sample rate must be from {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz, but {name} declares "
-            f"{rate} Hz.",
-        )
+        limits = f"from {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz"
+        fault = f"A sample rate must be {limits}, but {name} declares {rate} Hz."
+        raise AudioError("sample rate out of range", fault)
 
 
 def check_values(name: str, block: npt.NDArray[np.float32]) -> float:
@@ -154,8 +142,7 @@ def check_values(name: str, block: npt.NDArray[np.float32]) -> float:
     if not peak < MAX_PEAK:  # also true for NaN
         raise AudioError(
             "samples out of range",
-            f"Samples stored as floats must lie between -1 and 1, but {name} reaches {peak:g}. "
-            "Divide integers by the full scale of their format (32768 for 16 bits).",
+            f"Samples stored as floats must lie between -1 and 1, but {name} reaches {peak:g}.",
         )
     return peak
 
@@ -319,10 +306,9 @@ class _PacketReader(_Reader):
 
 @dataclass(eq=False)
 class _PacketClock:
-    """Yield the packets of a stream, but none that ends long before a time; count the time.
+    """Yield the packets of a stream, but none that ends long before a time; count the time (s).
 
-    Times are in seconds. The packets tell their durations. The decoder lags by a constant time,
-    which the first packets show.
+    The decoder lags by a constant time, which the first packets show.
     """
 
     container: "InputContainer"
@@ -378,10 +364,7 @@ class _PacketClock:
                 yield cast("Packet[AudioStream]", packet)
 
     def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> tuple[int, int]:
-        """Count the time of the frames of a packet.
-
-        Returns how many samples they have, and how many of them are before the goal.
-        """
+        """Count the time of a packet's frames; return their samples, and those before the goal."""
         num_samples = sum([frame.samples for frame in frames])
         rate, pts = frames[0].rate, packet.pts
         duration = num_samples / rate
@@ -435,8 +418,7 @@ def _no_samples(name: str) -> AudioError:
 
 
 def _damaged(name: str, seconds: float) -> AudioError:
-    sentence = f"{name} is damaged at {seconds:.1f} s. Download it again."
-    return AudioError("cut short or damaged", sentence)
+    return AudioError("cut short or damaged", f"{name} is damaged at {seconds:.1f} s.")
 
 
 def not_audio(name: str) -> AudioError:
@@ -444,6 +426,5 @@ def not_audio(name: str) -> AudioError:
     return AudioError(
         "not audio",
         pointer_sentence(name)
-        or f"The content of {name} is not recognized as audio (wav, flac, ogg, opus, mp3, m4a, "
-        "webm ...). Replace the file, or convert it to flac.",
+        or f"The content of {name} is not recognized as audio (wav, flac, ogg, mp3, m4a ...).",
     )

@@ -1,8 +1,7 @@
 """Random numbers of an utterance: equal in any batch, on any number of processes, and resumed.
 
-They follow from the seed, the epoch and the utterance's id, which the Brain sets for each batch. A
-step of the optimizer has random numbers of its own. SplitMix64 (Steele et al. 2014) computes any
-number of a sequence directly, so a batch takes a few operations of NumPy.
+They follow from the seed, the epoch and the utterance's id, or the step. SplitMix64 (Steele et al.
+2014) computes any number of a sequence directly, so a batch takes a few operations of NumPy.
 """
 
 import hashlib
@@ -55,7 +54,7 @@ def seeded_draws(
 def draw_uniform(utterances: int, *shape: int) -> Tensor:
     """Draw numbers from 0 to below 1 for each utterance of the batch: -> (B, *shape) on the CPU.
 
-    Each call returns other numbers. If ``utterances`` is not the size of the batch, torch draws.
+    If ``utterances`` is not the size of the batch, torch draws.
     """
     return _draw(_batch.utterances, utterances, shape)
 

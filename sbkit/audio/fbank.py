@@ -45,8 +45,7 @@ MIN_WEIGHT = 1e-9  # of all frames; digital silence has less
 class Fbank(nn.Module):
     """Compute log-mel filterbanks: audio (B, S), lengths (B,) -> (B, T, M), lengths (B,).
 
-    The module has no tensors, since window and filters follow from the definition. So nothing can
-    be left behind on another device or be missing from a checkpoint.
+    The module has no tensors: nothing can be left on another device or miss in a checkpoint.
 
     audio: float, in the scale of int16.
     level: `utterance` or `running` removes the level of each utterance, or of its frames so far
@@ -99,8 +98,7 @@ class Fbank(nn.Module):
         """Compute in float32 whatever the autocast state; frames in the padding are zero.
 
         A trained model on the CPU computes its spectra in float64, at the same speed. In float32
-        the quietest bins of real speech are wrong by up to 0.005 in the logarithm. The error
-        differs between runtimes, so their log-probabilities would differ by up to 2e-4.
+        the quietest bins are wrong by up to 0.005, differently in each runtime.
         """
         is_exact = not self.training and audio.device.type == "cpu"
         with torch.autocast(audio.device.type, enabled=False):
@@ -148,9 +146,8 @@ def subtract_level(
 ) -> tuple[Tensor, Tensor]:
     """Subtract the level: (B, T, M), (B,) -> log energies (B, T, M) from 0 up, 0 in the padding.
 
-    So a quiet microphone changes nothing. The level is the mean log power of the frames, each
-    weighted by its power. Four seconds of pause for each second of speech, 20 dB below it, lower it
-    by 0.9 dB; they lower the mean power by 6.8 dB.
+    The level is the mean log power of the frames, each weighted by its power. Four seconds of pause
+    for each second of speech, 20 dB below it, lower it by 0.9 dB; the mean power by 6.8 dB.
 
     sums: (B, 2) of earlier frames, for a running level; zeros before the first. Those after the
         last frame are returned.
@@ -211,9 +208,8 @@ def povey_window(sample_rate: int, device: torch.device) -> Tensor:
 def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     """Return triangles of equal width on Kaldi's mel scale, as a matrix: (514, M) at 16 kHz.
 
-    A bin of the spectrum has two equal rows, for the squares of its real and imaginary part. Window
-    and filters are computed in float32, like torchaudio's. In float64 they differ by one part in
-    10^7, which in the quietest bins of real speech changed the logarithm by 0.0026.
+    A bin has two equal rows, for the squares of its real and imaginary part. In float64, filters
+    and window differ by one part in 10^7, which changed quiet bins of speech by 0.0026.
     """
     size = fft_samples(sample_rate)
     highest = sample_rate / 2
@@ -236,11 +232,10 @@ class MelProducts:
 
     Legend: F samples of the transform, P samples in a row, Q rows in a window, K = F / P / 2 + 1.
 
-    onnxruntime's DFT is a loop over single numbers. With the preparation of the windows it took 1.6
-    ms per second of audio on one core; this takes 0.5, and PyTorch's FFT half of that. Window,
-    shift and F have a common divisor P (16 at 16 kHz: 400, 160, 512). So samples are split into
-    rows of P, a window is Q rows, and its transform is one over its rows and then one over its
-    columns (Cooley and Tukey 1965).
+    onnxruntime's DFT takes 1.6 ms per second of audio on one core; this takes 0.5. Window, shift
+    and F have a common divisor P (16 at 16 kHz: 400, 160, 512). So samples are split into rows of
+    P, a window is Q rows, and its transform is one over its rows and then one over its columns
+    (Cooley and Tukey 1965).
     """
 
     def __init__(self, n_mels: int, sample_rate: int) -> None:

@@ -2,10 +2,9 @@
 
 file -> blocks (S,) of float32 at its own rate -> resampled -> int16
 
-Blocks are resampled one by one, with the same result as the whole. soxr was compared with FFmpeg's
-resampler at eight pairs of rates: it was 1.1 to 4.2 times as fast for all but one, tones up to 0.9
-of the lower Nyquist frequency had errors below -60 dB instead of -19, and aliases below -130 dB
-instead of -22. Its blocks equal the whole bit by bit.
+Blocks are resampled one by one, with the same result as the whole. soxr was up to 4.2 times as fast
+as FFmpeg's resampler; tones up to 0.9 of the lower Nyquist frequency had errors below -60 dB
+instead of -19, and aliases below -130 dB instead of -22.
 """
 
 import io
@@ -67,8 +66,6 @@ END: Signal = np.empty(0, np.float32)
 class AudioPart(NamedTuple):
     """An audio file, or a part or a channel of it; times are whole microseconds: they are exact.
 
-    The end of one part and the same time as the start of the next are rounded to the same sample.
-
     >>> str(AudioPart("/data/talk.mp3", 1_500_000, 4_000_000))
     '1.5 to 4 s of talk.mp3'
     """
@@ -80,7 +77,6 @@ class AudioPart(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the part lasts from the start of the file to its end."""
         return self.start == 0 and self.end is None
 
     @property
@@ -99,9 +95,9 @@ class AudioPart(NamedTuple):
 def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path]:
     """List the audio files below a folder that match the parts of a glob pattern, sorted.
 
-    A folder that the last part matches is searched to any depth. Links to folders are followed, but
-    no folder is searched twice. What is hidden, or has an unknown ending, is skipped and counted in
-    a note, unless the pattern names the dot or the ending.
+    A folder that the last part matches is searched to any depth, links included, but none twice.
+    What is hidden, or has an unknown ending, is skipped and counted in a note, unless the pattern
+    names the dot or the ending.
     """
     files, hidden, unknown = set[Path](), set[Path](), set[Path]()
     folders: list[tuple[Path, Sequence[str]]] = [(folder, pattern)]
@@ -175,10 +171,7 @@ def stream_audio(
 ) -> Iterator[Samples]:
     """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
 
-    An open file is read from its start, and a pipe as it arrives. A truncated file may only be
-    detected at its end.
-
-    skip_seconds: the blocks start at this time.
+    An open file is read from its start, and a pipe as it arrives.
     """
     if isinstance(source, bytes):
         source = io.BytesIO(source)
@@ -245,12 +238,9 @@ def read_parts(
 ) -> Iterator[Samples | AudioError]:
     """Read parts of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
-    What is far from a part is not decoded. The samples then differ from those of `read_audio` by
-    at most two steps of int16, and in the noise that decoders of AAC and AC-3 draw. One block is
-    in memory, and the samples from the start of the next part on. A part that cannot be read gives
-    an error in its place. A part that exceeds the file by END_TOLERANCE or less ends with it.
-
-    mixer: makes the channel; None: all are mixed.
+    What is far from a part is not decoded; the samples then differ by at most two steps of int16,
+    and in the noise that decoders of AAC and AC-3 draw. A part that cannot be read gives an error
+    in its place. One that exceeds the file by END_TOLERANCE or less ends with it.
     """
     mixer = mixer or ChannelMixer()
     first = 0
@@ -343,8 +333,6 @@ def stream_source(
     source: a path, an open file or the bytes of one; an array or tensor at ``sample_rate``, or a
         pair of it and its rate; or audio of the library `datasets`: a mapping with `array` and
         `sampling_rate`, or with `bytes` or `path`, or an AudioDecoder.
-
-    Raises AudioError if the file cannot be read, the array is not audio, or its rate is not known.
     """
     audio, rate = file_or_array(source, sample_rate)
     if rate is None:
@@ -358,10 +346,7 @@ def stream_source(
 
 
 def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
-    """Return audio that `stream_source` takes as a file without a rate, or an array with its rate.
-
-    Raises AudioError if an array has no rate, or the rate cannot be one.
-    """
+    """Return what `stream_source` takes as a file without a rate, or an array with its rate."""
     read_samples = getattr(source, "get_all_samples", None)  # of an AudioDecoder
     if read_samples is not None:
         decoded = read_samples()
@@ -372,11 +357,9 @@ def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, i
         elif (file := source.get("bytes") or source.get("path")) is not None:
             source = file
         else:
-            raise AudioError(
-                "not audio",
-                "A mapping must have `array` and `sampling_rate`, or `bytes`, or `path`, but this "
-                f"one has {', '.join(map(str, source)) or 'nothing'}.",
-            )
+            names = ", ".join(map(str, source)) or "nothing"
+            fault = f"A mapping must have `array`, `bytes` or `path`, but this one has {names}."
+            raise AudioError("not audio", fault)
     if isinstance(source, tuple | list) and len(source) == 2:
         # gradio gives the rate first.
         source, sample_rate = source[::-1] if isinstance(source[0], Number) else source
@@ -385,27 +368,21 @@ def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, i
         return source, None
     if rate is None:
         raise AudioError(
-            "no sample rate",
-            "An array needs its sample rate in Hz: pass `sample_rate`, or a pair (samples, rate).",
+            "no sample rate", "An array needs `sample_rate` in Hz, or a pair (samples, rate)."
         )
     return source, rate
 
 
 def to_rate(sample_rate: float) -> int:
-    """Return a sample rate in Hz, which may be a float or a number of NumPy, as an integer.
-
-    Raises AudioError if it is no whole number, or no recording has such a rate.
-    """
+    """Return a sample rate in Hz, which may be a float or a number of NumPy, as an integer."""
     try:
         rate = int(sample_rate)
         is_whole = bool(rate == sample_rate)
     except (TypeError, ValueError, OverflowError):
         is_whole = False
     if not is_whole:
-        raise AudioError(
-            "not a sample rate",
-            f"`sample_rate` must be a whole number of Hz, but is {str(sample_rate)[:50]!r}.",
-        )
+        fault = f"`sample_rate` must be a whole number of Hz, but is {str(sample_rate)[:50]!r}."
+        raise AudioError("not a sample rate", fault)
     check_rate("`sample_rate`", rate)
     return rate
 
@@ -426,8 +403,6 @@ def to_samples(array: npt.NDArray[np.generic], *, is_live: bool = False) -> Samp
         there are at most MAX_CHANNELS, and more samples than that.
     is_live: whether more follows. A clip of floats beyond 1 is scaled to 1, but this is cut.
 
-    Raises AudioError if the array is not finite, or has another type or shape.
-
     >>> to_samples(np.array([0.0, 0.5, -1.0]))
     array([     0,  16384, -32768], dtype=int16)
     """
@@ -446,7 +421,7 @@ def _to_channels(samples: npt.NDArray[np.generic], is_live: bool = False) -> Sig
         raise AudioError(
             "not audio",
             f"An audio array of {samples.dtype} with shape {samples.shape} is not supported. Pass "
-            "one clip of int16, or of floats between -1 and 1: (samples,), (samples, channels) or "
+            "int16, or floats between -1 and 1: (samples,), (samples, channels) or "
             f"(channels, samples), of at most {MAX_CHANNELS} channels and more samples than that.",
         )
     channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples).T
@@ -472,7 +447,7 @@ def encode_audio(samples: Samples, sample_rate: int, format: str, **options: Any
 
 
 def encode_mp3(samples: Samples, sample_rate: int) -> bytes:
-    """Return samples (S,) at one of `MP3_RATES` as MP3, which every browser plays."""
+    """Return samples (S,) at one of `MP3_RATES` as MP3."""
     return encode_audio(samples, sample_rate, "MP3", compression_level=MP3_COMPRESSION)
 
 

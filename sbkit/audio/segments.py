@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import LogProbs
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 
@@ -19,6 +18,33 @@ MIN_SEGMENT_SECONDS = 1.0  # a long pause ends a segment only if it is longer th
 LONG_PAUSE_SECONDS = 0.5
 MARGIN_SECONDS = 0.5  # a cut pause leaves at most this much silence before the next speech
 OVERLAP_SECONDS = 4.0  # of two segments without a pause between them
+
+WINDOWS_PER_SECOND = 50
+SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
+NOISE_AND_SPEECH_PERCENTILES = (5, 95)  # of the levels of a clip's windows
+
+# A window is a pause if it is at most 3 steps of int16 or 35 dB below speech, or, where noise is 15
+# dB below speech, within 6 dB of the noise.
+PAUSE_BELOW_SPEECH_DB, PAUSE_ABOVE_NOISE_DB, MIN_SNR_DB, SILENCE_DB = 35.0, 6.0, 15.0, 10.0
+
+
+def find_pauses(samples: Samples, window: int) -> list[list[int]]:
+    """Find the pauses of a clip: (S,) -> [first window, end window] of each.
+
+    >>> find_pauses(np.repeat(np.int16([9000, 0, 9000]), 320), window=160)
+    [[2, 4]]
+    """
+    if len(samples) < window:
+        return []
+    windows = samples[: len(samples) // window * window].reshape(-1, window).astype(np.float32)
+    levels = 10 * np.log10(np.square(windows).mean(1) + 1)  # dB above one step of int16, (W,)
+    noise, speech = np.percentile(levels, NOISE_AND_SPEECH_PERCENTILES).tolist()
+    threshold = max(speech - PAUSE_BELOW_SPEECH_DB, SILENCE_DB)
+    if speech - noise >= MIN_SNR_DB:
+        threshold = max(threshold, noise + PAUSE_ABOVE_NOISE_DB)
+    is_quiet = np.concatenate([[False], levels < threshold, [False]])
+    pauses: list[list[int]] = np.flatnonzero(is_quiet[1:] != is_quiet[:-1]).reshape(-1, 2).tolist()
+    return pauses
 
 
 class PauseDetector(Protocol):
@@ -41,16 +67,12 @@ class Segment:
 
     @property
     def next_start(self) -> int:
-        """The index of the first sample of the next segment."""
         return self.start + len(self.samples) - self.overlap
 
     def end_frame(
         self, log_probs: LogProbs, frame_samples: int, silent: Collection[int]
     ) -> tuple[int, int]:
-        """Return the frame of log-probabilities (U, V) where the next segment takes over.
-
-        Return also how many frames the next segment must skip.
-        """
+        """Return where to end log-probabilities (U, V), and how many frames the next skips."""
         num_frames = len(log_probs)
         if not self.overlap:
             return num_frames, 0
@@ -81,9 +103,8 @@ class Segmenter:
     def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
         """Yield the segments of blocks (S,); the last one may be empty.
 
-        A segment ends in the first long pause after MIN_SEGMENT_SECONDS. If there is none before
-        MAX_SEGMENT_SECONDS, it ends in its longest pause. If it has no pause at all, it ends at
-        MAX_SEGMENT_SECONDS, and the next segment repeats its last OVERLAP_SECONDS.
+        A segment ends in the first long pause after MIN_SEGMENT_SECONDS, else in its longest pause
+        before MAX_SEGMENT_SECONDS. Without any, the next segment repeats its last OVERLAP_SECONDS.
         """
         pending = np.empty(0, np.int16)
         segment = Segment(pending, 0)
@@ -107,7 +128,6 @@ class Segmenter:
         return seconds_to_samples(MAX_SEGMENT_SECONDS, self.sample_rate)
 
     def _next_segment(self, pending: Samples, pauses: "Pauses", *, previous: Segment) -> Segment:
-        """Return the segment at the start of the pending samples (S,)."""
         start = previous.next_start
         head = pending[: self._max_samples]
         has_more = len(pending) > len(head)
@@ -200,18 +220,14 @@ class Pauses:
             times.append(end)  # the last pause has not ended
         edges = np.rint((np.array(times) * self._rate - start) / window)
         pauses = edges.clip(0, len(samples) // window).astype(int).reshape(-1, 2).tolist()
-        return [
-            [first_window, end_window]
-            for first_window, end_window in pauses
-            if end_window > first_window
-        ]
+        return [pause for pause in pauses if pause[1] > pause[0]]
 
 
 def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
     """Return the frame at which to cut log-probabilities (U, V): the middle of the longest gap.
 
-    A gap is a run of frames without a token of speech. Only the middle half of the last ``overlap``
-    frames is searched. If every frame there has such a token, the first of them is returned.
+    Only the middle half of the last ``overlap`` frames is searched. If all of them have tokens
+    of speech, the first one is returned.
 
     silent: the tokens without speech, blank and space.
     """

@@ -203,8 +203,7 @@ def collate_audio(rows: Sequence[Row], sample_rate: int) -> dict[str, Any]:
 class TextCollate:
     """Pad utterances to a batch, and encode their texts.
 
-    The texts of joined rows have a space between them. In a language without spaces no token stands
-    for it, so it is dropped; else half of the default YAML's examples would have `<unk>` there.
+    In a language without spaces, those between joined rows are dropped: no token stands for them.
     """
 
     def __init__(self, tokenizer: Tokenizer, sample_rate: int = SAMPLE_RATE) -> None:
@@ -255,9 +254,8 @@ class Loaders:
 def make_loaders(
     splits: Splits, knobs: KnobValues, *, collate: Collate, placement: Placement
 ) -> Loaders:
-    """Plan the batches of every split; shuffle_shards, concat_prob and speeds are optional keys.
+    """Plan the batches of every split.
 
-    knobs: of the YAML, such as `batch_seconds`, `eval_batch_seconds` and `num_workers`.
     collate: makes a `Batch` of rows, by `collate_audio` and with the labels of the recipe.
     """
     if knobs["num_workers"] > 0:
@@ -328,10 +326,7 @@ def make_loader(
 
 
 def begin_worker(worker: int) -> None:
-    """Prepare a worker: it ends if it cannot pass on a batch, and leaves signals to the run.
-
-    A scheduler sends signals to all processes, and the training process handles them.
-    """
+    """Prepare a worker: it ends if it cannot pass on a batch, and leaves signals to the run."""
     # Otherwise Python drops the batch, and the run waits for it forever.
     Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
     for ignored in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
@@ -358,9 +353,8 @@ def _require_room_for_workers(knobs: KnobValues) -> None:
     temporary = tempfile.gettempdir()
     if len(os.fsencode(temporary + SOCKET_NAME)) > MAX_SOCKET_PATH:
         raise ConfigError(
-            f"Workers make sockets in the temporary folder, whose path may have at most "
-            f"{MAX_SOCKET_PATH - len(SOCKET_NAME)} bytes, but is {temporary}. Set TMPDIR to a "
-            "shorter one, or pass --num_workers=0."
+            f"The temporary folder may have at most {MAX_SOCKET_PATH - len(SOCKET_NAME)} bytes in "
+            f"its path for the sockets of workers, but is {temporary}. Set TMPDIR."
         )
     num_workers = knobs["num_workers"]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -371,7 +365,6 @@ def _require_room_for_workers(knobs: KnobValues) -> None:
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
     if free < needed:
         raise ConfigError(
-            f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory for "
-            f"{BATCHES_AHEAD} batches each, but {SHARED_MEMORY} has {free / 1e6:.0f} MB. Enlarge "
-            "it (in Docker: --shm-size), or lower `num_workers`."
+            f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory, but there are "
+            f"{free / 1e6:.0f} MB. Lower `num_workers`, or start Docker with --shm-size."
         )

@@ -1,10 +1,9 @@
 """The cache of decoded audio: each clip is decoded once, and read from there by every later run.
 
 A clip is identified by the content of its file, and by its position if it is a part of the file.
-Neither its text nor its path is kept: correcting a transcript or moving a corpus decodes nothing.
-The clips of a corpus are stored in a folder of the cache, which is named after that of the corpus
-and after what decodes them. Clips are decoded in blocks: the process that holds a block's lock
-file decodes it into a shard. A killed process loses its current block.
+The clips of a corpus are stored in a folder, which is named after that of the corpus and after what
+decodes them. The process that holds the lock file of a block of clips decodes it into a shard; a
+killed process loses its current block.
 
 The cache also keeps unpacked archives, and audio files that were inside datasets.
 """
@@ -101,8 +100,7 @@ class CachedClip(NamedTuple):
 class StoredAudio(NamedTuple):
     """Where the audio of clips is."""
 
-    # The columns samples, digest and audio of the readable clips, and mix_fault if there is any
-    table: pa.Table
+    table: pa.Table  # samples, digest, audio and perhaps mix_fault of the readable clips
     errors: dict[int, AudioError]  # of the unreadable clips, by row
     files: pa.Table  # the columns of FILES: all files of the clips, null without a digest
 
@@ -112,8 +110,7 @@ def cache_audio(
 ) -> StoredAudio:
     """Locate the audio of clips, after decoding those that are not in the cache yet.
 
-    ``sample_rate`` is in Hz, ``store`` is pcm or flac, and ``title`` is shown while clips are
-    decoded. The clips of each of ``roots`` are decoded into a folder of the cache.
+    The clips of each of ``roots`` are decoded into a folder of the cache; ``title`` is shown then.
     """
     if not len(manifest):
         return StoredAudio(NO_AUDIO.drop_columns([MIX_FAULT]), {}, FILES.empty_table())
@@ -131,12 +128,6 @@ def cache_audio(
         shards.read_others(missing, [*of_roots])
         missing = shards.missing(filter(None, clips))
     if missing:
-        if DURATION_COLUMN in manifest.rows.column_names:
-            hours = np.nansum(parse_durations(manifest.rows[DURATION_COLUMN])) / 3600
-            described = plural(len(manifest), "clip")
-            logger.info(
-                f"{title}: {described}, {hours:.2f} h by the durations that the corpus states"
-            )
         with progress_bar(title, len(missing)) as advance:
             for root, of_root in of_roots.items():
                 shards.decode_missing(root, of_root, partial(advance, 1))
@@ -207,18 +198,15 @@ def is_extracted(path: str) -> bool:
 def _unreachable(path: str, error: OSError | ValueError) -> AudioError:
     reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
     detail = getattr(error, "strerror", None) or str(error)
-    return AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
+    return AudioError(reason, f"{path} is {reason} ({detail}).")
 
 
 def plan_audio(manifest: Manifest, sample_rate: int, roots: Sequence[Path] = ()) -> StoredAudio:
-    """Locate clips without decoding one: their lengths are the durations that the corpus states.
-
-    Raises ConfigError if clips are parts of files, or have no duration.
-    """
+    """Locate clips without decoding one: their lengths are the durations that the corpus states."""
     if manifest.has_parts:
         raise ConfigError(
             "`audio_store: lazy` decodes whole files, but some clips are parts or channels. "
-            "Choose pcm or flac."
+            "Set `audio_store: flac`."
         )
     rows = manifest.rows
     durations = pa.chunked_array([pa.nulls(len(rows), pa.string())])
@@ -229,10 +217,8 @@ def plan_audio(manifest: Manifest, sample_rate: int, roots: Sequence[Path] = ())
     unknown = np.flatnonzero(np.isnan(seconds) & ~is_empty)
     if len(unknown):
         raise ConfigError(
-            f"`audio_store: lazy` needs the length of every clip in a column {DURATION_COLUMN}, or "
-            "in clip_durations.tsv of a Common Voice release, but "
-            f"{listed(rows['id'].take(unknown).to_pylist())} have none. Choose pcm or flac, which "
-            "decode all clips first."
+            f"`audio_store: lazy` needs a column {DURATION_COLUMN} for every clip, but "
+            f"{listed(rows['id'].take(unknown).to_pylist())} have none. Set `audio_store: flac`."
         )
     files = look_at_files(manifest, roots, read=False)
     errors = files.errors
@@ -275,7 +261,7 @@ def _short_digest(identity: str) -> str:
 def _write_access(folder: Path) -> Iterator[None]:
     """Make a folder if it is missing, and hold a shared lock on it.
 
-    If no other process holds the lock, first remove what killed processes have left in the folder.
+    If no other process holds it, first remove what killed processes have left there.
     """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -293,10 +279,7 @@ def _write_access(folder: Path) -> Iterator[None]:
 
 
 def _divide(clips: Iterable[CachedClip]) -> list[list[CachedClip]]:
-    """Divide clips into blocks, one for each shard, in the same way in every process.
-
-    All parts of a file are in one block, since the file is read for each block.
-    """
+    """Divide clips into blocks, one for each shard; parts of a file, read once, are in one."""
     distinct = [*{clip.digest: clip for clip in clips}.values()]
     blocks: dict[int, list[CachedClip]] = {}
     num_bytes = 0
@@ -328,20 +311,15 @@ class _CachedShards:
         return {clip.digest for clip in clips} - self._rows.keys() - self._unreadable.keys()
 
     def _name(self, root: Path) -> str:
-        """Return the name of the folder, in a cache, for the audio below ``root``."""
         name = printable(f"{root.parent.name}-{root.name}".lstrip("-."))
         return f"{AUDIO_FOLDER}/{name}-{_short_digest(printable(str(root)))}-{self._made_by}"
 
     def read_new(self, root: Path) -> None:
-        """Read the tables for the audio below ``root`` that were not read yet."""
         for cache in caches():
             self._read_tables((cache / self._name(root)).glob(_TABLES))
 
     def read_others(self, digests: set[str], roots: Sequence[Path]) -> None:
-        """Read the tables for other folders that have some of these clips.
-
-        So the audio of a corpus is found that lies elsewhere now, or twice.
-        """
+        """Read the tables for other folders that have some of these clips, such as of a copy."""
         for cache in caches():
             for folder in sorted(cache.glob(f"{AUDIO_FOLDER}/*-{self._made_by}")):
                 count = len(self._tables)
@@ -378,7 +356,6 @@ class _CachedShards:
     def decode_missing(
         self, root: Path, clips: Sequence[CachedClip], on_clip: Callable[[], None]
     ) -> None:
-        """Decode the clips below ``root`` that are missing, with other processes."""
         missing = self.missing(clips)
         folder = default_cache() / self._name(root)
         tasks = [
@@ -409,8 +386,7 @@ class _CachedShards:
             for row, digest in zip(rows, writer.digests, strict=True):
                 if digest != clips[row].digest:
                     raise DataError(
-                        f"{clips[row].part.path} has changed while it was decoded. Run this "
-                        "command again."
+                        f"{clips[row].part.path} has changed while it was decoded. Start again."
                     )
             left_out = []
             for index, error in errors.items():
@@ -422,7 +398,6 @@ class _CachedShards:
             writer.publish(Storage(folder), uuid4().hex, {}, left_out=left_out)
 
     def locate(self, clips: Sequence[CachedClip | None], files: LookedAtFiles) -> StoredAudio:
-        """Return where the audio of clips is."""
         errors = dict(files.errors)
         stored_rows = []
         for row, clip in enumerate(clips):
@@ -462,15 +437,12 @@ def is_archive(path: Path) -> bool:
 
 
 def unpack_corpus(data_folder: str | Path | None) -> Path:
-    """Return the absolute path of a corpus; if it is an archive, unpack it into the cache first.
+    """Return the absolute path of a corpus; if it is an archive, unpack it into the cache once.
 
-    An archive is unpacked once, and again if its content changes. Its files are unpacked, and hard
-    links to them as copies. Symbolic links and devices are skipped.
+    Hard links become copies. Symbolic links and devices are skipped.
     """
     if not data_folder:
-        raise DataError(
-            "This corpus is read from a folder, but `data_folder` names none. Name the folder."
-        )
+        raise DataError("This corpus is read from a folder, but `data_folder` names none.")
     corpus = Path(data_folder).expanduser().absolute()
     if not is_archive(corpus):
         return corpus
@@ -504,8 +476,7 @@ def _unpack(archive: Path, folder: Path) -> None:
             pass
     if num_skipped:
         logger.warning(
-            f"{plural(num_skipped, 'entry', 'entries')} of {archive} skipped: symbolic links, "
-            "devices, or hard links to files that are not in the archive."
+            f"{plural(num_skipped, 'entry', 'entries')} of {archive} skipped: links or devices"
         )
 
 
@@ -518,7 +489,7 @@ def _extract_member(
     if _is_outside(path):
         raise DataError(
             f"{archive} is not unpacked, because it would write outside of its own folder, to "
-            f"{name!r}. Get it from a source that you trust."
+            f"{name!r}."
         )
     target = folder / path
     if member.islnk():
@@ -592,10 +563,14 @@ def list_entries(cache_folder: Path) -> list[CacheEntry]:
     superseded |= {*prepared} - {*newest.values()}
     # Extracted files first: once `prune_orphans` has removed them, the audio decoded from them is
     # an orphan, too.
-    return [
-        CacheEntry(folder, _read_corpora(folder), _size_of(folder), folder in superseded)
-        for folder in (*extracted, *audio, *prepared)
-    ]
+    entries = []
+    for folder in (*extracted, *audio, *prepared):
+        size = 0
+        for path in folder.rglob("*"):
+            with suppress(FileNotFoundError):  # another process may remove files meanwhile
+                size += path.lstat().st_size
+        entries.append(CacheEntry(folder, _read_corpora(folder), size, folder in superseded))
+    return entries
 
 
 def _read_corpora(folder: Path) -> Sequence[Path]:
@@ -605,14 +580,6 @@ def _read_corpora(folder: Path) -> Sequence[Path]:
         return [*map(Path, folders)]
     except (OSError, ValueError, LookupError, TypeError):
         return ()
-
-
-def _size_of(folder: Path) -> int:
-    size = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # another process may remove files meanwhile
-            size += path.lstat().st_size
-    return size
 
 
 def remove_entry(entry: CacheEntry) -> bool:

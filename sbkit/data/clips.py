@@ -47,8 +47,6 @@ def decode_clips(
     """Decode clips in order into the form of a store, many of them on all cores.
 
     Parts of one file that follow each other, sorted by start, are cut from one stream.
-
-    Raises DataError if a process that decodes clips was killed.
     """
     processes = min(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), MAX_PROCESSES)
     if processes < 2 or len(parts) < MIN_CLIPS_FOR_PROCESSES:
@@ -74,7 +72,7 @@ def decode_clips(
     except BrokenProcessPool as error:
         raise DataError(
             f"One of the {processes} processes that decode audio was killed, perhaps because "
-            "memory ran out. Free memory, and run the same command again."
+            "memory ran out."
         ) from error
 
 
@@ -126,15 +124,11 @@ def _hash_file(path: Path) -> str:
     try:
         return file_digest(path)
     except OSError as error:
-        sentence = f"Cannot read {path}: {error}. Check the file and its permissions."
-        raise AudioError("unreachable", sentence) from error
+        raise AudioError("unreachable", f"{path} cannot be read: {error}.") from error
 
 
 def by_file(parts: Iterable[AudioPart]) -> list[int]:
-    """Return the indices of parts so that each channel is read once: by file, channel and start.
-
-    Files stay in the order of their first parts, so whole files stay where they are.
-    """
+    """Return the indices of parts by file, in the order of first parts, channel and start."""
     rank_of: dict[str, int] = {}
     keys = [
         (rank_of.setdefault(part.path, len(rank_of)), part.channel or 0, part.start)

@@ -1,7 +1,6 @@
 """Columns of tables: which one says the sound, the text, the speaker or the split, and how.
 
-Names are compared without case, spaces and brackets: "Start Time (s)" is ``start_time_s``. What a
-column says is used; a column that looks like times or channels, but cannot be used, is named.
+Names are compared without case, spaces and brackets: "Start Time (s)" is ``start_time_s``.
 """
 
 import os
@@ -244,8 +243,7 @@ def _seconds_of(path: str, time: int) -> float:  # of a file with many parts, un
 def parse_part(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:
     """Return the part of a file at times in seconds; the whole file if all are empty.
 
-    As in NeMo, a part without a start begins with its file, and one without a length or end lasts
-    to the end. Without a channel, all are mixed.
+    A part without a start begins with its file, and one without a length or end lasts to the end.
     """
     number = find_channel(channel)
     if channel.strip() and number is None:

@@ -15,10 +15,11 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import sources_to_import, user_sources
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import TableFolders
-from sbkit.data.tables import RELEASE_SPLITS
 
 ROLES = ("train", "valid", "test")
+RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by role
+PREFIXES = {"train": ("train",), "valid": ("dev", "valid"), "test": ("test", "eval")}  # by role
 DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
 
 KnobValues = Mapping[str, Any]  # the plain values of a YAML
@@ -38,10 +39,7 @@ class Corpus(Protocol):
 
 
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
-    """Return the name and the license of a corpus, from its optional function ``about(knobs)``.
-
-    By default the name is the name of the corpus's module or folder, and the license is None.
-    """
+    """Return the name and the license of a corpus, from its optional ``about(knobs)``."""
     name = knobs.get("corpus") or knobs.get("data_folder")
     facts: dict[str, str | None] = {"name": name and Path(str(name)).name, "license": None}
     about = getattr(corpus, "about", None)
@@ -50,11 +48,7 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 
 
 def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
-    """Return the tables of a corpus, from its optional function ``files(knobs)``.
-
-    They are files, or folders whose files are tables. A change of a corpus shows in their names
-    and contents; None if the corpus does not tell them.
-    """
+    """Return the tables of a corpus, or their folders, from its optional ``files(knobs)``."""
     files = getattr(corpus, "files", None)
     paths: Sequence[Path] | None = files and files(knobs)
     return paths and [path.absolute() for path in paths]
@@ -82,10 +76,7 @@ def list_roots(corpus: Corpus, knobs: KnobValues) -> list[Path]:
 
 
 def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manifest]:
-    """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``.
-
-    A manifest of other corpora is in memory as a whole. Raises DataError for table folders.
-    """
+    """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``."""
     read_blocks = getattr(corpus, "read_blocks", None)
     if read_blocks is not None:
         blocks: Iterator[Manifest] = read_blocks(knobs, split)
@@ -94,8 +85,7 @@ def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manif
     if isinstance(manifest, TableFolders):
         raise DataError(
             f"{split} is in a table folder ({manifest.files[0]}), which cannot be trained on. Make "
-            "shards of it first, sbkit prepare YAML --shards FOLDER, and name "
-            "FOLDER as `data_folder`."
+            "shards of it by `sbkit prepare YAML --shards FOLDER`, and set `data_folder: FOLDER`."
         )
     return manifest.blocks()
 
@@ -113,10 +103,9 @@ class JoinedCorpora:
         self.corpora = corpora
 
     def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
-        """Return the splits of all corpora, or those among them that the key ``splits`` names.
+        """Return the splits of all corpora, or those that the key ``splits`` names.
 
-        It may also name other splits of a corpus, such as ``validated-de``, and must for a corpus
-        without the usual ones, such as a delta release of Common Voice.
+        It must name those of a corpus without the usual ones, such as a delta of Common Voice.
         """
         chosen = knobs.get("splits")
         named = [*chain(*map(to_names, chosen.values()))] if isinstance(chosen, Mapping) else []
@@ -191,16 +180,12 @@ def resolve_splits(
 
     >>> resolve_splits({"test": "b"}, {"train": ["train"], "valid": ["a"]}, ["train", "a", "b"])
     {'train': ('train',), 'valid': ('a',), 'test': ('b',)}
-
-    Raises:
-        ConfigError: a role or split is unknown, a split has two roles, there is nothing to train or
-            validate on, or a split called ``train`` is not trained on.
     """
     by_role = {} if names is None else names
     if not isinstance(by_role, Mapping) or not {*by_role} <= {*ROLES}:
         raise ConfigError(
             f"`splits` must map {', '.join(ROLES)} to names of splits, but is {names!r}. Write "
-            "splits: {train: train, valid: dev, test: [test-clean, test-other]}, or null."
+            "splits: {train: train, valid: dev, test: [test-clean, test-other]}."
         )
     roles: dict[str, tuple[str, ...]] = {}
     for role in ROLES:
@@ -217,16 +202,23 @@ def resolve_splits(
             raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
         if "train" in splits and role != "train":
             raise ConfigError(
-                f"`splits.{role}` names a split called train, which is the name of a run's "
-                "training set. Rename it, or choose another split."
+                f"`splits.{role}` names a split called train, which is a run's training set."
             )
     for first, second in combinations(ROLES, 2):
         for name in {*roles[first]} & {*roles[second]}:
             raise ConfigError(
-                f"{name!r} is in `splits.{first}` and in `splits.{second}`, but a split has one "
-                "role. Take it out of one of them."
+                f"{name!r} is in `splits.{first}` and in `splits.{second}`, but has one role."
             )
     return roles
+
+
+def splits_by_prefix(available: Sequence[str], knobs: KnobValues) -> dict[str, tuple[str, ...]]:
+    """Return the splits of each role: the key ``splits``, else those that begin as `PREFIXES`."""
+    defaults = {
+        role: [split for split in available if split.lower().startswith(prefixes)]
+        for role, prefixes in PREFIXES.items()
+    }
+    return resolve_splits(knobs.get("splits"), defaults, available)
 
 
 def to_names(value: Any) -> list[str]:
@@ -239,7 +231,7 @@ def to_names(value: Any) -> list[str]:
 
 
 def check_shares(shares: object) -> dict[str, float]:
-    """Check the value of the key ``split_shares``; raises ConfigError."""
+    """Check the value of the key ``split_shares``, and return it in the order of the splits."""
     shares = DEFAULT_SHARES if shares is None else shares
     if (
         not isinstance(shares, Mapping)
@@ -259,18 +251,16 @@ def deal_speakers(
 ) -> dict[str, str]:
     """Return the split of each speaker, which follows from the speaker's name and the shares.
 
-    So neither rows nor speakers that come later move anybody, except those who fill a split.
+    So speakers that come later move nobody, except those who fill a split.
 
     source: of the speakers, for an error.
     fill: whether each split must have a speaker. An empty one takes the speaker with the smallest
         hash from the split that has the most.
-
-    Raises DataError if there are fewer speakers than splits that must have one.
     """
     if fill and len(speakers) <= len(shares):
         raise DataError(
             f"{source} has {len(speakers)} of the {len(shares) + 1} speakers that it takes to "
-            "choose splits. Write the splits into its column `split`, or fewer in `split_shares`."
+            "choose splits. Write a column `split`, or fewer splits in `split_shares`."
         )
     splits, ends = [*shares, RELEASE_SPLITS[0]], [*accumulate(shares.values())]
     in_order = sorted(speakers, key=_position)
@@ -285,6 +275,6 @@ def deal_speakers(
 
 
 def _position(speaker: str) -> float:
-    """Return a number from 0 to 1 that follows from the name of a speaker and tells nothing."""
+    """Return a number from 0 to 1 that follows from the name of a speaker."""
     digest = hashlib.sha256(speaker.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / (1 << 64)

@@ -30,10 +30,9 @@ ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
 class Storage:
-    """A folder on this machine or in an object store.
+    """A folder on this machine or in an object store; its methods raise DataError.
 
-    Its methods raise DataError. If the folder is on this machine, `write` and `move_in` raise
-    OSError instead; `disk_errors` says what to do about a full disk.
+    If the folder is on this machine, `write` and `move_in` raise OSError (`disk_errors`).
 
     location: a URL, or a path, which is made absolute.
 
@@ -57,9 +56,9 @@ class Storage:
         return f"{self.url}/{name}"
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:
-        """Return the files in the folder and its subfolders whose names end in one of the suffixes.
+        """Return the sorted files, in subfolders too, whose names end in one of the suffixes.
 
-        They are sorted. A file on this machine is given by its path, any other by its URL.
+        A file on this machine is given by its path, any other by its URL.
         """
         with _access_errors(self.url):
             paths: list[str] = self._system.find(self._path)
@@ -84,7 +83,6 @@ class Storage:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically."""
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
@@ -92,10 +90,7 @@ class Storage:
             self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
-        """Move a local file into the folder, under another name.
-
-        If the folder is on this machine, ``file`` must be in it already: it is only renamed.
-        """
+        """Move a local file into the folder; one on this machine must be in it, and is renamed."""
         if self.folder is not None:
             with os_errors_name(self.folder / name):
                 file.rename(self.folder / name)
@@ -106,10 +101,7 @@ class Storage:
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
-    """Read ranges of files, which are all on one file system; an object store is read in parallel.
-
-    Raises DataError if a file is missing, too short or cannot be read.
-    """
+    """Read ranges of files on one file system; an object store is read in parallel."""
     if not ranges:
         return []
     files, starts, sizes = zip(*ranges, strict=True)
@@ -124,8 +116,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
         if len(content) != size:
             raise DataError(
                 f"{file}: {len(content)} bytes were read instead of {size}. The file is truncated, "
-                "or its server does not support byte ranges. Copy the file again, or remove it and "
-                "prepare the shards again, or use another server."
+                "or its server does not support byte ranges."
             )
     return contents
 
@@ -144,7 +135,7 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except (ValueError, ImportError) as error:
         raise DataError(
             f"fsspec cannot read the protocol of {url} here ({error}). Install its package (s3fs "
-            "for s3, gcsfs for gs), or name a folder."
+            "for s3, gcsfs for gs)."
         ) from error
     return system, str(path)
 
@@ -154,10 +145,7 @@ def _access_errors(url: str) -> AbstractContextManager[None]:
 
     def describe(error: Exception) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return (
-            f"{url} cannot be reached: {type(error).__name__}, {reason[:200]}. Check the name, the "
-            "permissions and the network."
-        )
+        return f"{url} cannot be reached: {type(error).__name__}, {reason[:200]}."
 
     return translate(Exception, DataError, describe, passing=CODE_FAULTS)
 
@@ -168,9 +156,8 @@ def disk_errors(location: Path | str) -> AbstractContextManager[None]:
     def describe(error: OSError) -> str | None:
         if error.errno in DISK_FULL_ERRORS:
             return (
-                f"The disk of {location} is full. Free space with `sbkit cache prune` or by hand, "
-                "let SBKIT_CACHE name a folder on another disk, or keep less with "
-                "`audio_store: flac` or `lazy`. Finished work is kept; the same command resumes it."
+                f"The disk of {location} is full. Free space, such as by `sbkit cache prune`, or "
+                "set SBKIT_CACHE to a folder on another disk; the same command resumes."
             )
         if error.errno in NOT_WRITABLE_ERRORS:
             return (

@@ -32,7 +32,7 @@ Where = Mapping[str, Sequence[str]]  # the values to keep, by column
 
 
 def parse_where(where: Mapping[str, object] | None) -> Where:
-    """Return the values of each column in the key ``where``; raises ConfigError.
+    """Return the values of each column in the key ``where``.
 
     >>> parse_where({"variant": "pt-BR", "up_votes": [2, 3]})
     {'variant': ('pt-BR',), 'up_votes': ('2', '3')}
@@ -42,8 +42,7 @@ def parse_where(where: Mapping[str, object] | None) -> Where:
         values = value if isinstance(value, list | tuple) else [value]
         if not values or not all(isinstance(item, str | int | float) for item in values):
             raise ConfigError(
-                f"`where.{column}` must be a value or a list of values, but is {value!r}. Write "
-                f"'\"\"' for rows without a value."
+                f"`where.{column}` must be a value or a list of values, but is {value!r}."
             )
         values_by_column[str(column)] = tuple(map(str, values))
     return values_by_column
@@ -62,17 +61,12 @@ def filter_rows(manifest: Manifest, where: Where, split: str) -> Manifest:
     """Keep the rows with one of the values in each column, and count the others.
 
     A field may hold several values, separated by commas or vertical bars.
-
-    Raises:
-        ConfigError: the manifest has no such column.
-        DataError: no row is left.
     """
     for column, values in where.items():
         names = [name for name in manifest.rows.column_names if name not in PART_COLUMNS]
         if column not in names:
             raise ConfigError(
-                f"`where` names the column {column}, but {split} has no such column. It has "
-                f"{', '.join(names)}."
+                f"`where` names the column {column}, but {split} has only {', '.join(names)}."
             )
         fields = manifest.rows[column].fill_null("")
         is_chosen = reduce(or_, (_has_value(fields, value) for value in values))
@@ -81,8 +75,8 @@ def filter_rows(manifest: Manifest, where: Where, split: str) -> Manifest:
             counts = sorted(fields.value_counts().to_pylist(), key=lambda entry: -entry["counts"])
             present = (f"{entry['values'] or '(empty)'} ({entry['counts']:,})" for entry in counts)
             raise DataError(
-                f"`where` keeps rows whose {column} is {choices}, but {split} has none among its "
-                f"{len(manifest):,} rows. There are {listed(present, max_names=MAX_LISTED_VALUES)}."
+                f"`where` keeps rows whose {column} is {choices}, but {split} has none. There are "
+                f"{listed(present, max_names=MAX_LISTED_VALUES)}."
             )
         if num_filtered := int((~is_chosen).sum()):
             filtered = {**manifest.filtered, f"{column} is not {choices}": num_filtered}
@@ -100,18 +94,11 @@ def skip_rows(manifests: Mapping[str, Manifest], tags: Sequence[str]) -> dict[st
     """Leave out the rows with one of the quality tags from the manifests of all splits.
 
     A row with several such tags counts for the first of them.
-
-    Raises ConfigError if no split has quality tags, or a tag is unknown.
     """
-    tagged = [
-        split
-        for split, manifest in manifests.items()
-        if QUALITY_COLUMN in manifest.rows.column_names
-    ]
+    tagged = [split for split in manifests if QUALITY_COLUMN in manifests[split].rows.column_names]
     if tags and not tagged:
         raise ConfigError(
-            f"`skip_quality_tags` needs a column {QUALITY_COLUMN}, as in Spontaneous Speech of "
-            "Common Voice, but no split has one. Take it out."
+            f"`skip_quality_tags` needs a column {QUALITY_COLUMN}, but no split has one."
         )
     used = dict(manifests)
     for tag in tags:

@@ -1,10 +1,7 @@
 """Read data folders of Kaldi and WeNet as rows of a table: `wav.scp`, `text` and optional files.
 
-Each file has lines "KEY VALUE". Paths are relative to the folder. `segments` cuts the recordings of
-`wav.scp` into utterances. `reco2file_and_channel` names the channels of files with several.
-
-Lhotse's own reader (1.33) is not used: it takes the first channel of every file, refuses channels
-in `segments`, and opens each recording to measure it.
+Each file has lines "KEY VALUE". `segments` cuts the recordings of `wav.scp` into utterances.
+Lhotse's own reader (1.33) takes the first channel of every file, and opens each recording.
 """
 
 import os
@@ -45,7 +42,7 @@ def is_kaldi(source: Path) -> bool:
 
 
 def read_kaldi(folder: Path, options: TableOptions) -> Table:
-    """Return the utterances of a folder; raise DataError if a recording is a command."""
+    """Return the utterances of a folder."""
     listing = folder / ("segments" if (folder / "segments").is_file() else "wav.scp")
     return collect_rows(listing, _read_utterances(listing, options))
 
@@ -85,14 +82,13 @@ def _read_utterances(listing: Path, options: TableOptions) -> Iterator[tuple[int
 
 
 def _read_recordings(folder: Path) -> dict[str, Row]:
-    """Return the columns of the path and the channel of recordings."""
     file = folder / "wav.scp"
     lines = _read_lines(file)
     for line in lines:
         if line.value.endswith("|") or line.value.startswith("|"):
             raise DataError(
-                f"{file}: line {line.number} is a command ({line.value[:60]}), which sbkit does "
-                "not run. Write its audio to files and name those.",
+                f"{file}: line {line.number} is a command ({line.value[:60]}). Write its audio to "
+                "files and name those.",
                 where=f"{file}:{line.number}",
             )
     # "RECORDING FILE CHANNEL", with names for scoring
@@ -116,7 +112,6 @@ def _read_if_any(file: Path) -> dict[str, str]:
 
 
 def _read_lines(file: Path) -> list[Line]:
-    """Return the lines of a file, without blank lines."""
     subject = f"The file {file.name} of a data folder of Kaldi"
     lines: list[Line] = []
     text = read_text_lines(file, max_bytes=MAX_BYTES, subject=subject)

@@ -1,11 +1,8 @@
-"""Read what Lhotse describes as rows of tables: manifests of cuts, and Lhotse Shar.
+"""Read what Lhotse (1.33) describes as rows of tables: manifests of cuts, and Lhotse Shar.
 
-A cut is a part of a recording. One with a single supervision is a row, unless most of it is not
-supervised; of one with several, each supervision is a row, as `CutSet.trim_to_supervisions` makes
-it. Mixed and padded cuts, supervisions of several channels, and cuts that change the sound (speed,
-volume ...) are excluded.
-
-Lhotse 1.33 was tried.
+A cut with a single supervision is a row; of one with several, each supervision is a row, as
+`CutSet.trim_to_supervisions` makes it. Mixed and padded cuts, supervisions of several channels, and
+cuts that change the sound (speed, volume ...) are excluded.
 """
 
 import json
@@ -14,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import fsspec
 
@@ -58,13 +55,15 @@ def is_cut_manifest(source: Path) -> bool:
 
 def read_cuts(source: Path, options: TableOptions) -> Table:
     """Return the rows of a manifest of cuts; relative paths are relative to its folder."""
-    cuts = _iterate(_import_lhotse().CutSet.from_file(source), str(source))
+    cuts = _iterate(
+        require_package("lhotse", extra="corpora").CutSet.from_file(source), str(source)
+    )
     return join_tables(_read_batches(cuts, source, options, MANIFEST_ROWS), source)
 
 
 def read_prepared(recordings: Path, supervisions: Path, options: TableOptions) -> Table:
     """Return the rows of the two manifests of a split that `lhotse prepare` writes."""
-    lhotse = _import_lhotse()
+    lhotse = require_package("lhotse", extra="corpora")
     recording_set = lhotse.RecordingSet.from_file(recordings)
     supervision_set = lhotse.SupervisionSet.from_file(supervisions)
     cuts = lhotse.CutSet.from_manifests(recording_set, supervision_set)
@@ -94,28 +93,23 @@ def read_shar(
     """Yield the rows of a tar of recordings and its cuts, once their audio is written.
 
     Files at a URL are copied to this machine first.
-
-    Raises DataError if a file is damaged, or the tar has fewer recordings than there are cuts.
     """
     with TemporaryDirectory() as folder:
         copies = [_copy(file, folder) for file in (cuts, tar)]
-        cut_set = _import_lhotse().CutSet.from_shar({"cuts": copies[:1], RECORDINGS: copies[1:]})
+        cut_set = require_package("lhotse", extra="corpora").CutSet.from_shar(
+            {"cuts": copies[:1], RECORDINGS: copies[1:]}
+        )
         iterator = _iterate(cut_set, tar, total=len(cut_set))
         yield from _read_batches(iterator, Path(tar), options, batch_rows, write_audio)
 
 
 def _copy(file: str, folder: str) -> str:
-    """Copy a file at a URL into a folder; return its path on this machine."""
     if "://" not in file:
         return file
     filesystem, path = fsspec.url_to_fs(file)
     copy = f"{folder}/{file.rpartition('/')[2]}"
     filesystem.get_file(path, copy)
     return copy
-
-
-def _import_lhotse() -> Any:
-    return require_package("lhotse", extra="corpora")
 
 
 def _iterate(cuts: Iterable["Cut"], source: str, total: int = 0) -> Iterator["Cut"]:
@@ -130,7 +124,7 @@ def _iterate(cuts: Iterable["Cut"], source: str, total: int = 0) -> Iterator["Cu
     except (*UNPACKING_ERRORS, AssertionError, LookupError) as error:
         raise DataError(
             f"{source} cannot be read after cut {count} ({type(error).__name__}: "
-            f"{str(error)[:200]}). Copy it again, or write it again with Lhotse."
+            f"{str(error)[:200]})."
         ) from error
 
 

@@ -119,10 +119,7 @@ class Manifest:
 
     @classmethod
     def join_named(cls, parts: Sequence[tuple[str, Self]], *bases: Path) -> Self:
-        """Return the distinct rows of all parts; the ids of excluded rows start with the name.
-
-        A single part needs no name.
-        """
+        """Return the distinct rows of all parts; the name starts the ids of excluded rows."""
         joined = cls.join(part for _, part in parts)
         if len(parts) > 1:
             named = (replace(row, id=f"{name} {row.id}") for name, p in parts for row in p.excluded)
@@ -311,10 +308,7 @@ def unreserved_name(name: str) -> str:
 
 
 def check_locale(blocks: Iterable[Manifest], language: str) -> Iterator[Manifest]:
-    """Yield the blocks of a split, and check their locales at its end.
-
-    Raises DataError if over half of the rows with a locale have another language, in any region.
-    """
+    """Yield the blocks of a split, and check at its end that most have the language's locale."""
     counts = Counter[str]()
     for block in blocks:
         if "locale" in block.rows.column_names:
@@ -328,6 +322,6 @@ def check_locale(blocks: Iterable[Manifest], language: str) -> Iterator[Manifest
     if 2 * sum(foreign.values()) > counts.total():
         locale = max(foreign, key=foreign.__getitem__)
         raise DataError(
-            f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows of the "
-            f"manifest have the locale {locale}. Set `language: {locale}`."
+            f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows have the "
+            f"locale {locale}. Set `language: {locale}`."
         )

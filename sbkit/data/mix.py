@@ -36,15 +36,12 @@ def read_shares(mix: Mapping[str, Any], names: Sequence[str]) -> Shares:
 
     >>> read_shares({"train-synthetic": 0.5}, ["train", "train-synthetic"])
     {'train': None, 'train-synthetic': 0.5}
-
-    Raises ConfigError if `mix` names an unknown source, or its shares do not add up to an epoch.
     """
     share_of = {str(name): share for name, share in mix.items()}
     for name in share_of:
         if name not in names:
             raise ConfigError(
-                f"`mix` names {name!r}, which is not a training source of this run. Choose among: "
-                f"{', '.join(names)}."
+                f"`mix` names {name!r}, but the training sources are {', '.join(names)}."
             )
     total = sum(share_of.values())
     unnamed = [name for name in names if name not in share_of]
@@ -86,12 +83,11 @@ def samples_per_epoch(splits: Splits) -> int:
 
 
 def require_utterances(sources: Sequence[Source], splits: Splits) -> None:
-    """Raise DataError if a source has no audio; the splits know why rows are left out."""
+    """Raise DataError if a source has no audio."""
     for source in sources:
         if not source.samples:
             reasons = {row.reason for row in (*splits.excluded, *splits.out_of_range)}
             raise DataError(
                 f"`mix` needs utterances of {source.name}, but all of them are left out of "
-                f"training ({', '.join(sorted(reasons))}). Correct its data, or take it out of "
-                "`manifest` or `splits`."
+                f"training ({', '.join(sorted(reasons))})."
             )

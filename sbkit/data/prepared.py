@@ -6,8 +6,7 @@ NAME-SETTINGS-.../files.arrow    the audio files as they were
 NAME-SETTINGS-.../SPLIT.arrow    the rows of a split, as `datasets` maps them
 
 They are made from the values of `DATA_KEYS`, the tables, the code of the corpus, and the audio
-files, which are looked at each time (`sbkit.base.kept.file_digests`). The paths of shards are
-relative to the cache, which can be moved. Tables that were moved are read again.
+files. The paths of shards are relative to the cache, which can be moved.
 """
 
 import hashlib
@@ -51,10 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataKnobs(Knobs):
-    """The values of `DATA_KEYS`.
-
-    Raises ConfigError where code reads another key of the YAML, which would decide stored rows.
-    """
+    """The values of `DATA_KEYS`; another key of the YAML would decide stored rows."""
 
     def __init__(self, knobs: KnobValues) -> None:
         super().__init__({name: knobs[name] for name in DATA_KEYS if name in knobs})
@@ -86,10 +82,8 @@ def prepare_once(
     """Return the splits that an earlier call has stored, or make and store them.
 
     One process writes the rows, block by block; others meanwhile decode their share of the clips.
-    They are made again if an audio file has changed since; its clips are decoded then.
     A corpus without the function ``files(knobs)`` is made at each call, and kept in memory.
 
-    kind: what ``make`` makes of these values.
     make: is given the values of `DATA_KEYS`, and what keeps the rows of a split; for a corpus
         without ``files``, all values.
     """
@@ -112,9 +106,12 @@ def prepare_once(
         if is_lazy:  # whose files came in blocks: note all together, for the next start
             _is_current(folder, read=False)
 
+    def decode_first_block(split: str, blocks: Iterator[pa.Table]) -> None:
+        next(blocks)  # before which the clips of a split are decoded
+
     def decode_share() -> None:
         if not is_lazy:
-            make(knobs, _leave_to_others)
+            make(knobs, decode_first_block)
 
     def is_current(folder: Path) -> bool:
         return _is_current(folder, read=not is_lazy) and not is_verifying.get()
@@ -163,10 +160,6 @@ def _write_rows(folder: Path, split: str, blocks: Iterator[pa.Table]) -> Table:
     return MemoryMappedTable.from_file(str(file))
 
 
-def _leave_to_others(split: str, blocks: Iterator[pa.Table]) -> None:
-    next(blocks)  # before which the clips of a split are decoded
-
-
 def _describe(folder: Path, data: PreparedData, source: Path, is_lazy: bool) -> None:
     records = {
         name: {
@@ -196,8 +189,6 @@ def _is_current(folder: Path, *, read: bool) -> bool:
     """Return whether all rows, their shards and their audio files are as they were prepared.
 
     read: whether files are read if their times are new; else only their sizes are compared.
-
-    Raises OSError or ValueError if rows are missing or damaged.
     """
     _read(folder)
     splits = json.loads((folder / RECORD_FILE).read_text(**PATH_ENCODING))["splits"]
@@ -223,7 +214,6 @@ def _is_current(folder: Path, *, read: bool) -> bool:
 
 
 def _list_shards(rows: datasets.Dataset) -> set[str]:
-    """Return the shards that hold the audio of rows; none for clips that are files."""
     shards: set[str] = set()
     for audio in rows.data.table[AUDIO].chunks:
         files = audio.field("file").filter(audio.field("start").is_valid())
@@ -232,7 +222,6 @@ def _list_shards(rows: datasets.Dataset) -> set[str]:
 
 
 def _read(folder: Path) -> PreparedData:
-    """Map the splits of a folder."""
     record = json.loads((folder / RECORD_FILE).read_text(**PATH_ENCODING))
     splits: dict[str, PreparedSplit] = {}
     for name, facts in record["splits"].items():

@@ -2,9 +2,8 @@
 
 splits -> facts, plain data -> ``data_report.json`` and ``data_report.html``
 
-Pages play clips as MP3, which every browser knows. One second of telephone prompts at 16 kHz takes
-3.7 kB at the compression below and 5.6 kB at libsndfile's default; Opus is as small and takes five
-times as long to encode.
+Pages play clips as MP3, which every browser plays: 3.7 kB for a second at 16 kHz. Opus is as small
+and takes five times as long to encode.
 """
 
 import base64
@@ -111,13 +110,7 @@ def write_data_report(
 def measure_data(
     splits: Splits, *, sample_rate: int, language: object, corpus: object = None
 ) -> Facts:
-    """Measure all splits, without reading audio.
-
-    The facts of each split are its utterances, hours, speakers, a histogram of seconds, and counts
-    of characters and of what normalization changed. The other facts are the sources of a
-    mix, the excluded utterances by reason, with examples, and the values that each pair of splits
-    shares.
-    """
+    """Measure all splits, without reading audio."""
     named = splits.named()
     return {
         "corpus": corpus,
@@ -175,7 +168,6 @@ def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
 
 
 def _measure_sources(splits: Splits, sample_rate: int) -> Iterator[Facts]:
-    """Yield the utterances and hours of each source of a mix, and its part of an epoch."""
     sources = sources_of(splits)
     epoch_samples = sum(source.epoch_samples for source in sources)
     for source in sources:
@@ -225,10 +217,7 @@ def _list_other_durations(split: datasets.Dataset, sample_rate: int) -> list[Fac
 
 
 def _measure_levels(split: datasets.Dataset) -> Facts:
-    """Measure the levels (dBFS) and clipping of some clips.
-
-    With `audio_store: lazy`, no clip is decoded for it.
-    """
+    """Measure the levels (dBFS) and clipping of some clips; of none with `audio_store: lazy`."""
     is_lazy = any(audio["start"] is None for audio in split[:1][AUDIO])
     rows = [] if is_lazy else spread_rows(len(split), MAX_LEVEL_CLIPS)
     levels = []
@@ -344,8 +333,8 @@ def encode_clips(
 ) -> dict[str, str]:
     """Return clips as MP3 in base64, by id and in the order of ``ids``.
 
-    Missing and unreadable clips are skipped, and all clips if MP3 does not support the rate (Hz).
-    Longer clips are cut to ``max_seconds``. All clips together have at most ``max_characters``.
+    Missing and unreadable clips are skipped, and all if MP3 does not support the rate (Hz). Longer
+    ones are cut to ``max_seconds``. All together have at most ``max_characters``.
     """
     if sample_rate not in MP3_RATES:
         return {}

@@ -1,20 +1,12 @@
 """Plan the utterances of all batches, on all ranks, before anything is read.
 
-A *step* is one batch of the optimizer. It has at most ``batch_seconds`` of padded audio on any
-hardware, and is dealt to ``world_size x accumulation`` micro-batches of similar length. The plan of
-an epoch, including joins and speeds, depends only on the seed and the epoch. So every rank knows
-all of it, every rank gets the same number of micro-batches, and another world size sees the same
-steps.
+A *step* is one batch of the optimizer, dealt to ``world_size x accumulation`` micro-batches of
+similar length. The plan of an epoch depends only on the seed and the epoch, so every rank knows all
+of it, and another world size sees the same steps.
 
 Audio in shards is read window by window: a few shards, drawn anew in every epoch, are shuffled as
-if they were the whole corpus, then the next few.
-
-With a mix (`sbkit.data.mix`), epochs walk through each source: all of its rows are used before one
-comes again. Every window has an equal part of each source. If a source repeats within an epoch,
-there are more windows, so that a batch rarely has the same utterance twice.
-
-The plan is a few arrays: 64 MB, made in seconds, for two million rows. The examples of a batch
-become objects when the batch is read.
+if they were the whole corpus. With a mix, every window has an equal part of each source, and there
+are more windows if a source repeats, so that a batch rarely has the same utterance twice.
 """
 
 import math
@@ -27,7 +19,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from sbkit.base.arrays import Bools, Counts
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import SHARE, Range
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.mix import Source
@@ -54,13 +46,6 @@ class Examples:
     starts: Counts  # (E + 1,) where the rows of each example start
     samples: Counts  # (E,) as in `Example`
     percents: Counts  # (E,)
-
-    @classmethod
-    def of_single_rows(cls, samples: Counts) -> Self:
-        """Make an example of every row, at the natural speed."""
-        count = len(samples)
-        starts = np.arange(count + 1, dtype=np.int32)
-        return cls(starts[:-1], starts, samples, np.full(count, 100, np.int16))
 
     def __getitem__(self, index: int) -> Example:
         rows = self.rows[self.starts[index] : self.starts[index + 1]].tolist()
@@ -110,7 +95,7 @@ def join_rows(
 
 
 def _rounds(is_joined: Bools) -> list[Counts]:
-    """Return the rows that may join: those one place after a row that does not, two places, ..."""
+    """Return the rows that may join: one place after a row that does not, two places ..."""
     rows = np.arange(len(is_joined))
     places = rows - np.maximum.accumulate(np.where(is_joined, 0, rows))
     rows = rows[is_joined]
@@ -120,10 +105,9 @@ def _rounds(is_joined: Bools) -> list[Counts]:
 
 
 class Plan:
-    """A sequence of batches of examples of similar length.
+    """Batches of examples of similar length.
 
-    The examples in their order are cut into batches wherever the padded audio, count times longest,
-    would exceed ``capacity`` samples.
+    They are cut wherever the padded audio, count times longest, would exceed ``capacity`` samples.
     """
 
     def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
@@ -135,7 +119,6 @@ class Plan:
         self._shuffled = np.arange(len(self._ends))
 
     def shuffle(self, random: np.random.Generator, windows: Counts) -> Self:
-        """Shuffle the batches within the windows of their first examples."""
         self._shuffled = random.permutation(len(self._ends))
         first = self._order[np.append(0, self._ends)[self._shuffled]]
         self._shuffled = self._shuffled[np.argsort(windows[first], kind="stable")]
@@ -143,7 +126,6 @@ class Plan:
 
     @property
     def sizes(self) -> Counts:
-        """Count the examples of each batch."""
         return np.diff(self._ends, prepend=0)[self._shuffled]
 
     def padded_samples(self, part: int, parts: int) -> Counts:
@@ -278,11 +260,9 @@ class TrainSampler(Sampler[MicroBatch]):
         return islice(chain.from_iterable(dealt), skipped, None)
 
     def __len__(self) -> int:
-        """Count the micro-batches of the chosen epoch, including skipped ones."""
         return len(self.steps()) * self._accumulation
 
     def steps(self) -> Plan:
-        """Return the plan of the epoch: the examples of every step, over all ranks."""
         if self._planned is None or self._planned[0] != self._epoch:
             self._planned = self._epoch, self._plan()
         return self._planned[1]
@@ -290,8 +270,7 @@ class TrainSampler(Sampler[MicroBatch]):
     def _plan(self) -> Plan:
         """Join rows in random order, at random speeds, and batch them by length.
 
-        Lengths rise in one window and fall in the next, so that a batch across their border has
-        similar lengths, too.
+        Lengths rise in one window and fall in the next, so that their border has similar ones.
         """
         random = np.random.default_rng((self._seed, self._epoch))
         if self._sources:
@@ -341,7 +320,7 @@ class TrainSampler(Sampler[MicroBatch]):
     def _draw_source(self, index: int) -> Counts:
         """Return the rows of a source in this epoch: the next ones of an endless walk.
 
-        A pass of the walk has every row of the source once, in the order of its windows of shards.
+        A pass of the walk has every row once, in the order of the windows of shards.
         """
         source = self._sources[index]
         start = source.epoch_samples * max(0, self._epoch - 1)  # epochs count from 1
@@ -358,11 +337,7 @@ class TrainSampler(Sampler[MicroBatch]):
 
 
 class EvalSampler(Sampler[MicroBatch]):
-    """Deal a split to the ranks: every utterance once, the same batches for any world size.
-
-    Attributes:
-        plan: the batches of all ranks.
-    """
+    """Deal a split to the ranks: every utterance once, the same batches for any world size."""
 
     def __init__(
         self,
@@ -377,11 +352,12 @@ class EvalSampler(Sampler[MicroBatch]):
         # A longer clip is a batch of its own.
         capacity = seconds_to_samples(batch_seconds, sample_rate)
         order = np.argsort(lengths, kind="stable").astype(np.int32)
-        self.plan = Plan(Examples.of_single_rows(lengths), order, capacity)
+        starts = np.arange(len(lengths) + 1, dtype=np.int32)
+        percents = np.full(len(lengths), 100, np.int16)
+        self.plan = Plan(Examples(starts[:-1], starts, lengths, percents), order, capacity)
         self._indices = range(rank, len(self.plan), world_size)
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield from the shortest batch to the longest."""
         return map(self.plan.__getitem__, self._indices)
 
     def __len__(self) -> int:
@@ -397,10 +373,9 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
         percents = []
         is_exact = False
     if not is_exact or min(percents) <= 0:
-        advice = f"[{speeds}]" if isinstance(speeds, str) else "[1.0] to keep the natural speed"
         raise ConfigError(
-            "`speeds` must be a list of one or more positive numbers with at most two decimals, "
-            f"but is {speeds!r}. Write {advice}."
+            "`speeds` must be a list of positive numbers with at most two decimals, such as [1.0], "
+            f"but is {speeds!r}."
         )
     return percents
 
@@ -421,10 +396,6 @@ def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
 
 
 def _check_capacity(samples: Lengths, batch_seconds: float, sample_rate: int) -> None:
-    if len(samples) == 0:
-        raise DataError(
-            "The training set is empty. Check `data_folder`, `min_seconds` and `max_seconds`."
-        )
     longest = int(np.argmax(samples))
     seconds = samples_to_seconds(int(samples[longest]), sample_rate)
     if seconds > batch_seconds:

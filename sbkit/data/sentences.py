@@ -34,11 +34,7 @@ logger = logging.getLogger(__name__)
 def read_sentences(
     files: Iterable[Path], table: Orthography, knobs: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[str]:
-    """Yield the normalized sentences of files: the transcripts of tables, the lines of others.
-
-    table: normalizes them; knobs: with the names of the columns, if they are not usual.
-    Raises DataError if a file cannot be read, or a table has no transcripts.
-    """
+    """Yield the normalized sentences of files: the transcripts of tables, the lines of others."""
     normalize = transcript_normalizer(table)
     for file in files:
         options = TableOptions.from_knobs(knobs, source=str(file.absolute()))
@@ -51,7 +47,6 @@ def read_sentences(
 
 
 def _is_table(file: Path, encoding: str | None) -> bool:
-    """Return whether a file is a table, by its name or its first line."""
     is_compressed = infer_compression(file.name) is not None
     suffix = (file.with_suffix("") if is_compressed else file).suffix.lower()
     if suffix in TABLE_SUFFIXES or file.is_dir():
@@ -69,8 +64,8 @@ def _check_no_ids(file: Path, encoding: str | None) -> None:
     words = [line.split(maxsplit=1)[0] for line in lines]
     if len({*words}) == len(words) > 2 and all(re.search(r"\d", word) for word in words):
         raise DataError(
-            f"{file}: each line has an id, such as {words[0]}, which would be learned. Name the "
-            f"folder of a corpus, or take them out: awk '{{$1=\"\"}}1' {file} > sentences.txt"
+            f"{file}: each line has an id, such as {words[0]}, which would be learned. Take them "
+            f"out: awk '{{$1=\"\"}}1' {file} > sentences.txt"
         )
 
 

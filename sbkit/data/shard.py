@@ -6,12 +6,8 @@ NAME.parquet  columns of the clips, and the position of their audio in NAME.arro
 The table is written last, so a shard is complete if its table exists. Each clip has a CRC-32, which
 is checked when the clip is read.
 
-`audio_store` names how audio is kept:
-
-pcm   WAV of int16, never decoded again; 115 MB for an hour at 16 kHz
-flac  the same samples in 60 % of the space, decoded when they are read
-lazy  no shard: the clip's own file is decoded whenever it is read; its length is the one that the
-      corpus states
+`audio_store` names how audio is kept: pcm, WAV of int16; flac, the same samples in 60 % of the
+space; or lazy, no shard, where the clip's own file is decoded whenever it is read.
 """
 
 import io
@@ -78,10 +74,7 @@ AudioLocation = Mapping[str, Any]  # a value of AUDIO_TYPE
 def read_rows(
     split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
 ) -> Iterator[Row]:
-    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
-
-    Raises DataError if a file is missing, truncated or damaged.
-    """
+    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together."""
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
         locations = columns[AUDIO]
@@ -98,9 +91,7 @@ def read_rows(
 @lru_cache(maxsize=1 << 20)  # each clip once
 def _warn_of_duration(id: str, stated: float, decoded: float) -> None:
     if abs(stated - decoded) > MAX_DURATION_ERROR:
-        logger.warning(
-            f"{id} lasts {decoded:.3f} s, but its corpus states {stated:.3f} s. Download it again."
-        )
+        logger.warning(f"{id} lasts {decoded:.3f} s, but its corpus states {stated:.3f} s")
 
 
 def read_clips(
@@ -129,7 +120,7 @@ def _shard_file(name: str) -> str:
     """Return the path or URL of a shard; shards of the cache are named relative to it."""
     path = name if "://" in name else find_kept(name)
     if path is None:
-        raise DataError(f"{name} is in no cache any more. Prepare the data again.")
+        raise DataError(f"{name} is in no cache any more. Start again.")
     return str(path)
 
 
@@ -140,7 +131,7 @@ def _read_file(location: AudioLocation) -> Samples:
     if size != location["size"]:
         raise DataError(
             f"{location['file']} has {size} bytes, but had {location['size']} when the data was "
-            "prepared. Start again; then it is prepared as it is now."
+            "prepared. Start again."
         )
     return samples
 
@@ -148,10 +139,9 @@ def _read_file(location: AudioLocation) -> Samples:
 def _decode(content: bytes, location: AudioLocation) -> Samples:
     if zlib.crc32(content) != location["crc32"]:
         start = location["start"]
-        end = location["start"] + location["size"]
         raise DataError(
-            f"{location['file']} is damaged: bytes {start} to {end} have another checksum than "
-            "when they were written. Copy it again, or remove it and prepare the data again."
+            f"{location['file']} is damaged: bytes {start} to {start + location['size']} have "
+            "another checksum than when they were written."
         )
     if content.startswith(b"RIFF"):
         return np.frombuffer(content, "<i2", offset=WAV_HEADER_BYTES)
@@ -164,10 +154,7 @@ def _decode(content: bytes, location: AudioLocation) -> Samples:
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """Facts about a shard, kept in the metadata of its table.
-
-    The rows of a unit come in parts. Each shard of the unit holds one or more whole parts.
-    """
+    """Facts about a shard, kept in the metadata of its table; it holds whole parts of a unit."""
 
     bytes: int  # size of the Arrow file
     left_out: Sequence[Sequence[Any]]  # the clips without usable audio, and why
@@ -199,10 +186,7 @@ class ShardWriter:
         store: str,
         on_clip: Callable[[], None] = lambda: None,
     ) -> tuple[list[int], dict[int, AudioError]]:
-        """Decode clips and add them, the parts of each file together.
-
-        Returns the indices of the clips added, in their order here, and the errors by index.
-        """
+        """Decode clips and add them; return their indices in their new order, and errors."""
         added: list[int] = []
         errors: dict[int, AudioError] = {}
         order = by_file(parts)
@@ -240,12 +224,7 @@ class ShardWriter:
         parts: int = 1,
         is_last_part: bool = True,
     ) -> None:
-        """Move the audio file into ``storage`` as NAME.arrow, then write its table, NAME.parquet.
-
-        The table has ``columns``, and the columns that locate each clip's audio.
-
-        left_out, parts, is_last_part: facts about the shard; see `ShardFacts`.
-        """
+        """Move the audio file into ``storage`` as NAME.arrow, then write NAME.parquet."""
         with os_errors_name(self._path):
             self._flush()
             self._stream.close()
@@ -300,11 +279,7 @@ def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
 
 
 def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
-    """Return the columns samples, digest, mix_fault and audio of a table, the audio as AUDIO_TYPE.
-
-    file: the path or URL of the shard's audio file.
-    shard: the number of the shard in its corpus.
-    """
+    """Return samples, digest, mix_fault and audio of a table, the audio as AUDIO_TYPE."""
     audio = table[AUDIO].combine_chunks()
     columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
     columns |= {"file": pa.repeat(file, len(table)), "shard": pa.repeat(shard, len(table))}
@@ -332,9 +307,8 @@ def has_mix_faults(table: pa.Table) -> bool:
 def share_work(folder: Path, tasks: Sequence[tuple[str, Callable[[], None]]]) -> None:
     """Share named tasks with other processes that call this function with the same tasks.
 
-    Each process first runs every task that no other process is running. It then waits for the
-    others, and runs their tasks as well: one of them may have failed. So a task must check whether
-    its work is done already, and then do nothing.
+    Each process runs every task that no other is running, waits for the others, and runs their
+    tasks as well: one of them may have failed. So a task must do nothing if its work is done.
     """
     held_elsewhere = []
     for name, task in tasks:

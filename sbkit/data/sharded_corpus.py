@@ -4,13 +4,9 @@ sbkit-shards.json      the index, written last: sample rate, splits and names
 SPLIT-KEY-NNN.arrow    the audio of a shard, as `sbkit.data.shard` describes it
 SPLIT-KEY-NNN.parquet  its clips, and the position of their audio
 
-Batches are planned from the tables. Each process reads the audio of its own batches, as ranges of
-bytes.
-
-To write a corpus, each split is divided into units, whose names follow from their content. One
-process writes a unit. On a disk with locks, each process takes units that no other one holds;
-elsewhere it takes its share by SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards
-writes the index. A killed process loses its current shard.
+To write a corpus, each split is divided into units, whose names follow from their content. On a
+disk with locks, each process takes units that no other one holds; elsewhere it takes its share by
+SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards writes the index.
 """
 
 import hashlib
@@ -69,6 +65,7 @@ INDEX_FILE = "sbkit-shards.json"
 INDEX_FORMAT = 3
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
 UNIT_BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
+PREPARE_AGAIN = "Run `sbkit prepare YAML --shards` again: only missing shards are written."
 PROBED_CLIPS = 100  # decoded to estimate the size of all
 STORE_SIZES = {"pcm": 1.0, "flac": 0.6}  # bytes, relative to those of the samples
 
@@ -78,18 +75,12 @@ STORE_SIZES = {"pcm": 1.0, "flac": 0.6}  # bytes, relative to those of the sampl
 
 @dataclass(frozen=True)
 class Index:
-    """What all shards of a corpus have in common.
+    """What all shards of a corpus have in common."""
 
-    sample_rate: Hz.
-    roles: the splits of each role.
-    splits: the names of the shards of each split.
-    corpus: the name and the license of the corpus, for a model card.
-    """
-
-    sample_rate: int
-    roles: Mapping[str, Sequence[str]]
-    splits: Mapping[str, Sequence[str]]
-    corpus: Mapping[str, str | None]
+    sample_rate: int  # Hz
+    roles: Mapping[str, Sequence[str]]  # the splits of each role
+    splits: Mapping[str, Sequence[str]]  # the names of the shards of each split
+    corpus: Mapping[str, str | None]  # its name and its license
 
 
 def recognizes(location: str) -> bool:
@@ -125,8 +116,7 @@ def read_blocks(knobs: KnobValues, split: str) -> Iterator[Manifest]:
     if index.sample_rate != knobs["sample_rate"]:
         raise ConfigError(
             f"`sample_rate` is {knobs['sample_rate']}, but the shards in {storage.url} have "
-            f"{index.sample_rate} Hz. Set `sample_rate: {index.sample_rate}`, or prepare shards "
-            "at that rate."
+            f"{index.sample_rate} Hz. Set `sample_rate: {index.sample_rate}`."
         )
     names = index.splits[split]
     first = 1 + list(chain.from_iterable(index.splits.values())).index(names[0])
@@ -174,10 +164,7 @@ def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
     for (name, expected_size), size in zip(expected.items(), sizes, strict=True):
         if size != expected_size:
             state = "is missing" if size is None else f"has {size} bytes instead of {expected_size}"
-            raise DataError(
-                f"{storage.url_of(name)} {state}. Copy it again, or prepare the shards again: only "
-                "missing ones are written."
-            )
+            raise DataError(f"{storage.url_of(name)} {state}. {PREPARE_AGAIN}")
 
 
 def _rename_repeated(ids: pa.ChunkedArray, seen: set[str], first_row: int) -> pa.ChunkedArray:
@@ -203,7 +190,7 @@ def read_index(storage: Storage) -> Index:
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(
             f"{storage.url_of(INDEX_FILE)} is not an index of `sbkit prepare --shards` "
-            f"({str(error)[:100]}). Run that again."
+            f"({str(error)[:100]})."
         ) from error
 
 
@@ -213,8 +200,8 @@ def _read_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
         return read_shard_table(content)
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
-            f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Copy it again, or "
-            "remove it and prepare the shards again: only missing ones are written."
+            f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Remove it. "
+            f"{PREPARE_AGAIN}"
         ) from error
 
 
@@ -245,7 +232,7 @@ class Unit:
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes of a size; raises ConfigError.
+    """Return the number of bytes of a size.
 
     >>> parse_size("1.5 MB")
     1500000
@@ -254,8 +241,7 @@ def parse_size(text: str) -> int:
     size = int(float(match[1]) * UNIT_BYTES[match[2]]) if match else 0
     if size <= 0:
         raise ConfigError(
-            f"The size of a shard must be a number and its unit (kB, MB or GB), such as 1GB, but "
-            f"is {text!r}. Correct it."
+            f"The size of a shard must be a number and kB, MB or GB, such as 1GB, but is {text!r}."
         )
     return size
 
@@ -267,14 +253,10 @@ def write_shards(
     roles: Mapping[str, Sequence[str]],
     corpus: Mapping[str, str | None] | None = None,
 ) -> Index | None:
-    """Write the missing shards of each split; return the index, None while others still work.
-
-    corpus: its name and license.
-    """
+    """Write the missing shards of each split; return the index, None while others still work."""
     if options.store not in STORE_SIZES:
         raise ConfigError(
-            f"Shards contain the audio, so `audio_store` must be pcm or flac, but is "
-            f"{options.store}. Set `audio_store: flac`."
+            f"`audio_store` must be pcm or flac, but is {options.store}. Set `audio_store: flac`."
         )
     with disk_errors(storage.url), TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -306,8 +288,7 @@ def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]
     """Divide the clips of a manifest, in random order, into units of one shard each.
 
     The size of the audio is estimated, so that every process finds the same units without decoding
-    all clips. The recordings of parts are in random order, and parts of one recording are together,
-    because a recording is read for each shard that has parts of it.
+    all clips. Parts of one recording are together, because it is read for each of their shards.
     """
     order = np.random.default_rng(options.seed).permutation(len(manifest))
     versions = [_size_and_mtime(path) for path in manifest.paths]
@@ -386,8 +367,7 @@ def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
     except (KeyError, ValueError) as error:
         raise ConfigError(
             "Processes that share the work need numbers without gaps, from SLURM_ARRAY_TASK_ID, "
-            f"_MIN and _COUNT, or from RANK and WORLD_SIZE, but this one has {error}. Write "
-            "--array=0-N, or unset them all."
+            f"_MIN and _COUNT, or from RANK and WORLD_SIZE, but this one has {error}."
         ) from error
     return index, processes
 
@@ -457,10 +437,7 @@ def _finished(storage: Storage, unit: Unit) -> Iterator[FinishedShard]:
 def _finish(
     storage: Storage, options: ShardOptions, units: Mapping[str, Sequence[Unit]]
 ) -> dict[str, list[str]] | None:
-    """Return the names of the shards of each split, or None if some are missing.
-
-    Raises DataError if too many rows are unusable.
-    """
+    """Return the names of the shards of each split, or None if some are missing."""
     names: dict[str, list[str]] = {}
     for split, split_units in units.items():
         shards: list[FinishedShard] = []

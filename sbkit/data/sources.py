@@ -1,19 +1,20 @@
-"""Read manifests that a user names: tables, Kaldi folders, saved datasets and table folders.
+"""Read what a user names: tables, Kaldi folders, datasets, rows in memory and table folders.
 
-A source is one file or folder. A table folder has tars, parquet or JSON Lines files, here or at a
-URL. They are read in batches, because such a corpus may fit neither into memory nor on the disk.
+A table folder has tars, parquet or JSON Lines files, here or at a URL. They are read in batches,
+because such a corpus may fit neither into memory nor on the disk.
 """
 
 import hashlib
+import io
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import IOBase
-from itertools import product
+from itertools import chain, product
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,8 +29,8 @@ from sbkit.audio.io import SUFFIXES as AUDIO_SUFFIXES
 from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import parsing_errors, pointer_sentence, write_bytes_atomically
-from sbkit.base.kept import caches, default_cache, find_kept
-from sbkit.base.messages import listed, note_once
+from sbkit.base.kept import caches, default_cache, find_kept, keep
+from sbkit.base.messages import listed, note_once, short_value
 from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
 from sbkit.data.columns import (
     PATH_COLUMNS,
@@ -73,6 +74,8 @@ TEXTS_TO_TABLE = (
 )
 TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
+ROWS_FOLDER, ROWS_TABLE = "rows", "rows.parquet"  # in the cache
+CONTENTS = frozenset({"array", "bytes", "path"})  # of audio, as `datasets` gives it
 
 
 def read_manifests(sources: Sequence[tuple[Path, TableOptions]]) -> Manifest:
@@ -89,8 +92,7 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
     is_used = path and pc.any(pc.starts_with(table.rows[path], DATA_ROOT)).as_py()
     if options.data_root and not is_used:
         raise ConfigError(
-            f"`data_folder` stands for {DATA_ROOT}, but no path of {source} begins with it. Take "
-            "`data_folder` or `manifest` out."
+            f"`data_folder` stands for {DATA_ROOT}, but no path of {source} begins with it."
         )
     find_audio = partial(locate, folder, data_root=options.data_root)
     return to_manifest(table, options, find_audio, folder)
@@ -116,9 +118,8 @@ def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]
                     where=str(source),
                 )
         raise DataError(
-            f"{source} is neither a data folder of Kaldi (wav.scp and text), nor a dataset of "
-            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file or "
-            "folder in it.",
+            f"{source} is neither a data folder of Kaldi nor a dataset of save_to_disk, and has no "
+            "metadata.csv or metadata.jsonl.",
             where=str(source),
         )
     return read_table(source, options.encoding), options
@@ -139,10 +140,7 @@ def is_arrow_dataset(source: Path) -> bool:
 
 
 def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
-    """Return the rows as text without decoding audio: an audio column becomes its path.
-
-    Audio bytes in the dataset are written to files in the cache.
-    """
+    """Return the rows as text; audio bytes in the dataset are written to files in the cache."""
     datasets.disable_progress_bars()
     # Paths in a table are relative to the folder of its file. A dataset is a folder and has no such
     # file, so the name "data" stands in for it.
@@ -154,19 +152,25 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
         else:
             dataset = datasets.load_from_disk(str(source)).with_format("arrow")
             batches = dataset.iter(BATCH_ROWS)
-        tables = []
-        first_row = 1
-        for batch in batches:
-            tables.append(_to_table(batch, file, options, write_audio, first_row))
-            first_row += len(batch)
-        return join_tables(tables, file)
+        return join_tables(_to_tables(batches, file, options, write_audio), file)
     # An ArrowTypeError is a TypeError, and `datasets` takes what it needs from JSON files.
     except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise DataError(
             pointer_sentence(source)
             or f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]})."
-            " Save it again."
         ) from error
+
+
+def _to_tables(
+    batches: Iterable[pa.Table | pa.RecordBatch],
+    file: Path,
+    options: TableOptions,
+    write_audio: WriteAudio,
+) -> Iterator[Table]:
+    first_row = 1
+    for rows in batches:
+        yield _to_table(rows, file, options, write_audio, first_row)
+        first_row += len(rows)
 
 
 def _to_table(
@@ -174,13 +178,9 @@ def _to_table(
     file: Path,
     options: TableOptions,
     write_audio: WriteAudio,
-    first_row: int = 1,
+    first_row: int,
 ) -> Table:
-    """Return rows as text, numbered from ``first_row``.
-
-    Audio bytes become the path of a file that ``write_audio`` writes. A `datasets.ClassLabel`
-    becomes the name of the class; -1, no class, becomes "".
-    """
+    """Return rows as text, numbered from ``first_row``; audio bytes become the path of a file."""
     rows = name_classes(rows)
     names = rows.schema.names
     audio_columns = find_columns(names, options.path_column, PATH_COLUMNS)
@@ -207,8 +207,7 @@ def _to_table(
         except UnicodeDecodeError as error:
             if name in text_columns:
                 raise DataError(
-                    f"The column {name} of {file} holds bytes that are not UTF-8 text ({error}). "
-                    "Convert it to strings, or name another column as `text_column`."
+                    f"The column {name} of {file} holds bytes that are not UTF-8 text ({error})."
                 ) from error
             if plain_name(name) not in SPEAKER_COLUMNS:
                 continue  # a column of other data, such as pictures, is left out
@@ -230,7 +229,6 @@ def name_classes(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
 
 
 def _to_path(value: object, write_audio: WriteAudio) -> str:
-    """Return the path in a value of the audio column; write a file of audio bytes or samples."""
     if isinstance(value, list) or (isinstance(value, Mapping) and value.get("array") is not None):
         value = to_file(value)
     if isinstance(value, bytes) and not _is_path(value):
@@ -260,10 +258,7 @@ def is_text(type: pa.DataType) -> bool:
 
 
 def _is_path(value: bytes) -> bool:
-    """Check whether bytes are a path, as in a parquet file of Spark, or else an audio file.
-
-    A path is text without NUL. The header of an audio file has a NUL, or is not UTF-8.
-    """
+    """Check whether bytes are a path, as Spark writes it: an audio file has a NUL or no UTF-8."""
     try:
         return "\0" not in value.decode()
     except UnicodeDecodeError:
@@ -271,10 +266,7 @@ def _is_path(value: bytes) -> bool:
 
 
 def _to_text(value: object) -> str:
-    """Return a value as text, an audio file as its path.
-
-    By default Spark and Impala write strings as bytes.
-    """
+    """Return a value as text, an audio file as its path; Spark writes strings as bytes."""
     if is_missing(value):
         return ""
     if isinstance(value, bytes):
@@ -285,17 +277,12 @@ def _to_text(value: object) -> str:
 
 
 def _embedded_folder(source: Path) -> Path:
-    """Return the folder, in a cache, to which the audio bytes of a dataset are written."""
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:12]
     return Path(EXTRACTED_FOLDER, f"{source.name}-{key}")
 
 
 def _audio_file(folder: Path, content: bytes, path: str) -> Path:
-    """Return the path for an audio file with these bytes.
-
-    The file has a folder of its own, named by a hash. The name of the file becomes the clip's id:
-    the name in ``path``, or the hash if there is none.
-    """
+    """Return the path for an audio file: in a folder named by its hash, under its own name."""
     digest = hashlib.sha256(content).hexdigest()[:16]
     name = Path(path).name
     if name in ("", ".."):
@@ -313,6 +300,80 @@ def _cache_audio(source: Path, content: bytes, path: str) -> Path:
         describe_folder(folder, source.resolve())
         write_bytes_atomically(file, content)
     return file
+
+
+# Rows that Python holds, kept as a table in the cache
+
+
+def store_rows(rows: Any) -> Path:
+    """Store rows with the columns of a table, and return the file.
+
+    rows: mappings in any iterable, a pandas DataFrame or a dataset of `datasets`. Audio is a path,
+        or anything else that `stream_source` takes. Paths are relative to the working folder.
+
+    >>> clip = {"array": [0.0] * 800, "sampling_rate": 16_000}
+    >>> store_rows([{"audio": clip, "text": "nothing"}]).suffix
+    '.parquet'
+    """
+    stored = [_to_stored(record) for record in _to_records(rows)]
+    # Not Table.from_pylist, which drops the columns that the first row lacks
+    names = dict.fromkeys(name for row in stored for name in row)
+    if not names:
+        raise DataError("There are no rows.")
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([row.get(name) for row in stored])
+        except pa.ArrowException as error:
+            raise DataError(f"The column {name} cannot be stored in a table: {error}") from error
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    content = buffer.getvalue()
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        (folder / ROWS_TABLE).write_bytes(content)
+
+    made_from = {"content": hashlib.sha256(content).hexdigest()}
+    return keep(ROWS_FOLDER, made_from, write, by_code=False) / ROWS_TABLE
+
+
+def _to_records(rows: Any) -> Iterable[Mapping[str, Any]]:
+    if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+        for name, feature in (rows.features or {}).items():
+            if isinstance(feature, datasets.Audio):
+                rows = rows.cast_column(name, datasets.Audio(decode=False))
+        if not (isinstance(rows, datasets.Dataset) and rows.format["type"] == "custom"):
+            tables = map(name_classes, rows.with_format("arrow").iter(BATCH_ROWS))
+            rows = chain.from_iterable(table.to_pylist() for table in tables)
+    elif hasattr(rows, "iterrows"):  # a DataFrame
+        rows = rows.to_dict("records")
+    records = [*rows] if isinstance(rows, Iterable) else [rows]
+    for record in records:
+        if not isinstance(record, Mapping):
+            raise DataError(
+                "Rows must be mappings, a DataFrame or a datasets.Dataset, but one is "
+                f"{short_value(record)}."
+            )
+    return records
+
+
+def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row whose arrays are WAV files, and whose paths are absolute."""
+    path_columns = find_columns([*map(str, record)], None, PATH_COLUMNS)
+    stored: dict[str, Any] = {}
+    for column, value in record.items():
+        name = str(column)
+        is_audio = name in path_columns or hasattr(value, "get_all_samples")
+        if isinstance(value, Mapping) and not CONTENTS.isdisjoint(value):
+            is_audio = True
+            if all(value.get(key) is None for key in CONTENTS):
+                value = None
+        if is_missing(value):
+            stored[name] = None
+        else:
+            stored[name] = to_file(value) if is_audio else value
+    return stored
 
 
 # Table folders
@@ -362,11 +423,9 @@ class TableFolders:
             with fsspec.open(file, "rt", encoding=encoding) as lines:
                 yield from read_objects(Path(file), lines, BATCH_ROWS)
         else:
-            first_row = 1
             with fsspec.open(file, "rb") as stream:
-                for rows in pq.ParquetFile(stream).iter_batches(BATCH_ROWS):
-                    yield _to_table(rows, Path(file), self.options, write_audio, first_row)
-                    first_row += len(rows)
+                batches = pq.ParquetFile(stream).iter_batches(BATCH_ROWS)
+                yield from _to_tables(batches, Path(file), self.options, write_audio)
 
 
 def list_tables(source: str) -> list[str]:
@@ -386,8 +445,7 @@ def _choose_tables(files: Sequence[str]) -> list[str]:
 def find_splits(source: str) -> dict[str, list[str]]:
     """Return the tables, tars and data folders in a folder or at a URL, by the role in their name.
 
-    The names of folders count first, and one with two roles does not. A source that is one table
-    or data folder has no roles.
+    The names of folders count first, and one with two roles does not. One table has no roles.
     """
     if "://" not in source and (not Path(source).is_dir() or find_metadata(Path(source))):
         return {}
@@ -427,8 +485,7 @@ def _write_audio(folder: Path, content: bytes, path: str) -> Path:
 def _fetch_audio(file: str, audio_folder: Path, name: str) -> str | Excluded:
     """Return the path of the audio that a row of ``file`` names; fetch remote audio first.
 
-    A row of a remote file can only name files that are reached in the same way: neither a file on
-    this machine nor one of another protocol.
+    A row of a remote file can only name files that are reached in the same way.
     """
     is_local = "://" not in file
     is_written = name.startswith(f"{audio_folder}/")
@@ -445,6 +502,5 @@ def _fetch_audio(file: str, audio_folder: Path, name: str) -> str | Excluded:
 
 
 def _protocol_of(url: str) -> str:
-    """Return the protocol of a URL, with https as http."""
     protocol = url.partition("://")[0]
     return "http" if protocol == "https" else protocol

@@ -110,11 +110,9 @@ def prepare_split(
 ) -> PreparedSplit:
     """Normalize the texts of a split, and decode the clips that are not in the cache yet.
 
-    Rows are prepared block by block, unless clips are decoded: whether a clip is in the cache, and
-    in which folder, takes the paths of all.
+    Rows are prepared block by block, unless clips are decoded.
 
     source: the manifest, or its blocks.
-    sample_rate: Hz, of the decoded audio.
     keep_empty: keep clips with an empty transcript. Only training can do without them: elsewhere,
         words recognized in silence are errors to be counted.
     store: the form of the decoded audio.
@@ -155,7 +153,6 @@ class _Preparation:
         self._hash_of_all = hashlib.sha256()  # of all columns
 
     def add_texts(self, block: Manifest) -> Manifest:
-        """Add the normalized texts; leave out rows whose text is empty."""
         self._num_rows += len(block) + len(block.excluded)
         self._unusable += [replace(row, split=self._split) for row in block.excluded]
         self._filtered.update(block.filtered)
@@ -185,7 +182,6 @@ class _Preparation:
             yield from self.locate(Manifest.join(chain([first], blocks)), find).blocks()
 
     def locate(self, manifest: Manifest, find: Callable[[Manifest], StoredAudio]) -> Manifest:
-        """Add the location of the audio; leave out rows whose audio cannot be read."""
         stored, errors, files = find(manifest)
         self._files.append(files)
         for row, error in errors.items():
@@ -197,7 +193,6 @@ class _Preparation:
         return Manifest(rows.append_column(STORED, stored.to_struct_array()))
 
     def finish(self, block: Manifest) -> pa.Table:
-        """Return the columns of a prepared split."""
         if STORED not in block.rows.column_names:
             find = partial(plan_audio, sample_rate=self._sample_rate, roots=self._roots)
             block = self.locate(block, find)
@@ -223,7 +218,6 @@ class _Preparation:
         return table
 
     def result(self, rows: Table | None) -> PreparedSplit:
-        """Return the split of the kept rows; raise DataError if too many are unusable."""
         if rows is None:
             rows = InMemoryTable(pa.table({}))
         else:
@@ -254,7 +248,7 @@ def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
     examples = "; ".join(f"{row.id}: {row.detail}" for row in lost[:3])
     raise DataError(
         f"{len(lost)} of {total} rows of {split} are unusable ({counts}); at most "
-        f"{MAX_UNUSABLE_SHARE:.0%} may be. Repair the corpus; the first of them: {examples}"
+        f"{MAX_UNUSABLE_SHARE:.0%} may be. The first of them: {examples}"
     )
 
 
@@ -278,7 +272,7 @@ def within_limits(
     if len(train) and is_outside.all():
         raise ConfigError(
             f"None of the {len(train)} training utterances is between `min_seconds` "
-            f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long. Widen the limits."
+            f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long."
         )
     return select_rows(train, ~is_outside), out_of_range
 
@@ -303,8 +297,7 @@ def select_rows(split: datasets.Dataset, mask: Bools) -> datasets.Dataset:
 def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     """Return some columns of the selected rows; a missing text is empty.
 
-    `datasets` reads the rows of a selection one by one, which takes 7.5 s for a million instead of
-    0.1. It has no public name for their indices.
+    `datasets` reads a selection row by row: 7.5 s for a million instead of 0.1.
     """
     columns = split.data.table.select(names)
     if split._indices is not None:
@@ -316,10 +309,7 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
 
 
 def _take_rows(table: pa.Table, rows: npt.NDArray[np.uint64]) -> pa.Table:
-    """Return rows of a table, block by block.
-
-    `pa.Table.take` copies whole columns first, and refuses those of more than 2 GB.
-    """
+    """Return rows of a table, block by block: Arrow's `take` refuses columns of over 2 GB."""
     order = np.argsort(rows, kind="stable")
     in_order = rows[order].astype(np.int64)
     starts = np.arange(0, len(table), TEXT_ROWS)
@@ -413,10 +403,7 @@ class Transcripts:
 
 
 def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Transcripts:
-    """Tokenize all texts of a split, or map the counts that an earlier call has stored.
-
-    A million texts of 50 characters take about ten seconds.
-    """
+    """Tokenize all texts of a split, or map the counts that an earlier call has stored."""
 
     def count() -> Counts:
         blocks = [_count_tokens(texts, tokenizer) for texts in read_texts(split)]

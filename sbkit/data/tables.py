@@ -29,10 +29,9 @@ from pyarrow import csv as arrow_csv
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
-from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
-from sbkit.base.messages import listed, note_once, plural
+from sbkit.base.messages import listed, note_once
 from sbkit.data.columns import (
     CHANNEL_COLUMNS,
     CHANNELS,
@@ -55,12 +54,9 @@ from sbkit.data.columns import (
     unused_time_columns,
 )
 from sbkit.data.manifest import (
-    DURATION_COLUMN,
     PART_COLUMNS,
     Excluded,
     Manifest,
-    are_distinct,
-    hash_texts,
     part_columns,
     part_name,
     text_columns,
@@ -84,10 +80,6 @@ OTHER_FORMATS = {  # by ending: what a user takes for a table, and what to do
     (".eaf",): f"an annotation of ELAN. {PARTS}",
 }
 COLUMN_KEYS = ("path_column", "text_column")  # of a YAML
-RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
-DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
-PLAIN_CLIP = r"^\w[\w-]*\.mp3$"  # a name of a clip of such a release
-DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
 
 Row = dict[str, str]  # the text of each column
 WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
@@ -143,7 +135,7 @@ def is_named(source: str, key: str) -> bool:
 
 
 def join_tables(parts: Iterable[Table], file: Path) -> Table:
-    """Return the rows of all parts of a file; in JSON Lines, columns differ between parts."""
+    """Join the parts of a file; in JSON Lines, they may have different columns."""
     tables = list(parts)
     rows = [table.rows for table in tables if table.rows.column_names]
     return Table(
@@ -173,8 +165,7 @@ def read_table(file: Path, encoding: str | None = None) -> Table:
     """Read a table of any form, compressed if its name says so.
 
     JSON Lines start with a brace. The first line of other tables names the columns and shows the
-    delimiter: a tab, comma, semicolon or vertical bar. With tabs, quotes are plain characters, as
-    in Common Voice; otherwise they enclose a field, as in CSV.
+    delimiter. With tabs, quotes are plain characters, as in Common Voice.
 
     encoding: None for UTF-8, or UTF-16 with a byte order mark.
     """
@@ -183,7 +174,7 @@ def read_table(file: Path, encoding: str | None = None) -> Table:
         filled = ((number, line) for number, line in numbered if line.strip("\t,;| \n"))
         number, first = next(filled, (0, ""))
         if not first:
-            raise DataError(f"{file} is empty. Write one row for each clip.", where=str(file))
+            raise DataError(f"{file} is empty.", where=str(file))
         id = first.partition("|")[0]
         if id != first and (file.parent / "wavs" / f"{id}.wav").is_file():
             return _read_ljspeech(file, encoding, first, number)
@@ -194,8 +185,7 @@ def read_table(file: Path, encoding: str | None = None) -> Table:
     if not table.rows.column_names:
         fault = table.excluded[0].detail if table.excluded else "it is empty"
         raise DataError(
-            f"{file} looks like JSON Lines, which have one object on each line, but line 1 is not "
-            f"an object ({fault}). Correct it.",
+            f"{file} looks like JSON Lines, but line 1 is not an object ({fault}).",
             where=f"{file}:1",
         )
     return table
@@ -211,7 +201,7 @@ def read_lines(file: Path, encoding: str | None = None) -> Iterator[str]:
 def _open_text(file: Path, encoding: str | None) -> Iterator[tuple[TextIO, str]]:
     """Open a text and yield it with its encoding; raise DataError if it is damaged."""
     if not file.is_file():
-        raise DataError(f"{file} is not a file. Check its path.", where=str(file))
+        raise DataError(f"{file} is not a file.", where=str(file))
     try:
         encoding = _encoding_of(file, encoding)
         with fsspec.open(file, "rt", encoding=encoding, compression="infer", newline="") as text:
@@ -225,10 +215,7 @@ def _open_text(file: Path, encoding: str | None) -> Iterator[tuple[TextIO, str]]
 
 
 def _read_document(file: Path, lines: TextIO) -> Table | None:
-    """Read a file that is one value of JSON; return None for JSON Lines, and rewind them.
-
-    The value is a list of objects, or an object of objects by their ids, as SpeechBrain writes it.
-    """
+    """Read a list of objects, or SpeechBrain's object of objects; None for JSON Lines, rewound."""
     filled = (line.strip() for line in lines if line.strip())
     first, second = next(filled, ""), next(filled, "")
     is_lines = first.endswith("}") and second.startswith("{")
@@ -247,10 +234,10 @@ def _read_document(file: Path, lines: TextIO) -> Table | None:
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an object with those of objects in it that describe the audio.
+    """Return an object with the values of those in it that describe the audio.
 
-    {"wav": {"file": "a.wav", "start": 1}} and {"audio": {"path": "a.wav"}} name a file, and
-    {"segment": {"start": 1, "end": 2}} or {"segment": [1, 2]} times.
+    {"wav": {"file": "a.wav", "start": 1}} names a file, and {"segment": {"start": 1, "end": 2}} or
+    {"segment": [1, 2]} times.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -277,7 +264,7 @@ def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
         if 2 * pc.sum(pc.equal(starts[1], starts[2])).as_py() < len(rows):
             raise DataError(
                 f"{file} has no header, but the third field is not the text of the second. Add a "
-                "header, such as path|text|speaker, and paths such as wavs/ID.wav.",
+                "header, such as path|text|speaker.",
                 where=f"{file}:{number}",
             )
         spoken = pc.if_else(pc.equal(rows["sentence"], ""), rows["written"], rows["sentence"])
@@ -287,7 +274,7 @@ def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
 
 
 def _encoding_of(file: Path, declared: str | None) -> str:
-    """Return the declared encoding, or what a byte order mark says; refuse what is no text."""
+    """Return the declared encoding, or what a byte order mark says."""
     for endings, fault in OTHER_FORMATS.items():
         if file.name.lower().endswith(endings):
             raise DataError(f"{file} is no table, but {fault}", where=str(file))
@@ -297,14 +284,13 @@ def _encoding_of(file: Path, declared: str | None) -> str:
         if declared and codecs.lookup(declared).name != "utf-8":
             return declared
     except LookupError as error:
-        raise ConfigError(f"`encoding`: {error}. Write the name of one, such as cp1252.") from error
+        raise ConfigError(f"`encoding`: {error}.") from error
     with fsspec.open(file, "rb", compression="infer") as content:
         mark = content.read(2)
     return "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
 def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
-    """Return an error that names the line, and what else the encoding may be."""
     encoding = encoding or "utf-8-sig"
     with fsspec.open(file, "rb", compression="infer") as stream:
         content: bytes = stream.read()
@@ -313,8 +299,8 @@ def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
     guess = charset_normalizer.from_bytes(foreign_lines[:SAMPLE_BYTES]).best()
     name = "cp1252" if guess is None else guess.encoding
     return DataError(
-        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. If it is {name}, set "
-        f"`encoding: {name}`; spreadsheets of Western Europe have cp1252.",
+        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. Set "
+        f"`encoding: {name}` if it is that.",
         where=f"{file}:{number}",
     )
 
@@ -340,16 +326,13 @@ class _Delimited:
         if counts.total() > len(counts):
             name = counts.most_common(1)[0][0]
             raise DataError(
-                f"The header of {file} names the column {name} twice. Rename one of the two; if "
-                "the first line is a row, add a header.",
+                f"The header of {file} has the column {name} twice. If it is a row, add a header.",
                 where=f"{file}:{header}",
             )
 
     def read(self) -> Table:
         try:
             table, invalid = self._parse()
-            if invalid and self._delimiter == "\t" and not self.is_quoted:
-                self._check_line_breaks(table, {row.number for row in invalid})
             breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns)
             if any(breaks) or any("\n" in row.text for row in invalid):
                 self._check_quotes()
@@ -359,8 +342,7 @@ class _Delimited:
             if self.is_quoted:
                 self._check_quotes()
             raise DataError(
-                f"{self._file} cannot be read as a table: {error}. Correct it.",
-                where=str(self._file),
+                f"{self._file} cannot be read as a table: {error}.", where=str(self._file)
             ) from error
         excluded = [
             Excluded(
@@ -372,10 +354,7 @@ class _Delimited:
             if row.text.strip()  # a line of spaces is not a row
         ]
         if not len(table) and not excluded:
-            raise DataError(
-                f"{self._file} has a header but no rows. Write one row for each clip.",
-                where=str(self._file),
-            )
+            raise DataError(f"{self._file} has a header but no rows.", where=str(self._file))
         first = self._header + 1
         lines = np.arange(first, first + len(table) + len(invalid))
         if invalid:
@@ -438,19 +417,6 @@ class _Delimited:
             return self._file
         return fsspec.open(self._file, "rb", compression="infer").open()
 
-    def _check_line_breaks(self, table: pa.Table, invalid: set[int]) -> None:
-        """Raise DataError if a quoted field of a table with tabs goes on in the next line."""
-        first = self._header + 1
-        numbers = range(first, first + len(table) + len(invalid))
-        for row, number in enumerate(number for number in numbers if number not in invalid):
-            last = table.columns[-1][row].as_py() if number + 1 in invalid else ""
-            if last.startswith('"') and not last.endswith('"'):
-                raise DataError(
-                    f"{self._file}: a quotation mark opens a field on line {number} and closes on "
-                    "another. Tables with tabs have one row on each line: write the text on one.",
-                    where=f"{self._file}:{number}",
-                )
-
     def _check_quotes(self) -> None:
         """Raise DataError if a quotation mark joins several rows to one field."""
         with _open_text(self._file, self._encoding) as (lines, _):
@@ -474,18 +440,14 @@ class _Delimited:
                 if not is_right:
                     raise DataError(
                         f"{self._file}: a quotation mark opens a field on line {number + 1} and "
-                        'closes on another row, or never. Double the marks within a field (""), '
-                        "or take it out.",
+                        'closes on another row, or never. Double the marks within a field ("").',
                         where=f"{self._file}:{number + 1}",
                     )
                 if not parts:
                     return
 
     def _is_row(self, line: str, first: str) -> bool:
-        """Check whether a line within a field looks like a row.
-
-        It has as many fields, and names an audio file or begins with a name like that of ``first``.
-        """
+        """Check whether a line in a field is a row: its fields, and a file or a similar name."""
         fields = line.strip().split(self._delimiter)
         has_file = any(field.strip(' "').lower().endswith(SUFFIXES) for field in fields)
         shape = _shape(fields[0])
@@ -496,6 +458,16 @@ class _Delimited:
 def _shape(name: str) -> str:
     """Return a name with letters as a and digits as 0, such as a0/a for clip7/b."""
     return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", name.strip(' "')))
+
+
+def open_tabs(tsv: Path, encoding: str | None) -> "_Delimited | None":
+    """Open a table whose first line names its columns, with tabs and no quotes."""
+    with _open_text(tsv, encoding) as (lines, encoding):
+        header = next(lines, "")
+    if "\t" not in header:
+        return None
+    table = _Delimited(tsv, encoding, header.rstrip("\r\n"), 1)
+    return None if table.is_quoted else table
 
 
 def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS) -> Iterator[Table]:
@@ -518,7 +490,7 @@ def _unique_keys(pairs: Sequence[tuple[str, Any]], file: object = "The line") ->
     values = dict(pairs)
     if len(values) < len(pairs):
         key = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise DataError(f"{file} has the key {key!r} twice. Rename one of the two.")
+        raise DataError(f"{file} has the key {key!r} twice.")
     return values
 
 
@@ -565,12 +537,9 @@ def to_manifest(
 ) -> Manifest:
     """Turn the rows of a table into clips.
 
-    Args:
-        table: rows as text.
-        options: the names of the columns.
-        find_audio: returns the file for an entry of the path column, or why there is none.
-        folder: where `find_audio` looks for plain relative paths. A table with only such paths is
-            read by whole columns, three times as fast. None: `find_audio` is called for each row.
+    find_audio: returns the file for an entry of the path column, or why there is none.
+    folder: where `find_audio` looks for plain relative paths. A table with only such paths is read
+        by whole columns, three times as fast. None: `find_audio` is called for each row.
     """
     path = _require_column(table, options.path_column, PATH_COLUMNS, "path_column")
     text = "" if options.text_column is False else require_text_column(table, options.text_column)
@@ -584,7 +553,7 @@ def to_manifest(
         files = rows[path].fill_null("")
         if pc.all(pc.match_substring_regex(files, RELATIVE_PATH)).as_py():
             ids = pc.replace_substring_regex(files, NOT_STEM, "")
-            clips = {"id": ids, "audio": _join_path(folder, files)}
+            clips = {"id": ids, "audio": join_path(folder, files)}
     if not clips:
         clips, rows = _find_clips(table, (path, id, channel), part, find_audio, excluded)
     ends = clips.get(PART_COLUMNS[1], pa.nulls(0))
@@ -613,8 +582,7 @@ def require_text_column(table: Table, name: str | None) -> str:
         number, value = table.other_values[text]
         raise DataError(
             f"{table.file}: the {text} of row {number} is {str(value)[:60]!r}, of the type "
-            f"{type(value).__name__}, but a transcript is a text. Write it in quotes, or name "
-            "another column as `text_column`.",
+            f"{type(value).__name__}, but a transcript is a text. Write it in quotes.",
             where=str(table.file),
         )
     return text
@@ -625,24 +593,23 @@ def _require_column(table: Table, name: str | None, usual: Sequence[str], key: s
     if not columns and table.excluded:
         first = table.excluded[0]
         raise DataError(
-            f"{table.file} has no row that can be used: {plural(len(table.excluded), 'row')} "
-            f"excluded, such as {first.id}: {first.reason} ({first.detail}).",
+            f"{table.file} has no row that can be used, such as {first.id}: {first.reason} "
+            f"({first.detail}).",
             where=str(table.file),
         )
     column = find_column(columns, name, usual)
     if column:
         return column
+    hint = " Without transcripts, set `text_column: False`." if key == "text_column" else ""
     raise DataError(
-        f"{table.file} has none of the columns {', '.join([name] if name else usual)}; its first "
-        f"line names {listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column as "
-        f"`{key}`, or add a header."
-        + " For data without transcripts, set `text_column: False`."
-        * (key == "text_column"),
+        f"{table.file} has none of the columns {', '.join([name] if name else usual)}; it has "
+        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name one as `{key}`, or add a "
+        f"header.{hint}",
         where=str(table.file),
     )
 
 
-def _join_path(folder: Path, names: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def join_path(folder: Path, names: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the paths of files in a folder, as bytes."""
     base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
     return pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
@@ -666,17 +633,13 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
     if unused:
         note_once(
             f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
-            "The times of a part are start and end, or offset and duration, in seconds; a channel "
-            "is a number from 0."
+            "Times are start and end, or offset and duration, in seconds; a channel is a number."
         )
     return part, channel
 
 
 def fill_from_other_columns(table: Table, options: TableOptions) -> Table:
-    """Fill missing paths, texts and speakers from other columns with usual names.
-
-    Texts and speakers that differ in a row are different facts, which are not mixed.
-    """
+    """Fill missing paths, texts and speakers from other columns, unless they differ in a row."""
     rows = table.rows
     usual_columns = [(options.path_column, PATH_COLUMNS), (None, SPEAKER_COLUMNS)]
     if options.text_column is not False:
@@ -738,9 +701,7 @@ def _find_clips(
         rows = rows.take(pa.array(indices, "int64"))
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
     if part_names.start and parts and all(part.is_whole for part in parts):
-        note_once(
-            f"{table.file}: each file lasts as long as its part, so the files are read whole."
-        )
+        note_once(f"{table.file}: each file lasts as long as its part, and is read whole.")
     if not all(part.is_file for part in parts):
         clips |= part_columns(parts)
     return clips, rows
@@ -768,7 +729,7 @@ def read_text_column(rows: pa.Table, name: str) -> list[str]:
 
 
 def locate(folder: Path, name: str, data_root: str | None = None) -> str | Excluded:
-    """Return the path of a file that a manifest in ``folder`` names."""
+    """Return the path of a file that a manifest in ``folder`` names, or why there is none."""
     name = name.removeprefix("file://")
     if name.startswith(DATA_ROOT):
         if data_root is None:
@@ -811,143 +772,3 @@ def _names_by_form(folder: Path, time: int) -> dict[str, set[str]]:  # the folde
         for text in (file.name, os.fsencode(file.name).decode("cp1252", "replace")):
             names.setdefault(normalize("NFC", text), set()).add(file.name)
     return names
-
-
-# Releases of Common Voice
-
-
-def is_release(tsv: Path, encoding: str | None = None) -> bool:
-    """Return whether a table is of a release: with the names of files in ``clips/`` beside it."""
-    if not (tsv.parent / "clips").is_dir():
-        return False
-    table = read_table(tsv, encoding)
-    path = find_column(table.rows.column_names, None, PATH_COLUMNS)
-    names = read_text_column(table.rows, path or "")[:1]
-    return not any((tsv.parent / name).is_file() for name in names)
-
-
-def read_release(tsv: Path, options: TableOptions) -> Manifest:
-    """Read one TSV of a release; ``clips/`` is in the same folder."""
-    return Manifest.join(read_releases({options.language: tsv.parent}, tsv.stem, options))
-
-
-def read_releases(
-    releases: Mapping[str, Path], split: str, options: TableOptions
-) -> Iterator[Manifest]:
-    """Yield one split, a TSV in the release folder of each language, in blocks.
-
-    A split with faults, repeated clips or other names than those of Mozilla is one block.
-    """
-    tsvs = {language: release / f"{split}.tsv" for language, release in releases.items()}
-    is_plain = _has_plain_clips(tsvs.values(), options)
-    parts = {
-        language: _read_release(tsv, replace(options, language=language), is_plain)
-        for language, tsv in tsvs.items()
-    }
-    if is_plain:
-        first_blocks = [next(part) for part in parts.values()]
-        columns = [block.rows.schema.empty_table() for block in first_blocks]
-        for first, part in zip(first_blocks, parts.values(), strict=True):
-            for block in chain([first], part):
-                rows = pa.concat_tables([*columns, block.rows], promote_options="default")
-                yield replace(block, rows=rows)
-    else:
-        named = [(language, Manifest.join(part)) for language, part in parts.items()]
-        first_release = next(iter(releases.values()))
-        base = first_release.parent if len(parts) > 1 else first_release / "clips"
-        yield Manifest.join_named(named, base)
-
-
-def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
-    """Return whether each row of some tables is a whole file, which no other row names.
-
-    Only hashes of the names are kept.
-    """
-    hashes: list[Counts] = []
-    for tsv in tsvs:
-        table = _open_tabs(tsv, options.encoding)
-        names = [] if table is None else table.names
-        path = find_column(names, options.path_column, PATH_COLUMNS)
-        other = find_column(names, None, (*ID_COLUMNS, *CHANNEL_COLUMNS))
-        if table is None or path is None or other or find_part_columns(names).start:
-            return False
-        num_blocks = len(hashes)
-        try:
-            for block in table.read_blocks(path):
-                clip_names = block.rows[path]
-                if not pc.all(pc.match_substring_regex(clip_names, PLAIN_CLIP)).as_py():
-                    return False
-                hashes.append(hash_texts(clip_names))
-        except pa.ArrowInvalid:
-            return False
-        if len(hashes) == num_blocks:  # the table has a header only
-            return False
-    return are_distinct(hashes)
-
-
-def _open_tabs(tsv: Path, encoding: str | None) -> "_Delimited | None":
-    """Open a table whose first line names its columns, with tabs and no quotes."""
-    with _open_text(tsv, encoding) as (lines, encoding):
-        header = next(lines, "")
-    if "\t" not in header:
-        return None
-    table = _Delimited(tsv, encoding, header.rstrip("\r\n"), 1)
-    return None if table.is_quoted else table
-
-
-def _read_release(tsv: Path, options: TableOptions, is_plain: bool) -> Iterator[Manifest]:
-    """Yield the blocks of a TSV, with a column ``duration_ms``; one block if it is not plain."""
-    clips = tsv.parent / "clips"
-    durations = _read_durations(tsv.parent / DURATIONS_FILE, clips)
-    opened = _open_tabs(tsv, options.encoding) if is_plain else None
-    tables = [read_table(tsv, options.encoding)] if opened is None else opened.read_blocks()
-    for table in tables:
-        manifest = to_manifest(table, options, partial(locate_clip, clips), clips)
-        rows = manifest.rows
-        if durations and DURATION_COLUMN not in rows.column_names:
-            hashes, milliseconds = durations
-            own_hashes = hash_texts(rows["audio"])
-            indices = np.searchsorted(hashes, own_hashes)
-            indices[indices == len(hashes)] = 0
-            is_missing = hashes[indices] != own_hashes
-            column = milliseconds.take(pa.array(indices, mask=is_missing))
-            manifest = replace(manifest, rows=rows.append_column(DURATION_COLUMN, column))
-        yield manifest
-
-
-def _read_durations(file: Path, clips: Path) -> tuple[Counts, pa.ChunkedArray] | None:
-    """Return the file of durations of a release since 16.1: hashes of paths, and milliseconds.
-
-    Of the names, which are joined with those of all tables, only hashes of 64 bits are kept: two of
-    40 million are equal in one of 20,000 releases.
-    """
-    if not file.is_file():
-        return None
-    columns: list[pa.ChunkedArray] = read_table(file).rows.columns
-    if len(columns) < 2:
-        raise DataError(
-            f"{file} must have the columns clip and duration[ms], but has only one. Download it "
-            "again, or remove it: then clips are decoded to measure them.",
-            where=f"{file}:1",
-        )
-    hashes = np.concatenate([hash_texts(_join_path(clips, names)) for names in columns[0].chunks])
-    order = np.argsort(hashes, kind="stable")
-    return hashes[order], columns[1].take(pa.array(order))
-
-
-def locate_clip(clips: Path, name: str) -> str | Excluded:
-    """Return the path of a clip that a release names, below its folder ``clips``."""
-    if not name:
-        return Excluded("", "no path", "the field of the path is empty")
-    if name.startswith("/") or ".." in name.split("/"):
-        return Excluded("", "path outside the clips folder", name)
-    if "." not in name.rpartition("/")[2]:
-        names = _file_names(clips, clips.stat().st_mtime_ns) if clips.is_dir() else {}
-        name = names.get(name, name + DEFAULT_SUFFIX)
-    path = f"{clips}/{name}"
-    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
-
-
-@lru_cache(maxsize=1)
-def _file_names(folder: Path, time: int) -> dict[str, str]:  # by stem; the folder's time of change
-    return {file.stem: file.name for file in folder.iterdir()}

@@ -4,10 +4,7 @@ members -> samples, which WebDataset groups by name -> rows of tables, whose aud
 
 WebDataset   KEY.flac with KEY.json, an object, or KEY.txt
 NeMo         audio_N.tar of audio; its rows are in sharded_manifests/manifest_N.json, or in
-             tarred_audio_manifest.json with `shard_id: N` (as NeMo's
-             convert_to_tarred_audio_dataset.py writes them)
-
-WebDataset 1.0.2 was tried.
+             tarred_audio_manifest.json with `shard_id: N`
 """
 
 import json
@@ -91,10 +88,7 @@ def nemo_manifest(file: str) -> str | None:
 def read_tar(
     file: str, options: TableOptions, batch_rows: int, write_audio: WriteAudio
 ) -> Iterator[Table]:
-    """Yield the rows of a tar, once their audio is written.
-
-    Raises DataError if the tar is damaged, has links, or two members of one name.
-    """
+    """Yield the rows of a tar, once their audio is written."""
     manifest = nemo_manifest(file)
     rows_of_member = None if manifest is None else _read_manifest(manifest, file)
     unused = {*(rows_of_member or ())}
@@ -127,8 +121,8 @@ def _read_members(tar: tarfile.TarFile, file: str) -> Iterator[dict[str, Any]]:
     for member in iter_members(tar):
         if not member.isfile() and not member.isdir():
             raise DataError(
-                f"{file} is not read, because its member {member.name[:200]!r} is a link or a "
-                "device. Write the tar with files: tar --dereference --hard-dereference"
+                f"{file} is not read: its member {member.name[:200]!r} is a link or a device. "
+                "Write the tar by: tar --dereference --hard-dereference"
             )
         if content := tar.extractfile(member):
             yield {"fname": member.name, "data": content.read(), "__url__": file}
@@ -159,7 +153,6 @@ def _read_sample(
 
 
 def _read_texts(sample: Sample, options: TableOptions) -> Row | Excluded:
-    """Return the columns of a sample of WebDataset."""
     name = sample["__key__"]
     try:
         values = json.loads(sample.get("json", b"{}"))
@@ -196,11 +189,11 @@ def _read_manifest(manifest: str, file: str) -> dict[str, list[Row]]:
     with fsspec.open(manifest, "rt", encoding="utf-8-sig") as lines:
         for table in read_objects(Path(manifest), lines):
             for row in table.excluded:
-                raise DataError(f"{manifest}: {row.id} is {row.reason} ({row.detail}). Correct it.")
+                raise DataError(f"{manifest}: {row.id} is {row.reason} ({row.detail}).")
             for row in table.rows.to_pylist():
                 member = PurePosixPath(row.pop("audio_filepath", None) or "")
                 if not member.name:
-                    raise DataError(f"{manifest} has a row without `audio_filepath`. Correct it.")
+                    raise DataError(f"{manifest} has a row without `audio_filepath`.")
                 name = str(member.with_name(_SUB.sub("", member.name.partition(".")[0])))
                 if row.get("shard_id") in (None, number):
                     values = {column: text for column, text in row.items() if text is not None}

@@ -43,7 +43,7 @@ from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import describe_corpus, iter_blocks
 from sbkit.data.report import log_data, write_data_report
-from sbkit.data.rows import store_rows
+from sbkit.data.sources import store_rows
 from sbkit.data.splits import Splits
 from sbkit.distributed.agreement import require_same_code, require_shared
 from sbkit.distributed.device import Placement, describe_tf32, note_precision

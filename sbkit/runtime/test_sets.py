@@ -16,11 +16,11 @@ from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
 from sbkit.data.batch import UtteranceDataset
+from sbkit.data.common_voice import TABLE_NAME, is_release, read_release, read_spontaneous
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import prepare_split, sample_counts
-from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
-from sbkit.data.tables import COLUMN_KEYS, TableOptions, is_release, read_release
+from sbkit.data.tables import COLUMN_KEYS, TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe

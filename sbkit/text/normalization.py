@@ -152,16 +152,10 @@ def orthography(language: str) -> Orthography:
 
 
 def text_table(language: str, settings: object = None) -> Orthography:
-    """Return the table of a language with the case and the punctuation that the key `text` keeps.
-
-    Raises ConfigError for settings that are not of the form `TEXT_EXAMPLE`.
-    """
+    """Return the table of a language with the case and punctuation that the key `text` keeps."""
     settings = {} if settings is None else settings
     if not isinstance(settings, Mapping) or {*settings} - {"punctuation", *TEXT_CHOICES}:
-        raise ConfigError(
-            "`text` must be a mapping of case, punctuation and numbers, such as "
-            f"{TEXT_EXAMPLE}, but is {settings!r}."
-        )
+        raise ConfigError(f"`text` must be a mapping such as {TEXT_EXAMPLE}, but is {settings!r}.")
     choices = {key: settings.get(key, values[0]) for key, values in TEXT_CHOICES.items()}
     for key, choice in choices.items():
         if choice not in TEXT_CHOICES[key]:
@@ -171,8 +165,8 @@ def text_table(language: str, settings: object = None) -> Orthography:
     are_texts = isinstance(marks, list) and all(isinstance(mark, str) for mark in marks)
     if not are_texts or not all(len(mark) == 1 and is_mark(mark) for mark in marks):
         raise ConfigError(
-            "`text.punctuation` must be a list of single marks that do not belong to words, such "
-            f'as [".", ","], but is {marks!r}.'
+            '`text.punctuation` must list marks that are no part of words, such as [".", ","], but '
+            f"is {marks!r}."
         )
     return replace(
         orthography(language),
@@ -193,10 +187,7 @@ def table_to_store(table: Orthography) -> dict[str, object]:
 
 
 def table_from_stored(stored: Any) -> Orthography:
-    """Return the table that `table_to_store` was given.
-
-    Raises ValueError, TypeError or KeyError for other data.
-    """
+    """Return a stored table; other data raise ValueError, TypeError or KeyError."""
     if type(stored["version"]) is not int:
         raise ValueError("its version has the wrong type")
     table = from_plain(Orthography, {name: stored[name] for name in stored if name != "version"})
@@ -209,8 +200,8 @@ def table_from_stored(stored: Any) -> Orthography:
     is_too_long = len(replacements) > MAX_REWRITE_LENGTH
     if has_other_keys or is_repeated or is_too_long:
         raise ValueError(
-            "`rewrite` must map single characters to texts without any of these characters, of at "
-            f"most {MAX_REWRITE_LENGTH} characters together"
+            "`rewrite` must map single characters to texts without any of them, of at most "
+            f"{MAX_REWRITE_LENGTH} characters together"
         )
     return table
 
@@ -241,10 +232,7 @@ def is_spoken_symbol(char: str) -> bool:
 
 
 def languages_with(letters: Mapping[str, int]) -> list[str]:
-    """Return the languages whose tables keep nine tenths of the letters, the best match first.
-
-    letters: the number of each letter.
-    """
+    """Return the languages whose tables keep nine tenths of counted letters, the best one first."""
     matches: list[tuple[int, int, str]] = []
     for language, table in ORTHOGRAPHIES.items():
         num_kept = sum(n for letter, n in letters.items() if letter.lower() in table.letters)
@@ -257,11 +245,10 @@ def languages_with(letters: Mapping[str, int]) -> list[str]:
 def normalize(text: str, language: str, table: Orthography | None = None) -> str:
     """Write a transcript in lower case, with the letters of its language and single spaces.
 
-    Punctuation becomes a space, except for dots between initials and apostrophes inside words of
-    languages that write them. Between two characters of scripts without spaces, such as Chinese and
-    Thai, it is removed. Digits stay. The result is in Unicode NFC, and normalizing it again changes
-    nothing. A table may keep the case and some marks; normalizing the result by the plain table
-    then gives what that makes of the transcript.
+    Punctuation becomes a space, except for dots between initials and apostrophes inside words.
+    Between two characters of scripts without spaces, such as Chinese, it is removed. Digits stay.
+    The result is in Unicode NFC, and normalizing it again changes nothing. A result with case or
+    marks, normalized by the plain table, is what that makes of the transcript.
 
     table: replaces the table of the language; a trained model keeps the one it was trained with.
 
@@ -382,10 +369,7 @@ def compose(text: str, kept_marks: str = "") -> str:
 
 
 def _fold_width(char: str) -> str:
-    """Return a character in its usual width and position, or "" for a silent mark.
-
-    Silent marks are soft hyphens, variation selectors, the tatweel and others, but not joiners.
-    """
+    """Return a character in its usual width and position; "" for a soft hyphen, a tatweel ..."""
     is_format = unicodedata.category(char) in ("Cf", "Me") and char not in (_NON_JOINER, _JOINER)
     is_silent = is_format or char == _TATWEEL
     if is_silent or "VARIATION SELECTOR" in unicodedata.name(char, ""):

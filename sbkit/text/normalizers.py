@@ -1,7 +1,6 @@
 """Normalizers that texts are scored by: a language's text table, or one of Whisper's.
 
-The leaderboards of recognizers normalize references and hypotheses by Whisper's English normalizer,
-or by its basic one for other languages (Radford et al. 2022, arXiv 2212.04356, appendix C).
+Leaderboards use Whisper's English or basic one (Radford et al. 2022, arXiv 2212.04356, appendix C).
 """
 
 import hashlib
@@ -46,12 +45,7 @@ def table_normalizer(language: str, table: Orthography) -> Normalizer:
 
 
 def named_normalizer(name: str) -> Normalizer:
-    """Return the normalizer of this name.
-
-    Raises:
-        SbkitError: it is neither the tag of a language nor one of Whisper's, or the package that
-            Whisper's needs is missing.
-    """
+    """Return the normalizer of a language's tag, or one of Whisper's."""
     if name in (WHISPER_BASIC, WHISPER_ENGLISH):
         return _whisper_normalizer(name)
     try:
@@ -59,7 +53,7 @@ def named_normalizer(name: str) -> Normalizer:
     except ConfigError as error:
         raise ConfigError(
             f"`normalizer` must be {WHISPER_ENGLISH}, {WHISPER_BASIC} or the tag of a language, "
-            f"such as en, but is {name!r}."
+            f"but is {name!r}."
         ) from error
 
 

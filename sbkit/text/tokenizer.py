@@ -30,10 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """Encode and decode text with a trained sentencepiece model.
-
-    content: the bytes of the file, if the caller has read them.
-    """
+    """Encode and decode text with a sentencepiece model; `content` is its file, if it was read."""
 
     def __init__(self, *, model_file: str | Path, content: bytes | None = None) -> None:
         self.model_file = Path(model_file)
@@ -53,7 +50,7 @@ class Tokenizer:
         except (RuntimeError, ValueError) as error:
             raise BundleError(
                 f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "
-                f"({error}). Remove it to train it again, or restore it."
+                f"({error}). Remove it to train it again."
             ) from error
         self.vocabulary = Vocabulary(
             size=self._processor.get_piece_size(),
@@ -65,7 +62,6 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Count the tokens, including the four special ones."""
         return self.vocabulary.size
 
     def encode(self, text: str) -> list[int]:
@@ -73,7 +69,6 @@ class Tokenizer:
         return list(self._processor.encode(text, out_type=int))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Convert ids to text, without special tokens."""
         return " ".join(self.words(ids))
 
     def words(self, ids: Sequence[int]) -> list[str]:
@@ -122,7 +117,6 @@ class Tokenizer:
         return frozenset(filter(is_mark, "".join(texts)))
 
     def pieces(self) -> list[str]:
-        """List the tokens in the order of their ids."""
         return [self.piece(id) for id in range(self.vocab_size)]
 
     def piece(self, id: int) -> str:
@@ -140,9 +134,8 @@ def ensure_tokenizer(
 ) -> Tokenizer:
     """Open the tokenizer in the run folder; if there is none, write one there.
 
-    If ``earlier``, the tokenizer of the run or bundle that training starts from, has the declared
-    kind, size and tags, and spells all texts, it is copied. Otherwise, a tokenizer is trained. Each
-    of ``tags``, the names of tags in the texts, becomes a token.
+    ``earlier``, the tokenizer that training starts from, is copied if it has the declared kind,
+    size and tags, and spells all texts. Each of ``tags``, names in the texts, becomes a token.
     """
     if not model_file.exists():
         content = None
@@ -173,25 +166,17 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
 
     lines, num_lines = draw_sentences(note_characters(), MAX_TEXT_BYTES)
     if missing_tags:
-        raise ConfigError(
-            f"`keep_tags` names {missing_tags[0]}, which no transcript of train has. Take it out."
-        )
+        raise ConfigError(f"`keep_tags` names {missing_tags[0]}, which no transcript of train has.")
     if not characters:
-        raise ConfigError(
-            "A tokenizer needs training text, but there is none. Check the `sentence` column of "
-            "train.tsv and `language`."
-        )
+        raise ConfigError("A tokenizer needs training text, but all transcripts are empty.")
     char_size = len(characters) + len(tags) + 4  # special tokens
     if kind == "char" and vocab_size not in (None, char_size):
         raise ConfigError(
             f"`vocab_size` must be null for `token_type: char`, but is {vocab_size}. The training "
-            f"text has {char_size} tokens, including four special ones. Leave it null."
+            f"text has {char_size} tokens."
         )
     if kind != "char" and vocab_size is None:
-        raise ConfigError(
-            f"`vocab_size` must be a number for `token_type: {kind}`, but is null. "
-            "Try `vocab_size: 500`."
-        )
+        raise ConfigError(f"`token_type: {kind}` needs a `vocab_size` such as 500, but it is null.")
     vocab_size = vocab_size or char_size
     options: dict[str, Any] = {}
     if len(lines) < num_lines:
@@ -224,7 +209,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
         reason = ". ".join(s for s in sentences if "--" not in s)  # no option of sentencepiece
         raise ConfigError(
             f"`vocab_size` must suit the training text, but a {kind} tokenizer of {vocab_size} "
-            f"tokens could not be trained: {reason}. Choose another size."
+            f"tokens could not be trained: {reason}."
         ) from error
     return model.getvalue()
 

@@ -67,8 +67,6 @@ def transcript_normalizer(
 
     kept_names: the names of tags that stay, written ``[name]``.
 
-    Raises ConfigError if the table spells numbers in a language whose numbers sbkit cannot read.
-
     >>> transcript_normalizer(Orthography(numbers="en"), ["cough"])("I paid $3.50 (laughs) <Cough>")
     'i paid three dollars and fifty cents [cough]'
     """
@@ -81,7 +79,7 @@ def transcript_normalizer(
         if table.numbers not in languages:
             raise ConfigError(
                 f"`text.numbers: spell` reads {', '.join(languages)}, but `language` is "
-                f"{table.numbers}. Write the numbers of the transcripts as words, and take it out."
+                f"{table.numbers}."
             )
         spell = partial(read_numbers, language=table.numbers)
 
@@ -97,12 +95,12 @@ def transcript_normalizer(
 
 
 def check_tag_names(value: object) -> tuple[str, ...]:
-    """Check the value of the key ``keep_tags``, and return its names; raises ConfigError."""
+    """Check the value of the key ``keep_tags``, and return its names."""
     names = [] if value is None else value
     if not isinstance(names, list | tuple) or not all(re.fullmatch(_NAME, str(n)) for n in names):
         raise ConfigError(
-            "`keep_tags` must be a list of the names of tags without their brackets, with _ for a "
-            f"space, but is {value!r}. Write keep_tags: [noise, laughter], or []."
+            "`keep_tags` must be a list of names without their brackets, such as [noise], but is "
+            f"{value!r}."
         )
     return tuple(dict.fromkeys(str(name).lower() for name in names))
 
@@ -112,8 +110,8 @@ def select_tags(
 ) -> str:
     """Drop the tags of a text, except for those with a kept name, which are written ``[name]``.
 
-    Also write the characters of HTML's entities. If a square bracket lacks its partner, the tag is
-    the word that it touches.
+    If a square bracket lacks its partner, the tag is the word that it touches. Entities of HTML
+    become their characters.
 
     note: called with each tag that is dropped.
 

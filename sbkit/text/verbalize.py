@@ -2,9 +2,8 @@
 
 "Dr. Wu paid $5 on 2026-11-23!" -> "doctor wu paid five dollars on november twenty third, ..!"
 
-Abbreviations, money, dates, times, fractions, telephone numbers and ordinals become words.
 num2words 0.5.14 spells whole numbers; `verbalize.toml` has the separators and words of six
-languages. In other languages numbers are read as in English, without signs or units.
+languages. In others, numbers are read as in English, without signs or units.
 """
 
 import itertools
@@ -107,10 +106,7 @@ def spell_out(text: str, language: str) -> SpokenText:
     dropped = [(n, char) for char, n in counts.most_common() if not normalize(char, language)]
     if dropped:
         symbols = ", ".join(f"{n} {char}" for n, char in dropped[:MAX_LISTED_SYMBOLS])
-        notes.append(
-            f"normalization dropped symbols ({symbols}). Write symbols that are read aloud as "
-            "words."
-        )
+        notes.append(f"normalization dropped symbols ({symbols}).")
     return SpokenText(spoken, tuple(notes))
 
 
@@ -323,7 +319,6 @@ class _NumberReader:
         )
 
     def _day(self, day: int, before: str) -> str:
-        """Write the day of a month, given the word before it."""
         if "articles" in self.words:
             return self._rank(day, before)
         ordinal_days = self.words.get("ordinal_days")
@@ -433,7 +428,6 @@ class _NumberReader:
         return f"{words or self._cardinal(str(number), self._gender(forms[0]))} {of}{name}"
 
     def _form(self, number: int, forms: Sequence[str], *, has_decimals: bool = False) -> str:
-        """Choose the singular or the plural of a unit."""
         decimal_form: int | None = self.words.get("decimal_form")
         if has_decimals and decimal_form is not None:
             return forms[decimal_form]

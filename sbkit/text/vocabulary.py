@@ -29,8 +29,8 @@ class Vocabulary:
         special = {"blank": self.blank, "unk": self.unk, "bos": self.bos, "eos": self.eos}
         if len(set(special.values()) & set(range(self.size))) < len(special):
             raise SbkitError(
-                "The `tokenizer` must have four different ids from 0 to "
-                f"{self.size - 1} for blank, unk, bos and eos, but has {special}. Train it again."
+                f"The `tokenizer` must have four different ids from 0 to {self.size - 1}, but has "
+                f"{special}."
             )
 
     @property
@@ -47,7 +47,7 @@ class Vocabulary:
             if not 0 <= token < self.size or token == self.blank:
                 raise DataError(
                     f"Every label must be an id from 0 to {self.size - 1} and not the blank "
-                    f"({self.blank}), but {clip} holds {token}. Use the `tokenizer` of this run."
+                    f"({self.blank}), but {clip} holds {token}."
                 )
 
     def check_size(self, size: int, *, claim: str) -> None:
@@ -66,12 +66,7 @@ MAX_LABEL_FILE_BYTES = 1 << 22
 
 
 class ClassLabels:
-    """The names of classes or symbols, in the order of their ids, from a file's lines.
-
-    content: the bytes of the file, if the caller has read them.
-
-    Raises SbkitError if the file cannot be read, has fewer than two names, or repeats a name.
-    """
+    """The names of classes or symbols by their ids; `content` is the file, if it was read."""
 
     def __init__(self, *, file: str | Path, content: bytes | None = None) -> None:
         self.file = Path(file)
@@ -82,9 +77,10 @@ class ClassLabels:
         with parsing_errors(self.file, "be UTF-8", fix="Restore it."):
             self.names = content.decode().split("\n")[:-1]
         if len(set(self.names)) < max(2, len(self.names)) or not all(self.names):
+            num_different = len(set(self.names))
             raise BundleError(
-                f"{self.file} must list two or more different classes, but has "
-                f"{len(self.names)} lines, {len(set(self.names))} of them different. Restore it."
+                f"{self.file} must list two or more different classes, but has {len(self.names)} "
+                f"lines, {num_different} of them different."
             )
         self._ids = {name: id for id, name in enumerate(self.names)}
 
@@ -97,19 +93,15 @@ class ClassLabels:
 
 
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
-    """Write the classes in alphabetical order, unless the run folder lists them already.
-
-    Raises DataError if there are fewer than two classes, one is empty, or the run folder lists
-    others.
-    """
+    """Write the classes in alphabetical order, unless the run folder lists them already."""
     classes = sorted(set(names))
     if len(classes) < 2:
         raise DataError(
             "The training set must have two classes or more, but every label in it is "
-            f"{classes[0] if classes else 'missing'}. Add data."
+            f"{classes[0] if classes else 'missing'}."
         )
     if "" in classes:
-        raise DataError("Some rows of the training set have no label. Fill or remove them.")
+        raise DataError("Some rows of the training set have no label.")
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(file, "".join(f"{name}\n" for name in classes))
@@ -117,7 +109,7 @@ def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     if labels.names != classes:
         differing = listed(sorted({*classes}.symmetric_difference(labels.names)))
         raise DataError(
-            f"The classes of the training set must be those that {file} lists, but differ in "
-            f"{differing}. Choose another output_folder."
+            f"The classes of the training set differ from those that {file} lists in {differing}. "
+            "Choose another output_folder."
         )
     return labels

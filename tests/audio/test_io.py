@@ -272,7 +272,7 @@ def test_damaged_files_print_nothing(tmp_path: Path) -> None:
     code += "Exception as error: print(error)"
     command = [sys.executable, "-c", code, str(tmp_path / "a.mp3")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert re.fullmatch(r".*a\.mp3 is damaged at .* s\. Download it again\.\n", done.stdout)
+    assert re.fullmatch(r".*a\.mp3 is damaged at .* s\.\n", done.stdout)
     assert done.stderr == ""
 
 
@@ -433,18 +433,15 @@ def test_video_without_sound_says_so_and_of_several_tracks_one_is_noted(
 
 
 CreateFile = Callable[[Path], object]
-NOISE = np.random.default_rng(0).bytes(9999)
 NOT_AUDIO: dict[str, tuple[CreateFile, str]] = {
     "missing": (lambda file: None, "does not exist"),
     "a pipe": (os.mkfifo, "does not exist or is not a file"),
-    "a folder": (lambda file: file.mkdir(), "does not exist or is not a file"),
     "empty": (lambda file: file.touch(), "not recognized as audio"),
     "text": (lambda file: file.write_text("no audio at all\n" * 99), "not recognized as audio"),
     "on a broken disk": (
         lambda file: file.symlink_to("/proc/self/mem"),
         "cannot be read: .*put error",
     ),
-    "noise": (lambda file: file.write_bytes(NOISE), "not recognized as audio"),
     "integers of 64 bits, which NumPy's frames lack": (
         lambda file: file.write_bytes(encode("wav", "pcm_s64le", tone(16_000), 16_000)),
         "not recognized as audio",

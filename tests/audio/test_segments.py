@@ -138,7 +138,3 @@ def test_pauses_before_a_segment_are_forgotten() -> None:
         samples = audio[start : start + 10 * RATE]
         assert pauses.within(samples, start) == pauses_of(audio).within(samples, start)
     assert len(pauses._edges) < 3
-
-
-def test_segments_keep_no_blocks_in_memory() -> None:
-    assert all(segment.samples.base is None for segment in cut(noise(100)))

@@ -218,7 +218,7 @@ def test_archive_links_and_devices_are_not_unpacked(
     entries = [(f"entry-{kind.decode()}", kind) for kind in LINKS_AND_DEVICES]
     archive = write_tar(tmp_path / "links.tar", *entries, ("train.tsv", b""))
     assert {file.name for file in unpack_corpus(archive).iterdir()} == {"train.tsv", "corpus.json"}
-    assert caplog.messages[-1].startswith(f"4 entries of {archive} skipped: symbolic links")
+    assert caplog.messages[-1].startswith(f"4 entries of {archive} skipped: links")
 
 
 def test_hard_links_within_an_archive_are_copied(tmp_path: Path) -> None:

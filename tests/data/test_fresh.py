@@ -35,8 +35,8 @@ from sbkit.data import cache, clips, splits
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import prune_orphans
 from sbkit.data.report import measure_data
-from sbkit.data.rows import store_rows
 from sbkit.data.shard import AUDIO, read_rows
+from sbkit.data.sources import store_rows
 from sbkit.data.splits import Splits, read_column, read_transcripts
 from sbkit.models.layers import GlobalNorm
 from sbkit.train.model_state import inputs_of_statistics, measure_normalization

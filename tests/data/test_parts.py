@@ -168,15 +168,12 @@ def test_start_and_end_are_times_in_the_file_or_where_a_clip_was_cut_from(
         ("Begin,Duration", "1.5,0.75"),
         ("start_ms,end_ms", "1.5e3,2250"),
         ("Start Time (s),End Time (s)", "1.5,2.25"),
-        ("from,to", "1.5,2.25"),
         ("offset,end", "1.5,2.25"),
         ("offset,duration,start,end", "0,30,1.5,2.25"),
-        ("audio_start,audio_end", "1.5,2.25"),
         ("segment_start,segment_duration", "1.5,0.75"),
         ("start,stop", "1.5,2.25"),
         ("offset_ms,duration", "1500.0,0.75"),
         ("onset,offset", "1.5,2.25"),
-        ("offset,duration,end", "1.5,0.75,2.25"),
         ("start_time,end_time,split", "2024-05-01 10:00,2024-05-01 10:02,train"),  # of a recording
         ("end,begin_frame", "2.25,150"),
     ],
@@ -195,8 +192,6 @@ def test_times_of_a_part_have_several_names_or_are_named_as_unused(
 
 LEFT_OUT = [  # row, reason, detail
     ("talk.flac,-1,2,x", "invalid times of a part", "-1 to 1 s of talk.flac"),
-    ("talk.flac,30,0,x", "invalid times of a part", "30 to 30 s of talk.flac"),
-    ("talk.flac,nan,1,x", "invalid times of a part", "nan to nan s of talk.flac"),
     ("talk.flac,1:2:3:4,1,x", "invalid times of a part", "to float: '3:4'"),
     ("talk.flac,10,2,x", "clip listed twice", "names 10 to 12 s of talk.flac"),
     (
@@ -207,7 +202,6 @@ LEFT_OUT = [  # row, reason, detail
     ("talk.flac,,15,x", "part overlaps another", "0 to 15 s of talk.flac overlaps"),
     ("talk.mp3,70,10.06,x", "part beyond the end of its file", "lasts only 80.000 s"),
     ("talk.mp3,81,,x", "part beyond the end of its file", "81 to the end of talk.mp3"),
-    ("talk.flac,900,9,x", "part beyond the end of its file", "lasts only 80.000 s"),
     ("none.flac,0,1,x", "unreadable audio", "none.flac is missing"),
 ]
 
@@ -347,13 +341,6 @@ def test_cuts_need_no_transcript_where_none_is_read(tmp_path: Path) -> None:
     cuts = write_lines(tmp_path / "cuts.jsonl", [without])
     (clip,) = read(cuts, text_column=False)
     assert (clip.id, clip.start, clip.end, clip.sentence) == ("x5", 500_000, 1_750_000, "")
-
-
-def test_compressed_file_without_cuts_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "cuts.jsonl.gz"
-    file.write_bytes(gzip.compress(CUTS.read_bytes())[:50])
-    with pytest.raises(SbkitError, match="is damaged"):
-        read(file)
 
 
 @pytest.mark.parametrize(("pause", "end"), [(0.9, 10_000_000), (1.1, 8_900_000)])

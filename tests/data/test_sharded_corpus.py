@@ -408,7 +408,7 @@ def test_prepare_command_makes_shards_of_table_folders(tmp_path: Path, location:
     write_sources(tmp_path / "b")
     manifest = [f"--manifest={{train: {tmp_path / 'a'}, dev: {tmp_path / 'b'}}}"]
     yaml = str(ROOT / "hparams/ctc.yaml")
-    with pytest.raises(SbkitError, match="Make shards of it first, sbkit prepare"):
+    with pytest.raises(SbkitError, match="Make shards of it by `sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
     shards = ["--shards", location, "--shard-size", "15kB"]
     with patch.object(sources, "BATCH_ROWS", 2):

@@ -252,7 +252,7 @@ def test_damaged_tar_is_refused(clips: dict[Path, str], tmp_path: Path, reason: 
     ("name", "content", "message"),
     [
         *(
-            ("b.flac", kind, "its member 'b.flac' is a link or a device. Write the tar with")
+            ("b.flac", kind, "its member 'b.flac' is a link or a device. Write the tar")
             for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE)
         ),
         ("a.flac", b"", r"bad.tar is damaged, or .* \(.*a.flac: duplicate file name"),

@@ -14,9 +14,9 @@ import soundfile
 from recipes.AsteriskPrompts.corpus import prepare_prompts, spell_digits, write_release
 from recipes.debian.release import choose_split
 from sbkit.base.errors import SbkitError
+from sbkit.data.common_voice import read_release
 from sbkit.data.manifest import Clip
-from sbkit.data.tables import TableOptions, read_release
-from sbkit.text.normalization import normalize
+from sbkit.data.tables import TableOptions
 from tests.shortage import largest_file
 
 TEXT = """\ufeffhello: Hello,  World.
@@ -159,17 +159,6 @@ def test_failed_download_quotes_apt_get(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(SbkitError, match=f"{words}.*as `data_folder"):
         prepare_prompts(language="en")
     assert not (tmp_path / "cache").exists()
-
-
-def test_english_prompts_are_normalized_speech(asterisk_english: Path) -> None:
-    clips = all_clips(asterisk_english)
-    assert len(clips) > 500
-    for clip in clips.values():
-        text = normalize(clip.sentence, "en")
-        assert text
-        assert normalize(text, "en") == text
-        assert not any(char.isdigit() for char in text)
-    assert clips["vm-Cust1"].sentence == "folder five"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpus import USUAL_SPLITS
 from sbkit.data.manifest import Excluded
-from sbkit.data.shard import read_rows
-from sbkit.data.splits import Splits, within_limits, write_excluded
+from sbkit.data.splits import Splits, within_limits
 from tests.data.test_splits import train_tokenizer
 from tests.stores import Utterance, make_store
 
@@ -55,20 +54,6 @@ def set_sentence(folder: Path, split: str, row: int, sentence: str) -> None:
     rows = (folder / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
     rows[row + 1] = "\t".join([*rows[row + 1].split("\t")[:2], sentence])
     write_tsv(folder, split, rows)
-
-
-def test_release_is_prepared_with_its_texts(tmp_path: Path) -> None:
-    release = make_release(tmp_path / "en", kind="mp3", rate=48_000)
-    prepared = prepare(data_folder=release, language="en")
-    assert list(prepared.named()) == list(SPLITS)
-    assert prepared.excluded == []
-    for split in SPLITS:
-        rows = list(read_rows(prepared.named()[split], range(3)))
-        assert [row["id"] for row in rows] == [f"{split}{n}" for n in range(3)]
-        assert [row["text"] for row in rows] == [f"clip number {n}" for n in range(3)]
-        assert rows[2]["sentence"] == '"Clip" number 2!'
-        for n, row in enumerate(rows):
-            assert row["samples"] == pytest.approx(1600 * (n + 1), abs=2400)  # mp3 pads
 
 
 def test_empty_transcripts_are_excluded_from_training_only(tmp_path: Path) -> None:
@@ -128,23 +113,6 @@ def test_utterances_too_short_for_ctc_are_excluded_from_training_only(tmp_path: 
         Excluded("aabbc", "too short for its transcript", "4 frames, 7 needed", "train"),
     ]
     assert (result.valid, result.test) == (splits.valid, splits.test)
-
-
-def test_write_excluded_writes_a_tsv(tmp_path: Path) -> None:
-    left_out = [
-        Excluded("a", "empty transcript", '"…"\tand\nmore', "train"),
-        Excluded("b", "empty transcript", "", "train"),
-        Excluded("c", "unreadable audio", "gone", "dev"),
-    ]
-    file = tmp_path / "run" / "left_out.tsv"
-    write_excluded(file, left_out)
-    assert file.read_text(encoding="utf-8").splitlines() == [
-        "split\tid\treason\tdetail",
-        'train\ta\tempty transcript\t"…" and more',
-        "train\tb\tempty transcript\t",
-        "dev\tc\tunreadable audio\tgone",
-    ]
-    assert list(file.parent.iterdir()) == [file]
 
 
 def test_default_corpus_is_complete(asterisk_english: Path, tmp_path: Path) -> None:
@@ -221,7 +189,7 @@ def test_release_of_any_version_is_read(version: str, tmp_path: Path) -> None:
 
 def test_release_in_another_language_is_refused(tmp_path: Path) -> None:
     release = release_of(tmp_path / "en", "22", splits=SPLITS)
-    with pytest.raises(SbkitError, match="is de, but 3 of 3 rows of the manifest have the locale"):
+    with pytest.raises(SbkitError, match="is de, but 3 of 3 rows have the locale"):
         prepare(data_folder=release, language="de")
 
 

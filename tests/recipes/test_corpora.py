@@ -7,7 +7,6 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -75,7 +74,7 @@ def test_corpus_of_refuses_unknown_data(
 @pytest.mark.parametrize("name", ["CommonVoice", "LibriSpeech"])
 def test_corpus_of_a_folder_needs_data_folder(name: str) -> None:
     knobs = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
-    with pytest.raises(SbkitError, match="names none. Name the folder"):
+    with pytest.raises(SbkitError, match="`data_folder` names none"):
         corpus_of(knobs).splits(knobs)
 
 
@@ -92,15 +91,6 @@ def test_key_splits_applies_to_a_user_corpus() -> None:
     module: Any = SimpleNamespace(splits=lambda _: {"train": ("a", "b"), "valid": ("dev",)})
     splits = splits_of(module, {"splits": {"train": "a", "test": "b"}})
     assert splits == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
-
-
-def test_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -> None:
-    knobs = {"data_folder": None, "language": "en"}
-    assert asterisk_prompts.splits(knobs)["valid"] == ("dev",)
-    clip = asterisk_prompts.read(knobs, "dev")[0]
-    assert {"speaker", "gender", "locale", "language"} <= set(clip.columns)
-    again = common_voice.read({"data_folder": asterisk_english, "language": "en"}, "dev")
-    assert again[0] == replace(clip, path=clip.path.resolve())  # the cache of tests has a link
 
 
 def write_table(file: Path, ids: str) -> None:
@@ -312,8 +302,8 @@ def test_nemo_manifest_is_read(tmp_path: Path) -> None:
     ("content", "knobs", "words"),
     [
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
-        ("path,said\n1,2\n", {"text_column": "sad"}, "columns sad; its first .* path, said"),
-        ("[{}]", {}, "one object on each line, but line 1 is not"),
+        ("path,said\n1,2\n", {"text_column": "sad"}, "columns sad; it has path, said"),
+        ("[{}]", {}, "JSON Lines, but line 1 is not"),
     ],
 )
 def test_table_without_its_columns_is_refused(
@@ -353,7 +343,7 @@ def test_kaldi_folder_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"wav": "u1 touch MARK |\n", "text": "u1 hi"}, "line 1 is a command .*sbkit does not run"),
+        ({"wav": "u1 touch MARK |\n", "text": "u1 hi"}, "line 1 is a command"),
         ({"wav": "u1 a.wav\n"}, "The file text of a data folder of Kaldi must be readable"),
     ],
 )
@@ -480,7 +470,7 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
     [
         ({"train": "a.csv"}, "no files for dev. Add `dev: FILE`"),
         ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
-        ({"train": {"a": "a"}, "dev": {"train": "b"}}, "a split called train, which is the name"),
+        ({"train": {"a": "a"}, "dev": {"train": "b"}}, "a split called train"),
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
         ({"train": "a", "dev": {1: "b"}, "test": {1: "c"}}, "'1' twice"),
         ({"train": "~no_such_user_/a.csv", "dev": "b"}, "`manifest.train`.* no such user"),

@@ -12,10 +12,11 @@ from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.corpus import write_release
 from sbkit.base.errors import SbkitError
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.common_voice import read_release
+from sbkit.data.tables import TableOptions
 from sbkit.export.export import exported_bundle
 from sbkit.tasks.synthesis.predict import Synthesizer
-from tests.runs import TINY, TINY_VOICE, read_json, train_here
+from tests.runs import TINY_VOICE, train_here
 
 TEXT = """( ru_0001 "Сн+ова, он здесь." )
 ( ru_0002 "\\"Я рад\\", - сказал он." )
@@ -74,31 +75,15 @@ def test_festvox_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.Monk
         corpus.read({"language": "en"}, "train")
 
 
-@pytest.fixture
-def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_festvox_voice_reads_cyrillic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is trained as by the commands of the READMEs."""
     fill_cache(tmp_path / "cache", make_voice(tmp_path / "root"), monkeypatch)
-
-
-def train(yaml: str, *knobs: str, folder: Path) -> Path:
-    """Train on it as the commands of the READMEs do; return the run folder."""
+    run = tmp_path / "run"
+    once = ("--check=False", "--number_of_epochs=1", f"--output_folder={run}")
     corpus_knobs = ("--corpus=recipes.FestvoxRu.corpus", "--language=ru")
-    words = ["train.py", yaml, *knobs, *corpus_knobs, f"--output_folder={folder / 'run'}"]
-    assert train_here(words, folder / "cache") == 0
-    return folder / "run"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("release")
-def test_festvox_recognizer_trains(tmp_path: Path) -> None:
-    run = train("hparams/ctc.yaml", *TINY, "--number_of_epochs=1", folder=tmp_path)
-    assert read_json(run / "summary.json")["test"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("release")
-def test_festvox_voice_reads_cyrillic(tmp_path: Path) -> None:
-    once = ("--check=False", "--number_of_epochs=1")
-    run = train("hparams/tts.yaml", *TINY_VOICE, *once, folder=tmp_path)
+    words = ["train.py", "hparams/tts.yaml", *TINY_VOICE, *once, *corpus_knobs]
+    assert train_here(words, tmp_path / "cache") == 0
     with exported_bundle(run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         assert [note for note in voice.stream("2 лист").notes if "два" in note]
         assert voice.speak("2 лист").std() > 0

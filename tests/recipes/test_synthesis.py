@@ -237,11 +237,6 @@ def test_openai_client_gets_speech_notes_and_errors(voice: Synthesizer, tmp_path
         ]
 
 
-def test_speed_divides_the_length_of_speech(voice: Synthesizer) -> None:
-    usual, fast = (len(voice.speak("please hold the line", speed)) for speed in (1.0, 2.0))
-    assert abs(fast - usual / 2) <= FRAME
-
-
 @pytest.mark.slow(30)
 def test_onnx_synthesizes_the_same(bundle: Path, voice: Synthesizer) -> None:
     reports = parity_report(bundle, "onnx")

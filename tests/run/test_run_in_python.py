@@ -422,7 +422,7 @@ def test_knobs_of_a_run_cannot_be_changed() -> None:
         ([{"path": "a.wav"}], "`corpus` must map train, dev and test to rows, but is a list"),
         ({"train": []}, r"`corpus\['train'\]`: There are no rows"),
         ({"train": "a.csv"}, r"`corpus\['train'\]`: Rows must be mappings.* but one is a"),
-        ({"train": [{"audio": [0.0] * 9}]}, "An array needs its sample rate"),
+        ({"train": [{"audio": [0.0] * 9}]}, "An array needs `sample_rate`"),
         ({"train": [{"path": "a.wav", "text": "a"}]}, "no files for dev. .*, or rows to `corpus`"),
     ],
 )

@@ -243,7 +243,7 @@ def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "rate", "says"),
     [
-        (np.zeros(100), None, "needs its sample rate in Hz: pass `sample_rate`, or a pair"),
+        (np.zeros(100), None, "needs `sample_rate` in Hz, or a pair"),
         (np.zeros(100), "16000", "`sample_rate` must be a whole number of Hz, but is '16000'"),
         (["one.wav", "two.wav"], None, "must be a whole number of Hz, but is 'two.wav'"),
         ({"audio": np.zeros(100)}, None, "A mapping must have .*, but this one has audio"),

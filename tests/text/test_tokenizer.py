@@ -124,8 +124,8 @@ def test_earlier_tokenizer_is_kept_if_it_is_what_is_declared(
 
 
 REFUSED: dict[str, tuple[str, Any, Iterable[str], str]] = {
-    "too small": ("bpe", 10, SENTENCES, r"bpe tokenizer of 10 tokens .* 10 vs \d+\. Choose"),
-    "too large": ("unigram", 5000, SENTENCES, r"of 5000 tokens .*value <= \d+\. Choose"),
+    "too small": ("bpe", 10, SENTENCES, r"bpe tokenizer of 10 tokens .* 10 vs \d+\."),
+    "too large": ("unigram", 5000, SENTENCES, r"of 5000 tokens .*value <= \d+\."),
     "size of characters": ("char", 99, SENTENCES, r"is 99. The training text has \d+ tokens"),
     "no text": ("char", None, [], "needs training text"),
 }

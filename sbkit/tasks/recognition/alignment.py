@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.audio.levels import WINDOWS_PER_SECOND
-from sbkit.audio.segments import MARGIN_SECONDS, Pauses
+from sbkit.audio.segments import MARGIN_SECONDS, WINDOWS_PER_SECOND, Pauses
 from sbkit.base.arrays import Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import samples_to_seconds

@@ -158,7 +158,7 @@ MUTATIONS = [
     ),
     mutation(
         "only recordings in dev, to which no decoder can be fitted",
-        error("loaders", "eval_batch_seconds", "utterances of dev, but 4 recordings there are all"),
+        error("loaders", "eval_batch_seconds", "utterances of dev, but all 4 recordings there are"),
         release=with_recordings_in_dev,
         options=("--eval_batch_seconds=20", "--word_lm_order=2"),
     ),
