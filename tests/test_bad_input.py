@@ -48,9 +48,7 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--d_modle=64"], ["`d_modle`", "`d_model`"]),
         (["--token_type=bpe"], ["`vocab_size`", "null"]),
-        (["--attention_rescoring=rescore"], ["`attention_rescoring` must be true or false"]),
         (["--batch_seconds=1"], ["`batch_seconds`", "1"]),
         (["--min_seconds=30"], ["`min_seconds`", "30", "None of the 16"]),
     ],

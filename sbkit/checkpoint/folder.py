@@ -1,7 +1,4 @@
-"""The folder of a run's checkpoints: locked by one run, listed with damaged ones, written whole.
-
-A checkpoint is written under another name and renamed once it is whole on the disk.
-"""
+"""The folder of a run's checkpoints: locked by one run, listed with damaged ones, written whole."""
 
 import logging
 import math
@@ -32,25 +29,19 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """Create a folder, and lock it inside a `with` statement; the lock ends with the process, too.
 
     A file system without locks, as on some clusters, is used without one.
-
-    Raises:
-        ConfigError: the folder is locked already, or no checkpoint could be saved there.
-        SbkitError: nothing can be written there.
     """
     require_writable(folder, option="output_folder")
     resolved = folder.resolve()
     if resolved in _locked:
         raise ConfigError(
-            f"Only one run at a time may save to {folder}, but this process trains or tunes there "
-            "already. Wait until that has ended, or choose another `output_folder`."
+            f"Only one run at a time may save to {folder}, but this process trains or tunes there."
         )
     _require_renaming(folder)
     descriptor = _locked[resolved] = open_lock(folder)
     try:
         if not try_lock(descriptor):
             raise ConfigError(
-                f"Only one run at a time may save to {folder}, but another one is training there. "
-                "Wait for it, stop it, or choose another `output_folder`."
+                f"Only one run at a time may save to {folder}, but another one is training there."
             )
         if not try_lock(descriptor, if_unsupported=False):
             logger.info(
@@ -63,7 +54,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _require_renaming(folder: Path) -> None:
-    """Raise ConfigError if folders cannot be renamed there, as on some mounts of object stores."""
+    """Refuse a folder in which folders cannot be renamed, as on some mounts of object stores."""
     probe = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
     renamed = probe.with_name(f"{probe.name}{REPLACED}")
     try:
@@ -71,8 +62,8 @@ def _require_renaming(folder: Path) -> None:
         probe.rename(renamed)
     except OSError as error:
         raise ConfigError(
-            f"`output_folder` must be on a file system that renames folders, as checkpoints need, "
-            f"but that of {folder} does not ({error.strerror}). Choose another one."
+            f"`output_folder` must be on a file system that renames folders, but that of {folder} "
+            f"does not ({error.strerror})."
         ) from error
     finally:
         for path in (probe, renamed):

@@ -51,27 +51,21 @@ def ranks_without(folder: Path) -> list[str]:
 
 
 def require_shared(run_folder: Path, cache: Path) -> None:
-    """Raise ConfigError, on all ranks, if one does not see rank 0's run folder.
-
-    Other caches are only slower: a note says which processes have one.
-    """
+    """Refuse, on all ranks, a rank that does not see rank 0's run folder; note another cache."""
     if blind := ranks_without(run_folder):
         raise ConfigError(
             f"All processes must share the run folder, but {run_folder} is not that of rank 0 for "
-            f"{listed(blind)}. Choose an --output_folder on a disk that all machines mount."
+            f"{listed(blind)}. Choose an --output_folder that all machines mount."
         )
     if blind := ranks_without(cache):
         logger.info(
             f"note: {cache} is not that of rank 0 for {listed(blind)}, so audio is decoded for "
-            "each. Let SBKIT_CACHE name a folder on a disk that all machines mount."
+            "each. Let SBKIT_CACHE name a folder that all machines mount."
         )
 
 
 def require_same_code() -> None:
-    """Raise ConfigError, on all ranks, if one has imported other code than rank 0.
-
-    The weights of such ranks would drift apart without a word.
-    """
+    """Refuse, on all ranks, a rank with other code than rank 0: their weights would drift apart."""
     if world_size() == 1:
         return
     (first, first_rank), *other_ranks = gather_over_ranks((_describe_code(), describe_rank()))
@@ -84,7 +78,7 @@ def require_same_code() -> None:
         if differing:
             raise ConfigError(
                 f"All processes must run the same code, but {first_rank} and {other_rank} differ "
-                f"in {listed(differing)}. Give both machines the same checkout and packages."
+                f"in {listed(differing)}."
             )
 
 

@@ -1,7 +1,6 @@
 """Send messages to the screen of a command, and to ``train.log`` of a run.
 
-Every module logs with ``logging.getLogger(__name__)``. Only the commands of sbkit attach handlers,
-so a program that uses sbkit as a library decides what is shown and where.
+Only the commands of sbkit attach handlers: a program that uses it decides what is shown and where.
 """
 
 import logging
@@ -33,8 +32,6 @@ def is_first_rank() -> bool:
 @contextmanager
 def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> Iterator[None]:
     """Show messages while a command runs: warnings on standard error, others on standard output.
-
-    Those that cannot be written, such as on a full disk, are dropped.
 
     to_stderr: all on standard error, because standard output holds the command's result.
 
@@ -77,10 +74,7 @@ def _temporary_level(level: int, *, logger_name: str | None = None) -> Iterator[
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Drop the messages in a block, for example while `sbkit check` prepares a run.
-
-    Loggers with a level of their own, such as the progress logger, still log.
-    """
+    """Drop the messages in a block, except those of loggers with a level, such as progress."""
     return _temporary_level(logging.CRITICAL + 1)
 
 
@@ -103,11 +97,7 @@ class ScreenHandler(logging.Handler):
 
 
 def should_log(record: logging.LogRecord) -> bool:
-    """Return whether a message is logged.
-
-    Only the first rank logs. It logs all messages of sbkit, of recipes and of the user's modules.
-    Of other packages it logs only the warnings and errors.
-    """
+    """Return whether a message is logged: on the first rank, of other packages from warnings on."""
     if not is_first_rank():
         return False
     is_from_package = record.pathname.startswith(SITE_PACKAGES)

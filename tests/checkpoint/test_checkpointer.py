@@ -53,7 +53,7 @@ def test_newest_or_best_checkpoint_is_restored(tmp_path: Path) -> None:
 
 
 def test_recoverable_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="Recoverables must be modules .* but `lr` is a float"):
+    with pytest.raises(SbkitError, match="cannot save the recoverable `lr`, a float"):
         Checkpointer(tmp_path, recoverables={"model": nn.Linear(2, 2), "lr": 0.1})
 
 
@@ -174,25 +174,15 @@ def test_loading_checkpoint_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"many"])
-def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
     parts = {"model": line(1.0), "epochs": EpochCounter(3)}
     saved = Checkpointer(tmp_path, recoverables=parts).save_checkpoint()
     assert saved is not None
-    (saved.path / "epochs.ckpt").write_bytes(content)
+    (saved.path / "epochs.ckpt").write_bytes(b"many")
     write_checksums(saved.path)
     with pytest.raises(SbkitError, match="CKPT.* must hold what training saved") as caught:
         Checkpointer(tmp_path, recoverables=parts).recover_if_possible()
     assert "\n" not in str(caught.value)
-
-
-def test_checkpoint_without_recoverable_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, 1.0)
-    parts = {"model": line(0.0), "epochs": EpochCounter(3)}
-    with pytest.raises(SbkitError, match="missing a load path for epochs"):
-        Checkpointer(tmp_path, recoverables=parts).recover_if_possible()
-    partly = Checkpointer(tmp_path, recoverables=parts, allow_partial_load=True)
-    assert partly.recover_if_possible() is not None
 
 
 def test_module_with_own_saver_is_restored(tmp_path: Path) -> None:

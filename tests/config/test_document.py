@@ -20,8 +20,8 @@ from tests.runs import ROOT
         ("a: [1\nb: 2", ":2 is not valid YAML"),
         ("a: 1\na: 2", 'duplicate key "a"'),
         ("\ta: 1", "cannot start any token. Indent it with spaces."),
-        ("a: 1\nlr:0.001\n\n# -\n\nb: 2", ":2 is not valid YAML: could not find expected ':'. Che"),
-        ("a: 1\n b: 2\nc: 3", "keys of a level are in one column."),
+        ("a: 1\nlr:0.001\n\n# -\n\nb: 2", ":2 is not valid YAML: could not find expected ':'. Wri"),
+        ("a: 1\n b: 2\nc: 3", "keys of a level in one column."),
         ("base: ctc.yaml", "{path}, which is read for {path}. Name another file as `base`."),
         ("a: !include:ctc.yaml", "{path}, which is read for {path}. Name another file"),
         ("- 1", "must consist of `key: value` lines"),
@@ -30,12 +30,12 @@ from tests.runs import ROOT
         ("a: !PLACEHOLDER\n", "`a: !PLACEHOLDER ` ({path}:1) needs a value. Override it."),
         ("size: 1\na: !ref <siz>", "there is no `siz`. Did you mean `size`?"),
         ("a: !ref size", "Write it in angle brackets: `!ref <key>`"),
-        ("a: !ref <b>\nb: !ref <a>", "resolved later"),
+        ("a: !ref <b>\nb: !ref <a>", "is resolved too early"),
         ("a: !new:fractions.Fraction\nb: !ref <a>/c", "is an object"),
         ("n: -1\nb: !ref <n> * 2", "stays the text '-1 * 2'"),
         ("n: 0\nb: !ref 1 / <n>", "division by zero"),
         ("a: (!!python/object/apply:os.getcwd [])", "is read as a tuple"),
-        ("a: !new:fractions.Fractoin\n", "Fractoin. Correct it. A module of your own must lie"),
+        ("a: !new:fractions.Fractoin\n", "Fractoin. A module of your own must lie"),
         ("a: !new:os.getcwd\n", "should be a class"),
         ("a: !apply:fractions.Fraction\n", "should be a callable"),
         ("x: 1\na: !new:fractions.Fraction\n  numertor: 1\n", "`a` ({path}:2) cannot be made"),
@@ -56,11 +56,8 @@ def test_faulty_yaml_is_refused_with_its_line(tmp_path: Path, yaml: str, text: s
     assert text.format(path=path) in refusal(path, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"), [("ctx.yaml", "Did you mean `ctc.yaml`?"), ("other", "Check its name.")]
-)
-def test_missing_file_offers_the_nearest(path: Path, name: str, advice: str) -> None:
-    assert refusal(path.with_name(name), {}).endswith(f"No such file or directory). {advice}")
+def test_missing_file_offers_the_nearest(path: Path) -> None:
+    assert "Did you mean `ctc.yaml`?" in refusal(path.with_name("ctx.yaml"), {})
 
 
 def test_nearest_offers_only_a_likely_key() -> None:
@@ -184,7 +181,7 @@ def test_base_that_changes_is_read_again(top: Path) -> None:
             "base: ../top.yaml\nkept:",
             "{bases/middle}, which is read for {top}.",
         ),
-        ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no tag, and"),
+        ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no keys"),
     ],
 )
 def test_errors_name_file_and_line(top: Path, file: str, old: str, new: str, text: str) -> None:

@@ -217,7 +217,7 @@ MUTATIONS = [
     ),
     mutation(
         "a decoder that sees the answer",
-        error("causality", "Transformer", "change with the last one", "causal mask"),
+        error("causality", "Transformer", "sees the tokens", "causal mask"),
         text=(("!new:sbkit.models.transformer.Tr", "!new:tests.check.parts.AcausalTr"),),
     ),
     *(

@@ -87,12 +87,6 @@ MUTATIONS = [
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
-        "a misspelled knob that the labels need",
-        error("unread", "vocab_sise", "Did you mean `vocab_size`?"),
-        error("labels", ".yaml:1", "`vocab_size`, which is not in the YAML"),
-        text=(("\nvocab_size: ", "\nvocab_sise: "),),
-    ),
-    mutation(
         "a misspelled knob that the step needs",
         error("unread", "label_smothing", "Did you mean `label_smoothing`?"),
         error("shapes", ".yaml:1", "`label_smoothing`, which is not in the YAML"),
@@ -148,7 +142,7 @@ MUTATIONS = [
     ),
     mutation(
         "checkpoints without the run configuration",
-        error("run_folder", "output_folder", "run_config.json must be", "Put it back"),
+        error("run_folder", "output_folder", "run_config.json must be"),
         run=undeclared,
     ),
     mutation(
