@@ -176,7 +176,6 @@ def check_shapes(run: CheckedRun) -> Iterator[Finding]:
             *keys,
             problem=f"A step of training on two short utterances fails in {name} "
             f"({type(trial.error).__name__}: {reason})",
-            fix="Correct that part, or its input.",
         )
 
 

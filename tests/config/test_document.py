@@ -37,11 +37,9 @@ from tests.runs import ROOT
         ("a: (!!python/object/apply:os.getcwd [])", "is read as a tuple"),
         ("a: !new:fractions.Fractoin\n", "Fractoin. A module of your own must lie"),
         ("a: !new:os.getcwd\n", "should be a class"),
-        ("a: !apply:fractions.Fraction\n", "should be a callable"),
         ("x: 1\na: !new:fractions.Fraction\n  numertor: 1\n", "`a` ({path}:2) cannot be made"),
         ("x: 1\na: !new:torch.optim.SGD\n  lr: 1\n", "Add them, or write `!name:` if the rec"),
-        ("a: {b: !new:fractions.Fraction [x]}\n", "`a.b` ({path}:1)"),
-        ("a: !new:fractions.Fraction [1, 0]\n", ": ZeroDivisionError:"),
+        ("a: {b: !new:fractions.Fraction [1, 0]}\n", "`a.b` ({path}:1)"),
         ("a: !new:fractions.Fraction\nb: !ref <a.nope>\n", "has no attribute 'nope'"),
         # An error of sbkit is kept, and its place is added.
         (
@@ -107,7 +105,6 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
     [
         ("outer", "must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
         ("outer", "  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a"),
-        ("outer", "inner.yaml", "none.yaml", "cannot be read"),
         ("outer", "inner[twice]", "inner[twise]", "Did you mean `twice`?"),
         ("inner", "[1, 2]", "!new:fractions.Fraction [1, 0]", "`inner.many` ({inner}:5)"),
     ],
@@ -173,14 +170,7 @@ def test_base_that_changes_is_read_again(top: Path) -> None:
         ("top", "denominator: !ref <size>", "denominator: 0", "`ratio` ({top}:7) cannot be"),
         ("top", "<kept>}", "<kelt>}", "`masks.tone: !ref <kelt>` ({top}:6) leads nowhere"),
         ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) leads"),
-        ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) cannot be"),
         ("bases/middle", "root", "roof", "roof.yaml cannot be read (No such file or"),
-        (
-            "bases/root",
-            "kept:",
-            "base: ../top.yaml\nkept:",
-            "{bases/middle}, which is read for {top}.",
-        ),
         ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no keys"),
     ],
 )
@@ -189,4 +179,4 @@ def test_errors_name_file_and_line(top: Path, file: str, old: str, new: str, tex
     files[file].write_text(files[file].read_text().replace(old, new))
     for name, real in files.items():
         text = text.replace(f"{{{name}}}", str(real))
-    assert text in refusal(top, {}).replace("bases/../", "")
+    assert text in refusal(top, {})

@@ -93,13 +93,10 @@ def test_resolve_refuses_one_gpu_for_all_processes(monkeypatch: pytest.MonkeyPat
         resolve("cuda", "fp32")
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
-)
-def test_placement_autocast_applies_the_precision(precision: str, dtype: torch.dtype) -> None:
-    placement = resolve("cpu", precision)
+def test_placement_autocast_applies_the_precision() -> None:
+    placement = resolve("cpu", "bf16")
     with placement.autocast():
-        assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == dtype
+        assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == torch.bfloat16
     assert not placement.grad_scaler().is_enabled()
 
 

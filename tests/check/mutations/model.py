@@ -174,21 +174,16 @@ MUTATIONS = [
         options=("--inter_ctc_weight=0.3",),
     ),
     mutation(
-        "a layer that is never run",
+        "a layer that is never run, frozen for a time",
         error("unused", "CNN", "`CNN.spare`", "is never run"),
         recipe=brain(SpareLayer),
+        options=("--freeze={CNN: 1}",),
     ),
     mutation(
         "a decoder whose output is dropped",
         error("unused", "Transformer", "`Transformer.decoder`, `Transformer.embedding`"),
         error("unused", "seq_lin", "does not reach the loss"),
         recipe=brain(WithoutDecoder),
-    ),
-    mutation(
-        "a layer that never runs, frozen for a time",
-        error("unused", "CNN", "`CNN.spare`", "is never run"),
-        recipe=brain(SpareLayer),
-        options=("--freeze={CNN: 1}",),
     ),
     # -- interfaces
     mutation(
