@@ -308,7 +308,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool = False) -> bytes:
-    """Read a regular file: reading a pipe might block, and reading a device might never end.
+    """Read a file, but no pipe and no device: reading these might never end.
 
     subject: the subject of an error's first sentence, such as "The vocabulary".
     """

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -44,16 +43,6 @@ class Placement:
     def grad_scaler(self) -> GradScaler:
         """Return a new GradScaler, which does nothing except in fp16."""
         return GradScaler(self.device.type, enabled=self.precision == "fp16")
-
-
-def describe_tf32(device: torch.device) -> str:
-    """Name the float32 operations that round to TF32, as set by PyTorch and SpeechBrain."""
-    if device.type != "cuda":
-        return ""
-    torch_backends: Any = torch.backends  # without type hints
-    backends = {"products": torch_backends.cuda.matmul, "convolutions": torch_backends.cudnn.conv}
-    rounded = [name for name, backend in backends.items() if backend.fp32_precision == "tf32"]
-    return f"; float32 {' and '.join(rounded)} in TF32" if rounded else ""
 
 
 def count_local_devices(device_type: str) -> int:

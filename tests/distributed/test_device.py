@@ -9,7 +9,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.distributed.device import (
     Placement,
     check_precision,
-    describe_tf32,
     parse_device,
     resolve,
 )
@@ -98,18 +97,3 @@ def test_placement_autocast_applies_the_precision() -> None:
     with placement.autocast():
         assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == torch.bfloat16
     assert not placement.grad_scaler().is_enabled()
-
-
-def test_describe_tf32_names_operations_in_tf32() -> None:
-    """Importing SpeechBrain turns TF32 on for products; PyTorch has it on for convolutions."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
-    try:
-        products.allow_tf32, convolutions.allow_tf32 = True, True
-        note = describe_tf32(torch.device("cuda", 0))
-        products.allow_tf32, convolutions.allow_tf32 = False, False
-        assert describe_tf32(torch.device("cuda", 0)) == ""
-    finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
-    assert note == "; float32 products and convolutions in TF32"
-    assert describe_tf32(torch.device("cpu")) == ""

@@ -107,11 +107,6 @@ MUTATIONS = [
         note("freezing", "freeze", "keeps CNN at random weights"),
         options=("--freeze=[CNN]",),
     ),
-    mutation(
-        "freezing for a number of steps that is text",
-        error("brain", "freeze", "`freeze` must be a list", "'10000'"),
-        options=("--freeze={CNN: '10000'}",),
-    ),
     # -- the machine
     mutation(
         "a device that this machine lacks",
