@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError
+from sbkit.base.libraries import is_library
 from sbkit.base.messages import listed
 from sbkit.base.versions import versions
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
@@ -93,8 +94,8 @@ def _describe_code() -> dict[str, str | None]:
     for name, module in list(sys.modules.items()):
         # SpeechBrain's lazy modules import themselves when an attribute is read.
         file = getattr(module, "__dict__", {}).get("__file__") or ""
-        is_installed = "site-packages" in file or file.startswith(sys.base_prefix)
-        if file.endswith(".py") and (not is_installed or name.partition(".")[0] == "sbkit"):
+        is_ours = name.partition(".")[0] in ("sbkit", "recipes")
+        if file.endswith(".py") and (is_ours or not is_library(file)):
             with suppress(OSError):
                 code[name] = checksum(Path(file))[:DIGITS]
     return code

@@ -5,9 +5,7 @@ Only the commands of sbkit attach handlers: a program that uses it decides what 
 
 import logging
 import os
-import site
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,12 +14,11 @@ from pathlib import Path
 from typing import Self
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError, StopRequestedError
+from sbkit.base.libraries import is_library
 from sbkit.base.messages import printable
 from sbkit.base.process import drop_unwritable
 
 TEXT_LOG = "train.log"
-# The folders of installed packages and of the standard library.
-SITE_PACKAGES = (*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib"))
 
 
 def is_first_rank() -> bool:
@@ -100,9 +97,8 @@ def should_log(record: logging.LogRecord) -> bool:
     """Return whether a message is logged: on the first rank, of other packages from warnings on."""
     if not is_first_rank():
         return False
-    is_from_package = record.pathname.startswith(SITE_PACKAGES)
-    is_from_sbkit = record.name.partition(".")[0] == "sbkit"
-    return is_from_sbkit or not is_from_package or record.levelno >= logging.WARNING
+    is_ours = record.name.partition(".")[0] in ("sbkit", "recipes")
+    return is_ours or not is_library(record.pathname) or record.levelno >= logging.WARNING
 
 
 class PrintableFormatter(logging.Formatter):
