@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.models.frontend import ConvFrontEnd
-from tests.runs import COUNTS, ROOT, Workplace, make_workplace, rows_of
+from tests.runs import ROOT, Workplace, make_workplace, rows_of
 
 MAX_ENERGY = 23.5  # mean log-mel energy of a frame: speech up to 21.3, full-scale noise 25.4
 
@@ -34,9 +34,9 @@ class FragileFrontEnd(ConvFrontEnd):
         return super().forward(self.overflow(features), lengths)
 
 
-def noisy_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNTS) -> Workplace:
+def noisy_workplace(asterisk: Path, folder: Path) -> Workplace:
     """Write a release whose first training clip is noise at full scale."""
-    workplace = make_workplace(asterisk, folder, counts)
+    workplace = make_workplace(asterisk, folder)
     noise = np.random.default_rng(0).choice([-1.0, 1.0], 24_000)
     soundfile.write(noisy_clip(workplace), noise, 16_000)
     return workplace

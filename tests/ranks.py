@@ -48,7 +48,7 @@ def exact(folder: Path, finished: Path, arguments: Sequence[str]) -> None:
     if world_size() == 2:
         with_dropout = [*arguments, "--dropout=0.15"]
         run(*with_dropout, f"--output_folder={folder / 'whole'}")
-        with patch.object(AsrBrain, "on_fit_batch_end", after_batch("signal_rank_1")):
+        with patch.object(AsrBrain, "on_fit_batch_end", signal_rank_1):
             code_of_run(*with_dropout, f"--output_folder={folder / 'resumed'}")
         run(*with_dropout, f"--output_folder={folder / 'resumed'}")
     output = folder / f"test-{world_size()}"
@@ -72,7 +72,7 @@ def recorded_losses() -> Iterator[list[float]]:
         yield mean_losses
 
 
-def signal_rank_1(brain: AsrBrain) -> None:
+def signal_rank_1(brain: AsrBrain, *_: object) -> None:
     if rank() == 1 and brain.optimizer_step >= 9 and not brain.signals.received:
         os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -96,14 +96,14 @@ def signal_rank_1_in_test() -> Iterator[None]:
         yield
 
 
-def hang_rank_1(brain: AsrBrain) -> None:
+def hang_rank_1(brain: AsrBrain, *_: object) -> None:
     """Let rank 1 sleep forever, with a watchdog that waits only four seconds."""
     if brain.optimizer_step == 3:
         brain.watchdog._stall_seconds = 4
         time.sleep(10_000 * rank())
 
 
-def fill_disk(brain: AsrBrain) -> None:
+def fill_disk(brain: AsrBrain, *_: object) -> None:
     """Make rank 0 fail to write more than 50 kB to a file, as on a full disk."""
     if rank() == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -122,7 +122,7 @@ def main() -> None:
             exact(Path(folder), Path(arguments[0]), arguments[1:])
             return
         arguments.append(f"--output_folder={folder}/run")
-        with patch.object(AsrBrain, "on_fit_batch_end", after_batch(scenario)):
+        with patch.object(AsrBrain, "on_fit_batch_end", AFTER_BATCH[scenario]):
             codes = [code_of_run(*arguments)]
         if scenario == "signal_rank_1":
             with signal_rank_1_in_test():
@@ -137,15 +137,6 @@ def code_of_run(*arguments: str) -> str:
         print(error)
         return str(exit_code(error))
     return "0"
-
-
-def after_batch(scenario: str) -> Any:
-    """Return a hook that runs a scenario after every micro-batch."""
-
-    def on_fit_batch_end(brain: AsrBrain, *inputs: Any) -> None:
-        AFTER_BATCH[scenario](brain)
-
-    return on_fit_batch_end
 
 
 if __name__ == "__main__":

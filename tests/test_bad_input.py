@@ -9,11 +9,9 @@ import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.commands.cli import run as sbkit
-from tests import processes
 from tests.runs import ROOT, Workplace, contents_of, read_json, rows_of, write_tsv
 
 ONE_EPOCH = "--number_of_epochs=1"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 Captured = pytest.CaptureFixture[str]
 
 
@@ -48,9 +46,7 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--d_modle=64"], ["`d_modle`", "`d_model`"]),
         (["--token_type=bpe"], ["`vocab_size`", "null"]),
-        (["--attention_rescoring=rescore"], ["`attention_rescoring` must be true or false"]),
         (["--batch_seconds=1"], ["`batch_seconds`", "1"]),
         (["--min_seconds=30"], ["`min_seconds`", "30", "None of the 16"]),
     ],
@@ -71,25 +67,6 @@ def test_unwritable_output_folder_is_named(
     sentence = refusal(workplace, tmp_path / "file" / "run", capsys=capsys)
     assert "output_folder" in sentence
     assert (tmp_path / "file").read_text() == "not a folder"
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
-def test_torchrun_exits_with_bad_input_and_one_sentence(
-    workplace: Workplace, tmp_path: Path
-) -> None:
-    """One of two ranks prints the sentence, above torchrun's report.
-
-    On a busy machine the other rank may print it too, if the first one is ten seconds late.
-    """
-    command = ["train.py", *workplace.arguments(tmp_path / "run", "--d_modle=64")]
-    process = processes.run([*TORCHRUN, "--nproc_per_node=2", *command])
-    assert process.returncode == 1
-    assert process.stdout == ""
-    assert process.stderr.count("Did you mean `d_model`?") in (1, 2)
-    assert re.search(rf"exitcode +: {BAD_INPUT} ", process.stderr)
-    assert 'train.py", line' not in process.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def test_too_many_bad_clips_are_refused(

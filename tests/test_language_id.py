@@ -239,23 +239,3 @@ def test_other_languages_change_the_run_and_unknown_ones_are_refused(
     assert train(workplace, changed, tmp_path / "other") == BAD_INPUT
     assert "it" in capsys.readouterr().err
     assert read_run_config(trained).labels
-
-
-@pytest.mark.usefixtures("project")
-def test_pooling_is_the_weighted_mean_and_deviation_without_padding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs/examples/language_id"))
-    torch.manual_seed(0)
-    pooling = import_module(MODULE).AttentivePooling(d_model=5)
-    x = torch.randn(4, 7, 5, requires_grad=True)
-    pooled = pooling(x, torch.tensor([7, 4, 1, 0]))
-    for row, length in enumerate((7, 4)):
-        frames = x[row, :length]
-        weights = pooling.attention(frames).softmax(0)
-        mean = (weights * frames).sum(0)
-        deviation = ((weights * frames.square()).sum(0) - mean.square()).sqrt()
-        torch.testing.assert_close(pooled[row], torch.cat([mean, deviation]))
-    pooled.square().sum().backward()
-    gradients = [x.grad, *(p.grad for p in pooling.parameters())]
-    assert all(g is not None and g.isfinite().all() for g in gradients)

@@ -212,6 +212,7 @@ def test_error_of_a_rank_is_the_last_line_on_the_screen(ranks: int, tmp_path: Pa
         assert job.process.wait(timeout=120) == 1
     *_, last, rule = job.output().splitlines()
     assert last == f"  traceback : {SENTENCE}"
+    assert re.search(rf"exitcode +: {BAD_INPUT} ", job.output())
     assert set(rule) == {"="}
     with under_agent(script, ranks=ranks) as agent:
         assert agent.wait() == BAD_INPUT

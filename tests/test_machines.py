@@ -279,7 +279,7 @@ import my_module
 @pytest.mark.parametrize(
     ("more", "output", "sentence"),
     [
-        ("", "run", "run is not that of rank 0 for rank 1 on {host}. Choose an --output_folder on"),
+        ("", "run", "run is not that of rank 0 for rank 1 on {host}. Choose an --output_folder"),
         (OTHER_CODE, None, "rank 0 on {host} and rank 1 on {host} differ in my_module ("),
     ],
 )

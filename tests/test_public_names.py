@@ -14,18 +14,13 @@ from sbkit import HOMES
 from sbkit.audio.io import read_audio, write_wav
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
-from sbkit.bundle.config import BundleFiles
-from sbkit.checkpoint.checkpointer import AveragedCheckpoints
-from sbkit.checkpoint.run_config import RunConfig, read_run_config
-from sbkit.config.document import read_document
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.evaluate.compare import compare_runs
-from sbkit.export.export import export_run, exported_bundle
+from sbkit.export.export import export_run
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.recognition.audio_input import audio_blocks
 from tests.runs import ROOT
 from tests.runtime.bundles import make_run
 
@@ -51,30 +46,16 @@ def test_folders_offer_no_names() -> None:
 def test_public_functions_take_paths_as_strings(tmp_path: Path) -> None:
     """Reading again what was written shows that both take a string."""
     run = str(make_run(tmp_path / "run"))
-    yaml = f"{run}/hyperparams.yaml"
     bundle = f"{tmp_path}/bundle"
     export_run(run, bundle)
-    with exported_bundle(bundle) as folder:
-        assert folder == Path(bundle)
-    assert BundleFiles(bundle).config == read_bundle(bundle).config == load_bundle(bundle).config
-    assert read_document(yaml).path == Path(yaml)
+    assert read_bundle(bundle).config == load_bundle(bundle).config
+    yaml = f"{run}/hyperparams.yaml"
     assert {*read_knobs(yaml, {})} < {*load_hparams(yaml, {})}
-    config = RunConfig.from_yaml(yaml, {}, label_file=Path(run, "tokenizer.model").read_bytes())
-    config.write(str(tmp_path))
-    assert read_run_config(str(tmp_path)).labels == config.labels == read_run_config(run).labels
-    assert config.check_resumable(str(tmp_path)) is None
-    averaged = AveragedCheckpoints(("a",), ("a", "b"), {})
-    averaged.write(str(tmp_path))
-    assert AveragedCheckpoints.read(str(tmp_path)) == averaged
     model = train("call the office", order=2).model  # one sentence, not letters
     write_arpa(model, f"{tmp_path}/lm.arpa")
-    assert (
-        read_arpa(f"{tmp_path}/lm.arpa").words == model.words == (*SPECIAL, "call", "office", "the")
-    )
+    assert read_arpa(f"{tmp_path}/lm.arpa").words == (*SPECIAL, "call", "office", "the")
     write_wav(f"{tmp_path}/tone.wav", np.ones(8000, np.int16), 8000.0)
     assert len(read_audio(f"{tmp_path}/tone.wav", 16_000.0)) == 16_000
-    blocks = audio_blocks(f"{tmp_path}/tone.wav", 16_000)
-    assert sum(map(len, blocks)) == 16_000
     with pytest.raises(SbkitError, match=f"{run} has no scores yet"):
         compare_runs([run, run])
 

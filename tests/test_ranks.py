@@ -123,8 +123,11 @@ def test_rank_that_is_asked_to_stop_takes_the_others_along(
     reports = list((run / "nonfinite").glob("step-?-*.json"))
     assert reports
     for report in reports:  # two if the noise also filled the other rank's empty share
-        (batch,) = read_json(report)["micro_batches"]
+        record = read_json(report)
+        (batch,) = record["micro_batches"]
+        assert (record["fault"], batch["loss_is_finite"]) == ("loss", False)
         assert noisy_clip(noisy).stem in "+".join(batch["ids"])
+    assert all(value.isfinite().all() for value in last_parameters(run).values())
     codes = [(tmp_path / f"codes-{rank}").read_text() for rank in (0, 1)]
     assert codes == [f"{ASKED_TO_STOP} {ASKED_TO_STOP}"] * 2
     assert process.stdout.count("checkpoint saved") == 2

@@ -1,9 +1,8 @@
 """Control what glibc's allocator does with freed memory.
 
 By default glibc maps each large tensor separately and returns free memory at the end of its heap to
-the system, so every step maps and zeroes the same buffers again, page by page. `keep_freed_memory`
-keeps freed memory in the process. The heap then grows by a gigabyte at once, in pages of 2 MB if
-the system has them; only the part in use takes memory. Measured with the joint model of
+the system, so every step maps and zeroes the same buffers again. `keep_freed_memory` keeps freed
+memory in the process; only the part of the heap in use takes memory. The joint model of
 `tools/bench_train` on two cores, in alternating rounds:
 
                            RTFx    page faults per step    peak memory
@@ -52,10 +51,9 @@ def keep_freed_memory() -> None:
 
 
 def share_free_memory() -> None:
-    """Let many threads share two heaps of glibc.
+    """Let many threads share two heaps of glibc, instead of eight per core.
 
-    By default there are up to eight heaps per core. On two cores with 64 clients, two thirds of
-    which stalled or aborted, `sbkit serve` grew by 96 MB in a minute, and with two heaps by 12 MB.
+    With 64 clients on two cores, `sbkit serve` grew by 96 MB in a minute, and with two by 12 MB.
     """
     with suppress(AttributeError, OSError):
         _glibc().mallopt(M_ARENA_MAX, 2)

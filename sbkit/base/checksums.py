@@ -1,8 +1,4 @@
-"""Checksums of the files in a folder, which show later whether a file has changed.
-
-Nothing is unpickled here. A pipe or a device in place of a file is refused, not read, because
-reading it might never end.
-"""
+"""Checksums of the files in a folder, which show later whether a file has changed."""
 
 import hashlib
 import json
@@ -34,18 +30,13 @@ def write_checksums(folder: Path) -> None:
 def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, folder: Path) -> None:
     """Raise SbkitError if the bytes of a file differ from its checksum.
 
-    Checksums detect accidental damage. They are no signature: whoever changes a file can change its
-    checksum, too.
+    Checksums are no signature: whoever changes a file can change its checksum, too.
 
     contents: the bytes of files, by name.
     checksums_json: the content of the folder's `CHECKSUMS`.
     """
-    with parsing_errors(
-        folder / CHECKSUMS,
-        f"be the list of checksums of {folder}",
-        fix="Export it again.",
-        is_json=True,
-    ):
+    file = folder / CHECKSUMS
+    with parsing_errors(file, "list the checksums", fix="Export it again.", is_json=True):
         checksums = dict(json.loads(checksums_json))
     for name, content in contents.items():
         if name not in checksums:
@@ -74,9 +65,9 @@ def find_damage(folder: Path) -> str | None:
 
 
 def read_checksums(folder: Path) -> Mapping[str, str]:
-    """Return the listed checksum of each file; an empty mapping if the list cannot be read.
+    """Return the listed checksum of each file.
 
-    A list that names a file outside the folder cannot be read either.
+    The mapping is empty if the list cannot be read, or names a file outside the folder.
     """
     file = folder / CHECKSUMS
     try:

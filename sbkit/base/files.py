@@ -56,8 +56,8 @@ def os_errors_name(path: Path) -> Iterator[None]:
 def temporary_path(path: Path) -> Path:
     """Return a new name beside a path, for what is renamed to it once it is whole.
 
-    The name is short, because the path's own may have 255 bytes. It is random, because a process id
-    is not unique: threads share it, and so may processes of two machines with a shared folder.
+    The name is short, because the path's own may have 255 bytes. It is random, because threads, and
+    machines with a shared folder, may have one process id.
     """
     return path.with_name(TEMPORARY_NAMES.replace("*", uuid4().hex[:12]))
 
@@ -95,7 +95,7 @@ def write_bytes_atomically(path: Path, content: bytes | Iterable[bytes]) -> None
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8, completely or not at all."""
+    """Write text as UTF-8, completely or not at all."""
     write_bytes_atomically(path, text.encode())
 
 
@@ -111,10 +111,8 @@ def require_writable(folder: Path, *, option: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise SbkitError(
-            f"`{option}` must name a folder that can be written to, but {folder} cannot "
-            f"({error.strerror}). Choose another one."
-        ) from error
+        fault = f"`{option}`: {folder} cannot be written to ({error.strerror})."
+        raise SbkitError(fault) from error
 
 
 def nearest_existing(path: Path) -> Path:
@@ -133,7 +131,6 @@ def to_json(value: object, *, indent: int | None = None) -> str:
 
 
 def _to_plain(value: Any) -> object:
-    """Convert nested data to plain Python, with None for numbers that are not finite."""
     if getattr(value, "ndim", None) == 0:  # a number of NumPy or torch
         value = value.item()
     if isinstance(value, float):
@@ -201,22 +198,23 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
     If another process has finished ``folder`` first, its result stays and ours is removed. Folders
     that killed processes left are removed when nothing in them has changed for a day.
-
-    Raises SbkitError if the parent folder cannot be written to. A later OSError, such as that of a
-    full disk, names ``folder``.
+    An OSError, such as that of a full disk, names ``folder``.
     """
     temporary = temporary_path(folder)
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
-        raise SbkitError(
-            f"{folder.parent} cannot be written to ({error.strerror}). Choose another folder; for "
-            "prepared data, set SBKIT_CACHE."
-        ) from error
+        fault = f"{folder.parent} cannot be written to ({error.strerror})."
+        raise SbkitError(f"{fault} For prepared data, set SBKIT_CACHE.") from error
     remove_abandoned(folder.parent)
     try:
         yield temporary
-        _rename_if_first(temporary, folder)
+        try:
+            if not folder.is_dir():
+                temporary.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another process was first
+                raise
     except OSError as error:
         if error.errno is not None:  # as in `os_errors_name`
             error.filename = error.filename or str(folder)
@@ -235,24 +233,8 @@ def is_abandoned(path: Path) -> bool:
     return time.time() - max(changes) > ABANDONED_SECONDS
 
 
-def _rename_if_first(temporary: Path, folder: Path) -> None:
-    """Rename a folder, unless another process has made ``folder``."""
-    if folder.is_dir():
-        return
-    try:
-        temporary.rename(folder)
-    except OSError as error:
-        # ENOTEMPTY, EEXIST: another process has renamed its folder after the check above.
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-
-
 def open_lock(folder: Path) -> int:
-    """Open the lock file of a folder, and return its descriptor.
-
-    Locks of folders hold on one machine only if the disk is of NFS or Lustre; those of files hold
-    on all machines.
-    """
+    """Open the lock file of a folder: on NFS, locks of the folder itself hold on one machine."""
     return os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
 
 
@@ -276,10 +258,10 @@ def lock_shared(descriptor: int) -> None:
 
 
 def _lock(descriptor: int, kind: int, *, wait: bool) -> None:
-    """Lock a file by fcntl, for as long as it is open.
+    """Lock a file by fcntl, for as long as it is open; a kernel without such locks has `flock`.
 
-    NFS servers know these locks. Unlike those of `lockf`, they belong to the open file, so that two
-    threads exclude each other, too. A kernel without them has `flock`.
+    NFS servers know these locks. They belong to the open file, so that two threads exclude each
+    other, too.
     """
     lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)  # struct flock: of the whole file
     try:
@@ -295,9 +277,7 @@ def _lock(descriptor: int, kind: int, *, wait: bool) -> None:
 def task_lock(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
     """Hold the lock of a named task; yield whether this process holds it.
 
-    wait: whether to wait until no other process holds the lock.
-
-    On a disk without locks, every process holds it.
+    wait: until no other process holds the lock. On a disk without locks, every process holds it.
     """
     file = folder / f"{LOCK_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
     while True:
@@ -328,14 +308,9 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool = False) -> bytes:
-    """Read a regular file of at most ``max_bytes``.
-
-    Anything else is refused: reading a pipe might block, and reading a device might never end.
+    """Read a file, but no pipe and no device: reading these might never end.
 
     subject: the subject of an error's first sentence, such as "The vocabulary".
-    follow_links: whether a symbolic link to a regular file is read, too.
-
-    Raises SbkitError if the file is missing, too large, or not a regular file.
     """
     try:
         status = path.stat(follow_symlinks=follow_links)
@@ -343,8 +318,7 @@ def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool
             raise _unreadable(subject, path, "it is not a regular file")
         if status.st_size > max_bytes:
             raise SbkitError(
-                f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}. "
-                "Restore the file."
+                f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}."
             )
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
@@ -352,10 +326,7 @@ def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool
 
 
 def pointer_sentence(file: Path | str) -> str | None:
-    """Say that a file which cannot be read is a pointer of git-lfs; None if it is none.
-
-    A clone without git-lfs has these in place of large files.
-    """
+    """Say that a file is a pointer of git-lfs, as in a clone without it; None if it is none."""
     with suppress(OSError, ValueError), Path(file).open("rb") as content:
         if content.read(len(LFS_VERSION)) == LFS_VERSION:
             return f"{file} {POINTER_FAULT}"
@@ -388,10 +359,7 @@ def read_text_lines(path: Path, *, max_bytes: int, subject: str) -> list[str]:
 
 
 def iter_raw_lines(path: Path, *, subject: str) -> Iterator[bytes]:
-    """Yield the lines of a file, with their ends; a file named .gz is decompressed.
-
-    Raises SbkitError, which begins with ``subject``, if the file cannot be read.
-    """
+    """Yield the lines of a file, with their ends; a file named .gz is decompressed."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
@@ -400,6 +368,4 @@ def iter_raw_lines(path: Path, *, subject: str) -> Iterator[bytes]:
 
 
 def _unreadable(subject: str, path: Path, reason: str) -> SbkitError:
-    return SbkitError(
-        f"{subject} must be readable, but {path} is not ({reason}). Check its name and permissions."
-    )
+    return SbkitError(f"{subject} must be readable, but {path} is not ({reason}).")

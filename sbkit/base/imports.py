@@ -34,10 +34,8 @@ def require_package(name: str, *, extra: str) -> ModuleType:
         return import_module(name)
     except ImportError as error:
         package = name.partition(".")[0].replace("_", "-")
-        raise SbkitError(
-            f"This needs the package {package}, which cannot be imported ({error}). Install it: "
-            f"pip install 'sbkit[{extra}]'"
-        ) from error
+        fault = f"This needs the package {package}, which cannot be imported ({error})."
+        raise SbkitError(f"{fault} Install it: pip install 'sbkit[{extra}]'") from error
 
 
 def import_torchaudio(name: str = "torchaudio") -> ModuleType:
@@ -106,9 +104,8 @@ class _UserModules(MetaPathFinder):
             is_trusted = any(f"{name}.".startswith(f"{fullname}.") for name in trusted)
             if spec is not None and not is_trusted and _lies_in(folder, spec):
                 raise ConfigError(
-                    f"The module {fullname} lies in {folder}, which is read as data, and importing "
-                    f"it would run its code. If you trust it, pass --import {fullname}, or in "
-                    "Python import it first."
+                    f"The module {fullname} lies in {folder}, which is read as data. If you trust "
+                    f"its code, pass --import {fullname}, or in Python import it first."
                 )
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return spec
@@ -245,8 +242,6 @@ def require_current(names: Iterable[str] = (), classes: Iterable[type] = ()) -> 
     imported, or needs for the ``classes`` that it gives, stays.
 
     names: what the run needs of the user's, too: modules, or classes in them.
-
-    Raises ConfigError if a module that stays has changed, and the run needs it.
     """
     given_modules = {base.__module__ for class_ in classes for base in class_.__mro__}
     paths = {path for name in names for path in accumulate(name.split("."), "{}.{}".format)}
@@ -257,10 +252,8 @@ def require_current(names: Iterable[str] = (), classes: Iterable[type] = ()) -> 
     changed = {*filter(_has_changed, ours | needed.keys())}
     own = user_sources(*(loaders.keys() - ours), *given_modules) if changed else {}
     for name in changed & needed.keys() & own.keys():
-        raise ConfigError(
-            f"{name.replace('.', '/')}.py has changed since this kernel imported it. Restart the "
-            "kernel."
-        )
+        file = f"{name.replace('.', '/')}.py"
+        raise ConfigError(f"{file} has changed since this kernel imported it. Restart the kernel.")
     ours -= own.keys()
     is_old = not changed.isdisjoint(ours)
     for name in ours if is_old else ():
@@ -313,14 +306,11 @@ def import_user_modules(
 ) -> frozenset[str]:
     """Import the modules that `--import` names, and return their names.
 
-    The working folder and then bundles are searched last. sbkit imports a module that a
-    file names only if `--import` names it, too. The path of each module that runs is logged.
+    The working folder and then bundles are searched last. The path of each module that runs is
+    logged.
 
     bundles: the verified source of the modules in each bundle, by folder and module. Python must
         not search these folders, even if one is the working folder: it would run other files.
-
-    Raises:
-        ConfigError: a module cannot be imported, or two bundles hold different modules of a name.
     """
     if not names:
         return frozenset()
@@ -358,6 +348,6 @@ def import_user_modules(
         if is_noted and running.is_bundled and running.source != module.source:
             raise ConfigError(
                 f"The module {name} is {running.path}, but {module.path} is another module of that "
-                "name. Use these bundles in different processes, or restart this one."
+                "name. Restart this process."
             )
     return frozenset(names)

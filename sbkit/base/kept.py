@@ -57,7 +57,6 @@ _KNOWN_COLUMNS = pa.schema(
 )
 Result = TypeVar("Result")
 
-# Nothing kept earlier is believed, and all files are read again.
 is_verifying = ContextVar("is_verifying", default=False)
 
 
@@ -77,8 +76,7 @@ def verifying() -> Iterator[None]:
 def caches() -> list[Path]:
     """Return the folders of ``$SBKIT_CACHE``, which colons separate; the first is written to.
 
-    The others may be read-only. Without it: ``$XDG_CACHE_HOME/sbkit``, or else ``~/.cache/sbkit``.
-    `sbkit.base.user` sets XDG_CACHE_HOME for users without a home to write to.
+    Without it: ``$XDG_CACHE_HOME/sbkit`` (as `sbkit.base.user` sets it), or ``~/.cache/sbkit``.
     """
     if folders := [*filter(None, os.environ.get("SBKIT_CACHE", "").split(os.pathsep))]:
         return [Path(folder).expanduser().absolute() for folder in folders]
@@ -236,9 +234,8 @@ def file_digests(root: Path, names: Iterable[str] | pa.Array, *, read: bool = Tr
         if known_files.is_as_it_was(root) and not is_verifying.get():
             indices = np.flatnonzero(files["digest"].is_null())
         else:
-            known_files = (
-                _KnownFiles()
-            )  # the times of folders tell nothing of files that are not listed
+            # The times of folders tell nothing of files that are not listed.
+            known_files = _KnownFiles()
         new_names = names.take(pa.array(indices)).to_pylist()
         parents = {os.fsdecode(name.rpartition(b"/")[0]) for name in new_names}
         times = {name: _look(root, os.fsencode(name)).stamp for name in sorted(parents)}

@@ -12,9 +12,7 @@ cores, the median of several rounds:
 
 GNU OpenMP spins GOMP_SPINCOUNT times. While it has more threads than the machine has processors, it
 spins by a throttled count instead, which OMP_WAIT_POLICY=passive makes zero (libgomp's env.c and
-config/linux/wait.h). So if both variables are set, starting one more team of sleeping threads turns
-spinning off, and ending that team turns it on again. Results do not change, because the work is
-divided among the same threads.
+config/linux/wait.h). So if both are set, one more team of sleeping threads turns spinning off.
 """
 
 import ctypes
@@ -34,15 +32,8 @@ LIBRARY_PATHS = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece h
 
 
 def prepare_waiting() -> bool:
-    """Set up OpenMP before anything loads it; return whether `ThreadWaiting` decides how it waits.
-
-    OpenMP starts a thread for each core of the affinity. If a container's quota allows fewer,
-    OMP_NUM_THREADS is set to the quota: more threads would use up each other's time.
-
-    `ThreadWaiting` does not decide if the user has set one of SETTINGS, if one thread does all the
-    work, or if the system does not report how long threads wait for a core.
-    """
-    if usable_cores() < affine_cores():
+    """Set up OpenMP before it is loaded; return whether `ThreadWaiting` decides how it waits."""
+    if usable_cores() < affine_cores():  # by a container's quota, which OpenMP ignores
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
     is_set_by_user = _settings() not in ({}, SETTINGS)  # a parent process may have set SETTINGS
     has_one_thread = os.environ.get("OMP_NUM_THREADS") == "1"

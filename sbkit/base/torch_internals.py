@@ -46,10 +46,9 @@ def leave_uncompiled(function: Callable[..., object]) -> None:
 
 
 def own_cuda_graphs() -> None:
-    """Create this thread's store for the CUDA graphs of compiled code.
+    """Create this thread's store for the CUDA graphs of compiled code (pytorch #123177).
 
-    Before 2.14, torch created it only in the thread that imports the module, and failed an
-    assertion in others (`assert torch._C._is_key_in_tls`, pytorch #123177).
+    Before 2.14, torch created it only in the thread that imports the module.
     """
     local = import_module("torch._inductor.cudagraph_trees").local
     if not hasattr(local, "tree_manager_containers"):
@@ -61,10 +60,8 @@ def own_cuda_graphs() -> None:
 def keep_device_guard() -> None:
     """Make torch's stand-in for CUDA's device guard in a thread that never ends; once.
 
-    Without a GPU, the first tracing (torch.compile, torch.export) makes the stand-in in its own
-    thread, and writes its address into a table of the process
-    (`c10::impl::ensureCUDADeviceGuardSet`). The address outlives the thread, so the next tracing
-    caused a segmentation fault.
+    Without a GPU, the first tracing (torch.compile, torch.export) makes it in its own thread. Its
+    address outlives the thread, so the next tracing caused a segmentation fault.
     """
     is_ready = threading.Event()
 

@@ -11,8 +11,7 @@ def prepare_user() -> None:
     """Set LOGNAME, HOME and XDG_CACHE_HOME if this user has no name, or no home to write to.
 
     `docker run --user` and OpenShift give a process a user id that is not listed in passwd. torch
-    asks for the user's name when an optimizer is made, and several libraries keep caches in the
-    home, matplotlib also its settings. What is set already stays.
+    asks for the user's name when an optimizer is made, and libraries keep caches in the home.
     """
     try:
         getpass.getuser()

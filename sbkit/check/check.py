@@ -2,8 +2,8 @@
 
     checks of values -> the run, prepared -> a Brain of its own, and small steps -> all other checks
 
-If a value is out of its range, or something of the run cannot be made, the findings so far are
-reported with that one fault: the other checks would report its consequences.
+If something of the run cannot be made, the other checks are left out: they would report its
+consequences.
 """
 
 import logging
@@ -43,13 +43,9 @@ from sbkit.train.setup import (
 logger = logging.getLogger(__name__)
 
 Check = Callable[[CheckedRun], Iterable[Finding] | None]  # None: it only raises
-CheckOfValues = Callable[[Declared], Iterable[Finding]]
 Checked = TypeVar("Checked", Declared, CheckedRun)
 
-CHECKS_OF_VALUES: tuple[CheckOfValues, ...] = (  # nothing is built for them
-    settings.check_ranges,
-    settings.check_placement,
-)
+CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement)  # nothing is built for them
 CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(settings.check_formats, settings.check_batches),
     *(ownership.check_ownership, ownership.check_optimizers),
@@ -69,9 +65,7 @@ CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps c
     }
 )
 
-# Checks whose findings would repeat another error at their place.
-CONSEQUENCES = ("shapes", "causes")
-
+CONSEQUENCES = ("shapes", "causes")  # left out where another error has their place
 FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
 QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
@@ -138,9 +132,7 @@ def open_checked_run(declared: Declared, data: RunData | None = None) -> Iterato
             with step("model"):
                 if not isinstance(model := own.hparams["model"], nn.ModuleList):
                     raise ConfigError(
-                        "`model` must be the one torch.nn.ModuleList of all parts, not a "
-                        f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a "
-                        "list of `!ref`s."
+                        f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}."
                     )
             with step("brain"):
                 brain = make_brain(own, **CPU_OPTIONS)
@@ -149,10 +141,8 @@ def open_checked_run(declared: Declared, data: RunData | None = None) -> Iterato
                 try:
                     brain.init_optimizers()
                 except Exception as error:  # whatever an optimizer or a recipe raises
-                    raise ConfigError(
-                        f"The optimizers cannot be made: {type(error).__name__}: {error}. Correct "
-                        "`opt_class`, or the recipe's `init_optimizers`."
-                    ) from error
+                    fault = f"{type(error).__name__}: {error}"
+                    raise ConfigError(f"`opt_class` makes no optimizers: {fault}.") from error
             trial = dry_run.take_small_steps(own, brain, reached)
         yield CheckedRun(
             declared=declared,
@@ -166,9 +156,9 @@ def open_checked_run(declared: Declared, data: RunData | None = None) -> Iterato
 
 
 def check_before_training(values: RunValues, data: RunData | None = None) -> RunData:
-    """Check a run before its first step: log the notes, and raise ConfigError for errors.
+    """Check a run before its first step: log the notes, raise ConfigError for errors.
 
-    Returns the data of the run, prepared unless it is given.
+    Returns the data of the run.
     """
     with single_rank():
         result = check_run(Declared(values), data=data)
@@ -181,10 +171,7 @@ def check_before_training(values: RunValues, data: RunData | None = None) -> Run
         raise ConfigError(errors[0].as_sentence())
     if errors:
         print(*errors, sep="\n", file=sys.stderr)
-        raise ConfigError(
-            f"`sbkit check` found {len(errors)} errors, printed above. Fix them, or set "
-            "`check: False`."
-        )
+        raise ConfigError(f"`sbkit check` found {len(errors)} errors, printed above.")
     assert result.data is not None  # or a finding says why
     return result.data
 
@@ -224,24 +211,20 @@ def _run(
             check=name,
             where=declared.place(),
             problem=f"The check `{name}` did not complete ({type(error).__name__}: {error})",
-            fix="Correct the part that the error names; if it is sound, report a bug of sbkit.",
             stops=False,
         )
 
 
 def _to_finding(error: Exception, declared: Declared) -> Finding:
-    """Turn an error into a finding at its place, by the name of the step that raised it.
+    """Turn an error into a finding at the line, file or first key that it names.
 
-    The place is the line of a YAML, the file or the first key that the error names. An error of the
-    data without any is at the key of the data.
+    An error of the data without any is at the key of the data.
     """
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(STEP_NOTE)]
     name = notes[0].removeprefix(STEP_NOTE) if notes else ""
     if not isinstance(error, SbkitError):
-        error = ConfigError(
-            f"The {name} of the run cannot be made: {type(error).__name__}: {error}. Correct the "
-            "part of the YAML or the recipe that makes it."
-        )
+        fault = f"{type(error).__name__}: {error}"
+        error = ConfigError(f"The {name} of the run cannot be made: {fault}.")
     message = str(error)
     error_file = error.where.rpartition(":")[0] or error.where  # stands before the problem
     line = FILE_AND_LINE.search(message)

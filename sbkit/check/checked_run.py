@@ -37,12 +37,11 @@ CPU_OPTIONS: dict[str, Any] = {
 class Finding:
     """One difference between what is declared and what would take effect.
 
-    Attributes:
-        where: FILE:LINE, or "override of KEY".
-        problem: a sentence without its period.
-        fix: advice; empty if the problem includes it.
-        stops: the run is not started (an error); otherwise the finding is a note.
-        ids: the utterances concerned.
+    where: FILE:LINE, or "override of KEY".
+    problem: a sentence without its period.
+    fix: advice; empty if the problem includes it.
+    stops: the run is not started (an error); otherwise the finding is a note.
+    ids: the utterances concerned.
 
     >>> print(Finding(where="ctc.yaml:3", problem="`lr` is negative", fix="Raise it.", check="lr"))
     ctc.yaml:3: error: `lr` is negative [lr]
@@ -120,19 +119,15 @@ class Declared:
 class DryRun:
     """What small steps show.
 
-    Attributes:
-        error: what a part raised, if the steps broke off.
-        running: the modules whose `forward` is running, or has failed, outermost first.
-        called: ids of the modules that were called.
-        trained: ids of the parameters that got a gradient.
-        created: parts that `forward` made.
-        unsaved: state that the steps changed, an evaluation needs, and no checkpoint holds.
+    running: the modules whose `forward` is running, or has failed, outermost first.
+    created: parts that `forward` made.
+    unsaved: state that the steps changed, an evaluation needs, and no checkpoint holds.
     """
 
-    error: Exception | None = None
+    error: Exception | None = None  # what a part raised, if the steps broke off
     running: list[nn.Module] = field(default_factory=list)
-    called: set[int] = field(default_factory=set)
-    trained: set[int] = field(default_factory=set)
+    called: set[int] = field(default_factory=set)  # ids of modules
+    trained: set[int] = field(default_factory=set)  # ids of parameters with a gradient
     created: list[Keys] = field(default_factory=list)
     unsaved: list[Keys] = field(default_factory=list)
 
@@ -148,16 +143,14 @@ class DryRun:
 class Cost:
     """The time, the memory and the disk space of one process of a run.
 
-    Attributes:
-        trainable_parameters: including those that `freeze` holds for a number of steps.
-        peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held, in
-            the largest steps and the largest batch of an evaluation. On the CPU a long run holds
-            up to twice as much, because freed memory stays with the process in pieces.
-        device_bytes: the memory of the GPU, elsewhere what the process could allocate.
-        step_seconds: the time of a step with the largest batch.
-        epoch_seconds: an estimate that grows with the audio, as if validation were as slow as
-            training.
-        num_checkpoints: the most that the run folder has at the same time.
+    trainable_parameters: including those that `freeze` holds for a number of steps.
+    peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held, in the
+        largest steps and the largest batch of an evaluation. On the CPU a long run holds up to
+        twice as much, because freed memory stays with the process in pieces.
+    device_bytes: the memory of the GPU, elsewhere what the process could allocate.
+    step_seconds: the time of a step with the largest batch.
+    epoch_seconds: an estimate by the audio, as if validation were as slow as training.
+    num_checkpoints: the most that the run folder has at the same time.
     """
 
     parameters: int
@@ -208,12 +201,9 @@ class LearningTest:
 
 @dataclass(kw_only=True)
 class Measurements:
-    """What the checks measure besides their findings, for `sbkit check` to print.
+    """What the checks measure besides their findings, for `sbkit check` to print."""
 
-    initial_weights: lines about the weights that training would start from.
-    """
-
-    initial_weights: list[str] = field(default_factory=list)
+    initial_weights: list[str] = field(default_factory=list)  # lines about where training starts
     cost: Cost | None = None
     learning: LearningTest | None = None
 
@@ -222,13 +212,10 @@ class Measurements:
 class CheckedRun:
     """A run that is checked.
 
-    Attributes:
-        data: the data and labels of the run.
-        own: the run as the check builds it, in a scratch folder: nothing of the run changes.
-        brain: a Brain of these objects on the CPU, made as that of the run is.
-        optimizers: those of the Brain.
-        reached: every object within the objects and the Brain, before any step, with its path.
-        trial: what small steps of the Brain show.
+    own: the run as the check builds it, in a scratch folder: nothing of the run changes.
+    brain: a Brain of these objects on the CPU, made as that of the run is.
+    reached: every object within the objects and the Brain, before any step, with its path.
+    trial: what small steps of the Brain show.
     """
 
     declared: Declared
@@ -246,7 +233,6 @@ class CheckedRun:
 
     @property
     def model(self) -> nn.ModuleList:
-        """The ModuleList that the check tries."""
         model: nn.ModuleList = self.own.hparams["model"]
         return model
 

@@ -52,9 +52,8 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
     if missing_bytes > free_bytes:
         yield run.finding(
             "output_folder",
-            problem=f"{cost.num_checkpoints:,} checkpoints of {megabytes(cost.checkpoint_bytes)} "
-            f"need {megabytes(missing_bytes)} more in {folder}, where {megabytes(free_bytes)} "
-            "are free: the run would end with a full disk",
+            problem=f"{cost.num_checkpoints:,} checkpoints need {megabytes(missing_bytes)} more in "
+            f"{folder}, where {megabytes(free_bytes)} are free",
             fix="Choose an `output_folder` with room, or lower `average_checkpoints`.",
         )
 
@@ -132,10 +131,7 @@ def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, flo
 
 
 def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
-    """Return the peak bytes of the largest batch of an evaluation, without recordings to cut.
-
-    It follows training, as in a run, whose freed memory stays with the process.
-    """
+    """Return the peak bytes of the largest batch of an evaluation, without recordings to cut."""
     to_cut = {id for ids in recordings_to_cut(run).values() for id in ids}
     loaders = run.own.loaders
     batches = (
@@ -160,7 +156,7 @@ def recordings_to_cut(run: CheckedRun) -> dict[str, list[str]]:
     A recognizer encodes them in segments; in a test, it then decodes all segments together.
     """
     splits = run.data.splits
-    cuts_dev = run.brain.evaluates_segments
+    cuts_dev = run.brain.evaluates_segments  # a recognizer decodes only those of test sets whole
     evaluated = splits.test if cuts_dev else splits.evaluated()
     knobs = run.values.knobs
     max_samples = longest_whole(knobs["eval_batch_seconds"], knobs["sample_rate"])
@@ -179,8 +175,7 @@ def check_recordings(run: CheckedRun) -> Iterator[Finding]:
         yield run.note(
             "eval_batch_seconds",
             problem=f"{split} has {plural(len(ids), 'recording')} longer than "
-            f"`eval_batch_seconds`, decoded whole: {listed(ids)}. Each may take gigabytes, and "
-            "longer than `stall_seconds`, which ends several processes",
+            f"`eval_batch_seconds`, decoded whole: {listed(ids)}. Each may take gigabytes",
             fix="Cut it into utterances, for example by `sbkit segment`.",
             ids=tuple(ids),
         )
@@ -205,11 +200,7 @@ class RealSteps:
         return cast(Batch, loader.collate_fn(dataset.__getitems__(micro_batch)))
 
     def evaluate(self, batch: Batch) -> None:
-        """Evaluate a batch, as in a validation after an epoch.
-
-        Only its memory counts. The weights become zeros, since those of a few steps at a high rate
-        may not be finite.
-        """
+        """Evaluate a batch for its memory, with weights of 0: those of a few steps may be NaN."""
         self.brain.modules.zero_grad(set_to_none=True)
         with torch.no_grad():
             for parameter in self.brain.modules.parameters():
@@ -238,9 +229,8 @@ class RealSteps:
                 raise
             reason = str(error).partition("\n")[0]
             raise DeviceError(
-                f"A training step on {brain.device} raised {type(error).__name__} ({reason}). "
-                "Correct the part that raised it. If a tensor is on another device, make it a "
-                "buffer of a module in `model`, or move it."
+                f"A training step on {brain.device} raised {type(error).__name__} ({reason}). If a "
+                "tensor is on another device, make it a buffer of a module in `model`."
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()
@@ -290,10 +280,7 @@ class RealSteps:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes held since `reset_peak`, without the model of the other checks.
-
-        Outside Linux and without a GPU: since the process began, so earlier checks count.
-        """
+        """The most bytes held since `reset_peak` (outside Linux and a GPU: since the start)."""
         if self.brain.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.brain.device)
         return _peak_process_bytes() - self._checker_model_bytes

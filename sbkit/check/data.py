@@ -143,8 +143,7 @@ def _check_transcripts(
         problem="Transcripts have characters that the tokenizer does not know",
         fix="Nothing needs to be done about so few: they count as errors."
         if is_rare
-        else "Correct these transcripts. If train has many of them, choose another "
-        "`output_folder`: a new tokenizer is trained there.",
+        else "Correct these transcripts, or train a new tokenizer in another `output_folder`.",
     )
     yield from _finding_of_rows(
         run,
@@ -163,10 +162,7 @@ def _check_transcripts(
 
 
 def check_alignment(run: CheckedRun) -> Iterator[Finding]:
-    """Find utterances with fewer frames than CTC needs: one a label, one between equal labels.
-
-    The loss gives such an utterance no weight, so it would not show in training.
-    """
+    """Find utterances with fewer frames than CTC needs, to which the loss gives no weight."""
     transcripts = read_all_transcripts(run)
     if not transcripts:
         return
@@ -188,8 +184,7 @@ def check_alignment(run: CheckedRun) -> Iterator[Finding]:
         fix="Lower the fastest of `speeds`."
         if fits_unchanged
         else "Check that each transcript belongs to its clip. If most do, use longer tokens "
-        "(`token_type: bpe`, a larger `vocab_size`), or let the encoder keep more frames. These "
-        "utterances are left out of training, and count as errors elsewhere.",
+        "(`token_type: bpe`, a larger `vocab_size`), or let the encoder keep more frames.",
         stops=num_too_short > MAX_UNALIGNED_SHARE * num_utterances,
     )
 
@@ -209,14 +204,13 @@ def check_masks(run: CheckedRun) -> Iterator[Finding]:
             {TRAIN: np.flatnonzero(frames < length)},
             key="mask_time_length",
             problem=f"Utterances are shorter than the {length} frames of a mask, so never masked",
-            fix="Lower `mask_time_length`, or leave it: they are trained on as they are.",
+            fix="Lower `mask_time_length`, or leave it.",
         )
     hidden = run.values.knobs["encoder_config"]["hidden_size"]
     if channel_share > 0 and width > hidden:
         yield run.note(
             "mask_channel_length",
-            problem=f"A mask of {width} channels is wider than the encoder ({hidden}), so no "
-            "channel is masked",
+            problem=f"A mask of {width} channels is wider than the encoder ({hidden})",
             fix="Lower `mask_channel_length`, or set `mask_channel_prob: 0`.",
         )
 
@@ -250,8 +244,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
         run,
         too_long,
         key="max_seconds",
-        problem=f"Utterances are longer than the {seconds:g} s that the encoder has positions for, "
-        "those of train with the slowest of `speeds`",
+        problem=f"Utterances are longer than the {seconds:g} s that the encoder has positions for",
         fix=f"Train without them (`max_seconds: {seconds * slowest - joined_seconds:g}`), and "
         f"evaluate longer recordings in segments (`eval_batch_seconds: {seconds:g}`).",
         stops=True,
@@ -290,8 +283,7 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
     yield from _finding_of_ids(
         run,
         ids_of("other_durations"),
-        problem=f"Clips are over {1000 * MAX_DURATION_ERROR:g} ms longer or shorter than their "
-        "corpus states",
+        problem=f"Clips are over {1000 * MAX_DURATION_ERROR:g} ms off what their corpus states",
         fix="Download these clips again; they are used as they are.",
     )
     yield from _check_split_column(run)
@@ -337,8 +329,7 @@ def _check_split_column(run: CheckedRun) -> Iterator[Finding]:
                     "data_folder",
                     problem=f"{name} has rows whose column `{column}` names another split: "
                     f"{listed(misplaced)}",
-                    fix="Name the table as `manifest: {all: FILE}`, which follows the column, or "
-                    "rename it.",
+                    fix="Name the table as `manifest: {all: FILE}`, which follows the column.",
                 )
 
 
@@ -395,8 +386,7 @@ def check_channels(run: CheckedRun) -> Iterator[Finding]:
                 if len(rows) > MAX_MIX_FAULT_SHARE * len(splits[name])
             },
             problem=f"The two channels of clips {fault}, but are mixed",
-            fix="Add a column `channel` to the tables, with the channel of the clip's speaker, "
-            "counted from 0.",
+            fix="Add a column `channel` to the tables: that of the speaker, counted from 0.",
         )
 
 

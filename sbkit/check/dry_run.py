@@ -1,8 +1,7 @@
 """A dry run: small steps of training and an evaluation on two short utterances, on the CPU.
 
 It shows whether the parts fit each other, what learns, whether a checkpoint holds all that training
-changes, and what an output depends on. (A statistic that is neither parameter nor buffer, such as
-the mean of SpeechBrain's InputNormalization, is in no checkpoint.)
+changes, and what an output depends on.
 
 Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 """
@@ -177,7 +176,6 @@ def check_shapes(run: CheckedRun) -> Iterator[Finding]:
             *keys,
             problem=f"A step of training on two short utterances fails in {name} "
             f"({type(trial.error).__name__}: {reason})",
-            fix="Correct that part, or its input.",
         )
 
 
@@ -188,15 +186,11 @@ def check_state(run: CheckedRun) -> Iterator[Finding]:
         origin, fix = "made by `forward` when it is first called", "Make it in `__init__`."
         if not trial.created:
             origin = "changed by training, but neither a parameter nor a buffer"
-            fix = (
-                "Register it with `register_buffer`; for features, sbkit.models.layers.GlobalNorm "
-                "keeps its statistics in buffers."
-            )
+            fix = "Register it with `register_buffer`, as sbkit.models.layers.GlobalNorm does."
         names = listed(f"`{dotted(keys)}`" for keys in paths)
         yield run.finding(
             *paths[0],
-            problem=f"{names} {'is' if len(paths) == 1 else 'are'} {origin}: a model that is "
-            "loaded from a checkpoint would compute something else",
+            problem=f"{names} {'is' if len(paths) == 1 else 'are'} {origin}, so in no checkpoint",
             fix=fix,
         )
 
@@ -205,11 +199,7 @@ def check_state(run: CheckedRun) -> Iterator[Finding]:
 
 
 def check_unused(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts of the model that small steps leave without a gradient.
-
-    A part that a knob turns off (`ctc_weight: 1.0` runs no decoder) is in the Brain's
-    `unused_modules`.
-    """
+    """Find parts of the model that small steps leave without a gradient."""
     trial = run.trial
     parameters = run.model.parameters()
     used = trial.trained | unused_parameters(run.brain)
@@ -227,10 +217,9 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
         verb = "does not reach the loss" if was_called else "is never run"
         yield run.finding(
             *paths[0],
-            problem=f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {verb}, so it gets no "
-            "gradient and never learns",
-            fix="Use it in the recipe, or take it out of the YAML. If a knob turns it off, list it "
-            "in `unused_modules` of the Brain.",
+            problem=f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {verb}, so never learns",
+            fix="Use it in the recipe, take it out of the YAML, or list it in `unused_modules` of "
+            "the Brain if a knob turns it off.",
         )
 
 
@@ -300,8 +289,7 @@ def check_padding(run: CheckedRun) -> Iterator[Finding]:
     if change > MAX_STATE_CHANGE:
         yield run.note(
             "model",
-            problem=f"The output for an utterance changes by {change:.1%} beside a longer one: "
-            "results would depend on the number of processes and on `batch_seconds`",
+            problem=f"The output for an utterance changes by {change:.1%} beside a longer one",
             fix="Let parts take lengths; leave padding out of means, norms and attention, and "
             "start the backward direction of recurrent layers at the end of each utterance.",
         )
@@ -340,8 +328,7 @@ def check_causality(run: CheckedRun) -> Iterator[Finding]:
     if change > MAX_LOGIT_CHANGE:
         yield run.finding(
             "Transformer" if "Transformer" in run.own.hparams else "encoder",
-            problem="The decoder sees the tokens that it is to predict: its scores of earlier "
-            "tokens change with the last one",
+            problem="The decoder sees the tokens that it is to predict",
             fix="Give its self-attention a causal mask.",
         )
 

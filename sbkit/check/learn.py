@@ -1,8 +1,4 @@
-"""Does it learn? What keeps a recognizer from learning, in one list, and a trial on eight clips.
-
-`sbkit check` notes the causes before training. `sbkit check --learn` overfits eight clips with the
-run's own model, optimizer and device, and names a cause if they are not learned.
-"""
+"""What keeps a recognizer from learning, and a trial on eight clips (`sbkit check --learn`)."""
 
 import math
 import time
@@ -82,8 +78,8 @@ def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Fi
     if correlation is not None and correlation < MIN_LENGTH_CORRELATION:
         yield run.note(
             "data_folder",
-            problem="The transcripts do not seem to belong to their clips, since longer clips do "
-            f"not have longer transcripts (correlation {correlation:.2f})",
+            problem="The transcripts do not seem to belong to their clips, by their lengths "
+            f"(correlation {correlation:.2f})",
             fix="Compare some of them in data_report.html.",
         )
     uses = train.tokens.sum() / tokenizer.vocab_size
@@ -118,10 +114,7 @@ def _check_rate(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def masked_share(knobs: Mapping[str, Any]) -> float:
-    """Return the share of an utterance's features that the masks of sbkit hide in training.
-
-    `SpecAugment` is applied to random features of ten seconds.
-    """
+    """Return the share of an utterance's features that the masks of sbkit hide in training."""
     if probabilities := _mask_probabilities(knobs):  # overlapping masks count twice in these
         return 1 - math.exp(-sum(probabilities.values()))
     augment = knobs.get("spec_augment")
@@ -141,10 +134,7 @@ def _mask_probabilities(knobs: Mapping[str, Any]) -> dict[str, float]:
 
 
 def length_correlation(transcripts: Transcripts) -> float | None:
-    """Correlate the logarithms of audio and text lengths; None if that says nothing.
-
-    It says nothing about few clips, or clips of nearly one length.
-    """
+    """Correlate the logarithms of audio and text lengths; None for few clips, or of one length."""
     is_filled = transcripts.characters > 0
     if is_filled.sum() < MIN_COMPARED_CLIPS:
         return None
@@ -158,8 +148,7 @@ def length_correlation(transcripts: Transcripts) -> float | None:
 # -- a trial on eight clips ------------------------------------------------------------------------
 #
 # Masks and augmentation are off, and dropout is on. The rate is the highest of the schedule, after
-# a short warm-up. Recognizers must write the clips; for any other Brain, the loss on the clips must
-# fall. (A sweep of rates named one at which eight clips are learned; whole runs diverged at it.)
+# a short warm-up. (A sweep of rates named one at which eight clips are learned, but no whole run.)
 
 NUM_CLIPS = 8
 SHORTER_SHARE = 0.6  # of the clips: long ones would take longer
@@ -234,10 +223,7 @@ class Learner:
         self._num_clips = len(rows)
 
     def train(self) -> list[float]:
-        """Train, and return the losses.
-
-        Training ends with NaN if the loss or the gradients of too many steps are not finite.
-        """
+        """Train, and return the losses; NaN ends them if too many steps are not finite."""
         brain = self._brain
         optimizers = [*(brain.optimizers_dict or {}).values()]
         highest = highest_factor(read_schedule(self._run.own.hparams))

@@ -1,9 +1,7 @@
 """Check that the ModuleList owns each parameter, and that it is trained once and saved.
 
 A parameter outside the ModuleList stays on the CPU, in no optimizer and in no checkpoint
-(SpeechBrain #2804). To find one, a walk visits all that can be reached from the hparams and the
-Brain: modules, containers, partials and attributes. The dry run finds what the walk cannot reach,
-such as a closure.
+(SpeechBrain #2804). A walk visits all that can be reached from the hparams and the Brain.
 """
 
 import types
@@ -89,8 +87,8 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
         place = path if is_in_yaml else ("model",)
         yield run.finding(
             *place,
-            problem=f"`{name}` holds {plural(size, 'parameter')} outside `model`, the one "
-            "ModuleList: they would stay on the CPU, in no optimizer and in no checkpoint",
+            problem=f"`{name}` holds {plural(size, 'parameter')} outside `model`: they would stay "
+            "on the CPU, in no optimizer and in no checkpoint",
             fix=fix,
         )
     for part_id, count in Counter(map(id, model)).items():
@@ -111,10 +109,8 @@ def _path_to_report(path: Keys, owned_paths: Set[Keys], unowned_modules: Set[Key
     parameter, or the parameter itself if no module holds it.
     """
     ancestors = [path[:depth] for depth in range(1, len(path))]
-    owners = [ancestor for ancestor in ancestors if ancestor in owned_paths]
-    if owners:
-        innermost_owner = owners[-1]
-        return path[: len(innermost_owner) + 1]
+    if owners := [ancestor for ancestor in ancestors if ancestor in owned_paths]:
+        return path[: len(owners[-1]) + 1]
     modules = [ancestor for ancestor in ancestors if ancestor in unowned_modules]
     return modules[0] if modules else path
 
@@ -158,9 +154,8 @@ def check_optimizers(run: CheckedRun) -> Iterator[Finding]:
             "recoverables",
             problem=f"{listed(unsaved)} would be in no checkpoint: the checkpointer saves "
             f"{saved_names or 'nothing'}",
-            fix="Write `model: !ref <model>` and `epochs: !ref <epoch_counter>` under "
-            "`recoverables`. Add an optimizer in `init_optimizers`: "
-            "`self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
+            fix="Write `model: !ref <model>` and `epochs: !ref <epoch_counter>`; add an optimizer "
+            "in `init_optimizers` by `self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
         )
 
 

@@ -1,8 +1,7 @@
 """Checks of the values, the machine and the run folder.
 
-A `Knobs` records which keys have been read from it. A key has no effect if the dry run did not
-read it and no reference names it. However, the dry run does not call the hooks at the end of a
-stage, so a key also counts as read if the source of the recipe mentions it.
+A key has no effect if the dry run did not read it, no reference names it, and the source of the
+recipe does not mention it: the dry run does not call the hooks at the end of a stage.
 """
 
 import ast
@@ -112,8 +111,8 @@ def unread_keys(declared: Declared, names_read: Set[str]) -> Iterator[str]:
 def names_in_code(brain: type) -> set[str] | None:
     """Return every attribute name and every string in the source of a Brain.
 
-    The source includes its bases, except for those in `LIBRARY_PACKAGES`, and all modules imported
-    from the same folders. Returns None for a Brain without a source file, as in a REPL.
+    The source includes that of its bases and of all modules imported from the same folders. Returns
+    None for a Brain without a source file, as in a REPL.
     """
     folders: set[Path] = set()
     for module_name in {class_.__module__ for class_ in brain.__mro__}:
@@ -188,7 +187,7 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
         yield run.note(
             "batch_seconds",
             problem=f"An epoch has too few steps to learn from: with batches of {batch_seconds:g} "
-            f"s, its {seconds:,.0f} s of train make {len(steps)}, fewer than {MIN_STEPS}",
+            f"s, its {seconds:,.0f} s of train make {len(steps)}",
             fix="Lower `batch_seconds`.",
         )
     num_empty = int(np.maximum(micro_batches_per_step - steps.sizes, 0).sum())
@@ -196,12 +195,9 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
     if empty_share > MAX_EMPTY_SHARE:
         yield run.note(
             "batch_seconds",
-            problem=f"Batches of {batch_seconds:g} s are too small to share: "
-            f"{plural(num_processes, 'process', 'processes')} with "
-            f"{plural(run.accumulation, 'micro-batch', 'micro-batches')} each compute "
-            f"{empty_share:.0%} of the micro-batches for nothing, because they are empty",
-            fix="Raise `batch_seconds`, lower `grad_accumulation_factor`, or start fewer "
-            "processes.",
+            problem=f"Batches of {batch_seconds:g} s are too small to share: of the micro-batches "
+            f"of {plural(num_processes, 'process', 'processes')}, {empty_share:.0%} are empty",
+            fix="Raise `batch_seconds`, or start fewer processes.",
         )
 
 
@@ -232,10 +228,7 @@ def check_formats(run: CheckedRun) -> Iterator[Finding]:
 
 
 def check_export(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that `sbkit export` would refuse, because they are not plain data.
-
-    They stop a run that declares formats, which it could not write.
-    """
+    """Find parts that `sbkit export` would refuse; they stop a run that declares formats."""
     require_task_of_its_own(run.data.recipe)
     name, values = run.data.recipe.name, run.values
     try:

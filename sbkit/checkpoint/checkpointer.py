@@ -1,8 +1,7 @@
 """Checkpoints that are whole or absent, and the average of the best ones.
 
 SpeechBrain's Checkpointer writes its marker file first, so a killed save looks like a good
-checkpoint. This one fills a folder under another name, adds checksums, and renames it: the name is
-the marker.
+checkpoint. This one fills a folder under another name, adds checksums, and renames it.
 """
 
 import json
@@ -57,9 +56,8 @@ class AveragedCheckpoints:
 
     The mean of the last weights of a converged run beats each of them; the mean over a run that was
     still learning is worse than its best checkpoint. So the mean of all, of half of them, and so on
-    down to the best one, are scored on the validation set, and the best of these is taken.
-    Source: model soups, Wortsman et al. 2022, over prefixes instead of one by one: a validation set
-    is small, and each further try would fit it more.
+    down to the best one, are scored on the validation set, and the best of these is taken
+    (model soups, Wortsman et al. 2022, with fewer tries: a validation set is small).
 
     Attributes:
         checkpoints: names of their folders, the best first.
@@ -112,15 +110,12 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """
 
     def __init__(self, checkpoints_dir: str | Path, **options: Any) -> None:
-        """Take SpeechBrain's options; raises ConfigError for a recoverable that cannot be saved."""
         super().__init__(checkpoints_dir, **options)
         for name, recoverable in self.recoverables.items():
             has_hook = isinstance(recoverable, (*DEFAULT_SAVE_HOOKS,))
             if name not in self.custom_save_hooks and not has_hook:
-                raise ConfigError(
-                    f"Recoverables must be modules or other objects that SpeechBrain can save, but "
-                    f"`{name}` is a {type(recoverable).__name__}. Remove it from the recoverables."
-                )
+                kind = type(recoverable).__name__
+                raise ConfigError(f"SpeechBrain cannot save the recoverable `{name}`, a {kind}.")
         self.optional_recoverables = dict.fromkeys(self.recoverables, False)  # SpeechBrain forgets
         self._is_claimed = False
         self.meta: dict[str, Any] = {}
@@ -130,10 +125,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Lock the folder, unless it is claimed, and clean up after a killed run.
-
-        Every rank calls this. Raises ConfigError if another run is saving there.
-        """
+        """Lock the folder, unless it is claimed, and clean up after a killed run; on all ranks."""
         with ExitStack() as lock:
             if not self._is_claimed:
                 with main_rank_first():
@@ -154,14 +146,12 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                     try:
                         checkpoint = self._save_whole(*arguments, **options)
                     except SAVE_ERRORS as error:  # a disk may fail for a moment
-                        logger.warning(
-                            f"Writing a checkpoint failed ({error}); it is tried once more."
-                        )
+                        logger.warning(f"Saving failed ({error}); it is tried once more.")
                         checkpoint = self._save_whole(*arguments, **options)
             except SAVE_ERRORS as error:
                 trouble = SbkitError(
-                    f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Earlier "
-                    "checkpoints are untouched. Make room if the disk is full, and start again."
+                    f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Make room, "
+                    "and rerun the same command."
                 )
                 trouble.__cause__ = error
         leave_together(trouble)
@@ -220,10 +210,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return ranked
 
     def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
-        """Find the ``count`` best undamaged checkpoints, and log which better ones are damaged.
-
-        Raises BundleError if all checkpoints are damaged.
-        """
+        """Find the ``count`` best undamaged checkpoints, and log which better ones are damaged."""
         folders = checkpoint_folders(self.checkpoints_dir)
         for folder in folders:
             if read_checkpoint(folder) is None:
@@ -232,7 +219,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         if folders and not undamaged:
             raise BundleError(
                 f"No checkpoint in {self.checkpoints_dir} is whole: all {len(folders)} are "
-                "damaged. Restore one, or move the folder away to start over."
+                "damaged. Move the folder away to start over."
             )
         return undamaged
 
@@ -244,9 +231,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         Args:
             count: the number of checkpoints to choose from.
             compute_error: returns the error of the loaded modules on the validation set, such as
-                the CER, NaN if there is none; every rank calls it. It is not called if the same
-                checkpoints were validated before. Without it all ``count`` are averaged. Of means
-                with equal errors, that of the most checkpoints is chosen.
+                the CER, NaN if there is none; every rank calls it, unless the same checkpoints
+                were validated before. Without it all ``count`` are averaged. Of means with equal
+                errors, that of the most checkpoints is chosen.
             keys: rank the checkpoints, as in `find_checkpoints`.
 
         Returns:
@@ -327,9 +314,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
         if not (checkpoint.path / CHECKSUMS).exists():
-            self._log_once(
-                f"{checkpoint.path} has no checksums, as SpeechBrain saves it; it is used."
-            )
+            self._log_once(f"{checkpoint.path} has no checksums, as SpeechBrain saves it.")
             return True
         damage = find_damage(checkpoint.path)
         if damage is not None:
@@ -337,7 +322,6 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return damage is None
 
     def _log_once(self, message: str) -> None:
-        """Log a warning once, however often the folder is read."""
         if message not in self._logged:
             self._logged.add(message)
             logger.warning(message)

@@ -1,7 +1,4 @@
-"""The folder of a run's checkpoints: locked by one run, listed with damaged ones, written whole.
-
-A checkpoint is written under another name and renamed once it is whole on the disk.
-"""
+"""The folder of a run's checkpoints: locked by one run, listed with damaged ones, written whole."""
 
 import logging
 import math
@@ -22,7 +19,6 @@ from sbkit.base.files import fsync_path, fsync_tree, open_lock, require_writable
 logger = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
-REPLACED = "+replaced"  # suffix of a checkpoint while another one takes its name
 
 _locked: dict[Path, int] = {}  # the descriptors of the folders that this process has locked
 
@@ -32,25 +28,19 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """Create a folder, and lock it inside a `with` statement; the lock ends with the process, too.
 
     A file system without locks, as on some clusters, is used without one.
-
-    Raises:
-        ConfigError: the folder is locked already, or no checkpoint could be saved there.
-        SbkitError: nothing can be written there.
     """
     require_writable(folder, option="output_folder")
     resolved = folder.resolve()
     if resolved in _locked:
         raise ConfigError(
-            f"Only one run at a time may save to {folder}, but this process trains or tunes there "
-            "already. Wait until that has ended, or choose another `output_folder`."
+            f"Only one run at a time may save to {folder}, but this process trains or tunes there."
         )
     _require_renaming(folder)
     descriptor = _locked[resolved] = open_lock(folder)
     try:
         if not try_lock(descriptor):
             raise ConfigError(
-                f"Only one run at a time may save to {folder}, but another one is training there. "
-                "Wait for it, stop it, or choose another `output_folder`."
+                f"Only one run at a time may save to {folder}, but another one is training there."
             )
         if not try_lock(descriptor, if_unsupported=False):
             logger.info(
@@ -63,16 +53,16 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _require_renaming(folder: Path) -> None:
-    """Raise ConfigError if folders cannot be renamed there, as on some mounts of object stores."""
+    """Refuse a folder in which folders cannot be renamed, as on some mounts of object stores."""
     probe = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
-    renamed = probe.with_name(f"{probe.name}{REPLACED}")
+    renamed = probe.with_name(f"{probe.name}-renamed")
     try:
         (probe / "file").touch()
         probe.rename(renamed)
     except OSError as error:
         raise ConfigError(
-            f"`output_folder` must be on a file system that renames folders, as checkpoints need, "
-            f"but that of {folder} does not ({error.strerror}). Choose another one."
+            f"`output_folder` must be on a file system that renames folders, but that of {folder} "
+            f"does not ({error.strerror})."
         ) from error
     finally:
         for path in (probe, renamed):
@@ -117,30 +107,21 @@ def staging_path(folder: Path) -> Path:
 
 
 def publish(staged: Checkpoint) -> Checkpoint:
-    """Rename a finished folder to its name, once everything in it is on the disk.
-
-    An earlier checkpoint of that name is renamed first and removed last, so that a kill at any
-    moment leaves a whole checkpoint.
-    """
+    """Rename a finished folder to its name, once everything in it is on the disk."""
     write_checksums(staged.path)
     fsync_tree(staged.path)
     final = staged.path.with_name(staged.path.name.removeprefix(UNFINISHED))
-    replaced = final.with_name(final.name + REPLACED)
-    if final.exists():
+    replaced = staged.path.with_name(f"{staged.path.name}-replaced")
+    if final.exists():  # the caller gave it a name
         final.rename(replaced)
     staged.path.rename(final)
     fsync_path(final.parent)
-    if replaced.exists():
-        replaced.rename(staged.path)  # half removed, it would be a damaged checkpoint
-        shutil.rmtree(staged.path)
+    shutil.rmtree(replaced, ignore_errors=True)
     files = {name: final / file.name for name, file in staged.paramfiles.items()}
     return Checkpoint(final, staged.meta, files)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed or failed save left behind, and undo a replacement that it began."""
-    for replaced in folder.glob(f"{CKPT_PREFIX}+*{REPLACED}"):
-        final = replaced.with_name(replaced.name.removesuffix(REPLACED))
-        replaced.rename(staging_path(final) if final.exists() else final)
+    """Remove what a killed or failed save left behind."""
     for unfinished in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(unfinished, ignore_errors=True)

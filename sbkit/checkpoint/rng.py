@@ -33,8 +33,7 @@ def isolated_rng(device: torch.device) -> Iterator[None]:
     """
     if not _run_lock.acquire(blocking=False):
         raise SbkitError(
-            "Another run of this process is training in another thread, and both would draw from "
-            "the same random numbers. Start each run in a process of its own."
+            "Another thread of this process is training. Start each run in a process of its own."
         )
     try:
         with preserve_rng(device):

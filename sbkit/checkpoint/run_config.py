@@ -1,7 +1,6 @@
 """The configuration that a run folder belongs to: the resolved YAML, hashes of data and labels.
 
-`run_config.json` is written before anything is trained. A resumed run is compared with it, except
-for a short list of keys that may change.
+`run_config.json` is written before anything is trained, and a resumed run is compared with it.
 """
 
 import hashlib
@@ -157,11 +156,9 @@ class RunConfig:
         write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
 
     def check_resumable(self, folder: Path | str) -> str | None:
-        """Check that this run may be resumed in ``folder``; return a message about changed values.
+        """Refuse to resume another run in ``folder``; describe changed values, if there are any.
 
-        The message is None if nothing has changed. A folder without a checkpoint may hold any run.
-
-        Raises ConfigError if the folder belongs to another run.
+        A folder without a checkpoint may hold any run.
         """
         if newest_checkpoint(Path(folder, CHECKPOINTS)) is None:
             return None
@@ -171,8 +168,7 @@ class RunConfig:
             names = listed(refused, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
             raise ConfigError(
                 f"The run in {folder} was begun with another configuration: {count} ({names}). "
-                "Give the values that it began with, or choose another `output_folder` for a new "
-                "run."
+                "For a new run, choose another `output_folder`."
             )
         changes = self.changes(before)
         if not changes:
@@ -184,7 +180,7 @@ class RunConfig:
         return "\n  ".join(lines)
 
     def check_effective(self, folder: Path) -> None:
-        """Raise ConfigError if a value changes that the finished training in ``folder`` had."""
+        """Refuse to change a value that the finished training in ``folder`` had."""
         changes = [
             str(change)
             for change in self.changes(read_run_config(folder))
@@ -192,13 +188,12 @@ class RunConfig:
         ]
         if changes:
             raise ConfigError(
-                f"The run in {folder} has trained all its epochs, so a change has no effect any "
-                f"more ({'; '.join(changes)}). Choose another `output_folder` for a new run, or "
-                "raise `number_of_epochs` or `max_minutes`."
+                f"The run in {folder} has trained all its epochs, so a change has no effect "
+                f"({'; '.join(changes)}). Raise `number_of_epochs` or `max_minutes`."
             )
 
     def check_same_on_ranks(self) -> None:
-        """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
+        """Refuse, on all ranks, a rank with another YAML or other data than rank 0."""
         (first, first_rank), *other_ranks = gather_over_ranks((self, describe_rank()))
         for other, other_rank in other_ranks:
             values = other._with_values(other._changed_keys(first, PER_MACHINE))
@@ -210,8 +205,7 @@ class RunConfig:
                 raise ConfigError(
                     "All processes must train the same model on the same data, but "
                     f"{difference.name}: {_short(difference.before)} for {first_rank}, "
-                    f"{_short(difference.now)} for {other_rank}. "
-                    "Give every node the same files, and every process the same command."
+                    f"{_short(difference.now)} for {other_rank}."
                 )
 
     def differences(self, before: "RunConfig") -> Iterator[Difference]:
@@ -258,10 +252,7 @@ class RunConfig:
 
 
 def folder_override(yaml_file: Path) -> dict[str, object]:
-    """Return the override that makes a run folder's YAML be of the folder where it lies now.
-
-    A run folder may have been moved or copied. For another YAML there is none.
-    """
+    """Return the override that makes the YAML of a moved or copied run be of its folder now."""
     folder = yaml_file.parent
     is_of_run = yaml_file.name == RUN_YAML and (folder / RUN_CONFIG_FILE).is_file()
     return {OUTPUT_FOLDER: str(folder)} if is_of_run else {}
@@ -282,9 +273,9 @@ def read_run_tree(run: Path) -> CommentedMap:
 
 
 def read_run_config(folder: Path | str) -> RunConfig:
-    """Read the configuration of the run in a folder; raises SbkitError if that is impossible."""
+    """Read the configuration of the run in a folder."""
     file = Path(folder, RUN_CONFIG_FILE)
-    fix = "Put it back, or choose another `output_folder` for a new run."
+    fix = "For a new run, choose another `output_folder`."
     with parsing_errors(file, "be what sbkit wrote when the run began", fix=fix, is_json=True):
         return from_plain(RunConfig, json.loads(file.read_text(encoding="utf-8")))
 

@@ -1,7 +1,4 @@
-"""Weights and optimizer states of checkpoints: read, averaged, and checked against the model.
-
-A last section names tensors by the part that holds them, to compare the weights of two runs.
-"""
+"""Weights and optimizer states of checkpoints: read, averaged, and checked against the model."""
 
 import threading
 from collections.abc import Container, Mapping, Sequence
@@ -47,8 +44,7 @@ def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
 def read_weights(file: Path) -> dict[str, Any]:
     """Read a state_dict onto the CPU, under the names of this version of SpeechBrain.
 
-    Raises SbkitError for any other content, and for NaN. Infinite parameters are found by
-    `check_fits`: the file does not say which of its tensors are parameters.
+    Only `check_fits` finds infinite parameters: the file does not say which tensors are parameters.
     """
     fix = f"Restore it, or move {file.parent} away to resume from the one before."
     with parsing_errors(file, CHECKPOINT_CONTENT, fix=fix):
@@ -63,7 +59,6 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     """Average the weights of a module over checkpoints; integers are taken from the first.
 
     Checkpoints are added one by one in float64, so memory holds two models however many there are.
-    Raises BundleError when they do not all belong to one model.
     """
     first, *more_files = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
     mean = read_weights(first)
@@ -89,9 +84,8 @@ def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
     """Raise BundleError for a checkpoint whose weights do not fit the modules."""
     for name, module in modules_of(checkpointer).items():
         if name in checkpoint.paramfiles:
-            check_fits(
-                read_weights(checkpoint.paramfiles[name]), module, source=str(checkpoint.path)
-            )
+            weights = read_weights(checkpoint.paramfiles[name])
+            check_fits(weights, module, source=str(checkpoint.path))
 
 
 def check_fits(weights: Mapping[str, Any], module: nn.Module, *, source: str) -> None:
@@ -112,8 +106,7 @@ def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, s
         count = plural(len(differences), "tensor differs", "tensors differ")
         raise BundleError(
             f"The weights in {source} do not fit the declared model: {count} "
-            f"({listed(differences, separator='; ')}). Use the YAML they were trained with, or "
-            "another folder."
+            f"({listed(differences, separator='; ')})."
         )
 
 
@@ -145,8 +138,7 @@ def check_finite(
         if num_invalid := value.numel() - int(is_valid.sum()):
             raise BundleError(
                 f"Weights must be finite, but {num_invalid} of the {value.numel()} numbers of "
-                f"{name} in {source} {'is' if num_invalid == 1 else 'are'} not. Restore an earlier "
-                "checkpoint, or train again with a lower `lr`."
+                f"{name} in {source} {'is' if num_invalid == 1 else 'are'} not."
             )
 
 
@@ -170,8 +162,7 @@ def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[ob
         budget -= parameter.numel() if threading.get_ident() == thread else 0
         if budget < 0:
             raise BundleError(
-                f"The parts of the model, up to its parameter `{name}`, are more than twice as "
-                "large as its weights. Export it again."
+                f"The parts of the model, up to `{name}`, are over twice as large as its weights."
             )
 
     return register_module_parameter_registration_hook(spend)
@@ -187,18 +178,14 @@ CYCLED = {"momentum", "betas"}  # set by a schedule that also sets `base_momentu
 def restore_declared(
     optimizer: Optimizer, declared_groups: Sequence[Mapping[str, Any]], *, checkpoint: Path
 ) -> None:
-    """Set a loaded optimizer to its declared hyperparameters; scheduled ones stay as loaded.
-
-    Raises ConfigError if an optimizer of another class was saved.
-    """
+    """Set a loaded optimizer to its declared hyperparameters; scheduled ones stay as loaded."""
     for group, declared in zip(optimizer.param_groups, declared_groups, strict=True):
         removed = group.keys() - declared.keys() - SCHEDULED
         added = declared.keys() - group.keys()
         if removed and added:  # another version of torch may cause one of the two, but not both
             raise ConfigError(
                 f"The optimizer in {checkpoint} was saved with {listed(sorted(removed))}, but is "
-                f"declared with {listed(sorted(added))}. Use the YAML that it was trained with, or "
-                "another `output_folder`."
+                f"declared with {listed(sorted(added))}."
             )
         scheduled = SCHEDULED | CYCLED if "base_momentum" in group else SCHEDULED
         unchanged = {"params", *scheduled}

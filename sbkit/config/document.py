@@ -1,12 +1,10 @@
 """Read a HyperPyYAML file into a tree with its tags and line numbers, without building objects.
 
-A file with the key `base` holds only the differences from that file. A plain value, a list or an
-object with a tag replaces the base's value. A mapping without a tag merges into the base's mapping
-or object by its keys, as `--Transformer.dropout=0.2` does. A new key goes before the base's key
-that follows it in this file, else to the end.
+A file with the key `base` holds only the differences from that file: a mapping without a tag merges
+into the base's mapping or object by its keys, and any other value replaces the base's.
 
-References are resolved in a copy of the tree. HyperPyYAML silently writes an unresolved node into
-text, and leaves ``-1 * 2`` as text: both are refused here.
+HyperPyYAML silently writes an unresolved node into text, and leaves ``-1 * 2`` as text: both are
+refused here.
 """
 
 import re
@@ -116,17 +114,12 @@ def read_tuple(text: str) -> tuple[object, ...]:
         return tuple(yaml.safe_load(f"[{text[1:-1]}]"))
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"`{text}` is read as a tuple because of its parentheses, but does not contain plain "
-            "values. If it is text, write it without parentheses."
+            f"`{text}` is read as a tuple. If it is text, write it without parentheses."
         ) from error
 
 
 def remove_tuple_rule() -> None:
-    """Take text in parentheses for text again.
-
-    Each call of HyperPyYAML adds its rule for tuples to all of ruamel, which then writes such text
-    in quotes.
-    """
+    """Undo the rule for tuples that each call of HyperPyYAML adds to all of ruamel."""
     rules = resolver.implicit_resolvers
     rules[:] = [rule for rule in rules if rule[1] != "!tuple"]
 
@@ -159,8 +152,7 @@ class Document:
 class Constructor(RoundTripConstructor):
     """Read a value of the root by the kind of its key: flags in words, and text as it is written.
 
-    YAML would make text of `off`, a number of 007 and a date of 2026-11-27. ``!tuple (1, 2)`` is
-    read as ``(1, 2)``, which has that tag where HyperPyYAML has changed ruamel.
+    YAML would make text of `off`, a number of 007 and a date of 2026-11-27.
     """
 
     def construct_document(self, node: Any) -> Any:
@@ -202,16 +194,13 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
         if "expected ':'" in str(problem):  # of a key, which may end many lines above
             mark = getattr(error, "context_mark", mark)
         place = f"{path}:{mark.line + 1}" if mark else path
-        advice = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."
+        advice = " Indent it with spaces." if r"'\t'" in str(problem) else ""
         if re.search("':'|mapping values|<block end>|<document start>", str(problem)):
-            advice = "Check the space after each colon, and that keys of a level are in one column."
-        raise ConfigError(f"{place} is not valid YAML: {problem or error}. {advice}") from error
+            advice = " Write a space after each colon, and keys of a level in one column."
+        raise ConfigError(f"{place} is not valid YAML: {problem or error}.{advice}") from error
     if not isinstance(root, CommentedMap) or tag_of(root):
         kind = tag_of(root) or ("empty" if root is None else "something else")
-        raise ConfigError(
-            f"{path} must consist of `key: value` lines, but its root is {kind}. Put every value "
-            "under a key."
-        )
+        raise ConfigError(f"{path} must consist of `key: value` lines, but its root is {kind}.")
     places = {
         (*keys, key): f"{path}:{line + 1}"
         for keys, node in walk(root)
@@ -245,9 +234,7 @@ def read_yaml_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         advice = did_you_mean(path.name, (file.name for file in path.parent.glob("*.yaml")))
-        raise ConfigError(
-            f"{path} cannot be read ({error.strerror}).{advice or ' Check its name.'}"
-        ) from error
+        raise ConfigError(f"{path} cannot be read ({error.strerror}).{advice}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
@@ -269,8 +256,8 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
             _merge(document, old, new, keys)
         elif is_merged and tag_of(old).startswith((*BUILDER_TAGS, *REFERENCE_TAGS)):
             raise ConfigError(
-                f"`{dotted(keys)}` ({document.place(keys)}) has no tag, and the base's "
-                f"`{tag_of(old)}` has no keys to merge with. Add a tag, such as !new:."
+                f"`{dotted(keys)}` ({document.place(keys)}) has no keys to merge with, since the "
+                f"base's value is `{tag_of(old)}`. Add a tag, such as !new:."
             )
         else:
             tree[key] = as_flag(new) if isinstance(old, bool) else new
@@ -332,24 +319,17 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
         if target is None and is_whole:
             return None  # set when a run starts, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:
-            raise ConfigError(
-                f"{where} refers to a reference that is resolved later. Move `{dotted(keys)}` "
-                "above it."
-            )
+            raise ConfigError(f"{where} is resolved too early. Move `{dotted(keys)}` above it.")
         if not is_whole and (tag_of(target) or isinstance(target, dict | list)):
-            raise ConfigError(
-                f"{where} puts `{dotted(keys)}` into text, but that is an object. Name a value."
-            )
+            raise ConfigError(f"{where} puts `{dotted(keys)}` into text, but that is an object.")
     try:
         value: object = recursive_resolve(text, [], root, tag_of(node) == "!copy")
     except ArithmeticError as error:
-        raise ConfigError(f"{where} cannot be computed: {error}. Correct it.") from error
+        raise ConfigError(f"{where} cannot be computed: {error}.") from error
     is_arithmetic = isinstance(value, str) and not is_whole and ARITHMETIC.fullmatch(value)
     if is_arithmetic and NEGATIVE.search(str(value)):
-        raise ConfigError(
-            f"{where} stays the text {value!r}: HyperPyYAML does not compute with negative "
-            "numbers. Write the result."
-        )
+        fault = f"{where} stays the text {value!r}: HyperPyYAML computes with no negative numbers."
+        raise ConfigError(f"{fault} Write the result.")
     return value
 
 
@@ -360,8 +340,6 @@ def _reach(root: CommentedMap, keys: Keys, where: str) -> object:
             return None
         if not isinstance(node, dict) or key not in node:
             advice = did_you_mean(str(key), node if isinstance(node, dict) else ())
-            raise ConfigError(
-                f"{where} leads nowhere: there is no `{key}`.{advice or ' Correct the name.'}"
-            )
+            raise ConfigError(f"{where} leads nowhere: there is no `{key}`.{advice}")
         node = node[key]
     return node

@@ -1,8 +1,4 @@
-"""Read the hyperparameters of a run from its YAML and overrides, and build its objects.
-
-The hyperparameters, the objects and the saved YAML come from one resolved tree, so they cannot
-differ. Reading hyperparameters builds and imports nothing.
-"""
+"""Read the hyperparameters of a run from its YAML and overrides, and build its objects."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -52,10 +48,7 @@ class MissingKnobError(ConfigError, AttributeError):
     """Raised where code reads a key that the YAML does not have."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"This run reads `{name}`, which is not in the YAML. Add it, or correct the spelling "
-            "of its key."
-        )
+        super().__init__(f"This run reads `{name}`, which is not in the YAML.")
         self.key = name
 
 
@@ -99,8 +92,7 @@ class Knobs(dict[str, Any]):
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ConfigError(
-            "The values of a YAML cannot be changed any more, because they have taken effect. Make "
-            "another run, such as Run(yaml, {'lr': 0.1})."
+            "The values of a YAML cannot be changed any more. Make another Run(yaml, {'lr': 0.1})."
         )
 
     __setitem__ = __delitem__ = __ior__ = _refuse
@@ -202,8 +194,7 @@ def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
 def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list[str]:
     """Insert the keys that a YAML with a recipe leaves out; return those without an override.
 
-    They are those of `KEYS` that have a default, and those of the recipe's ranges that are
-    overridden. A YAML of SpeechBrain's names no recipe, and has the defaults of its script.
+    They are those of `KEYS` with a default, and overridden ones of the recipe's ranges.
     """
     root = document.root
     if RECIPE not in root:
@@ -235,7 +226,7 @@ def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
 def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     """Check the ranges of all values, and build everything that the file declares.
 
-    overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.
+    overrides: as of `read_knobs`.
     Returns the values and objects by their keys in the YAML.
 
     >>> load_hparams(Path("hparams/ctc.yaml"), {})["compute_features"]  # doctest: +SKIP
@@ -264,10 +255,7 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knob
 
 
 def save_yaml(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
-    """Write the YAML with its overrides as one file, completely or not at all.
-
-    Its references stay, so a value can still be overridden, and a run folder may be moved.
-    """
+    """Write the YAML with its overrides as one file, whose references stay."""
     write_text_atomically(path, resolve(yaml_file, overrides).one_file)
 
 
@@ -296,10 +284,9 @@ def _describe(error: Exception, path: list[Node], document: Document) -> str:
     if isinstance(error, SbkitError):
         return f"{error} ({where})"
     reason = str(error.args[-1] if error.args else error).partition("\n")[0]
-    advice = "Correct it. A module of your own must lie beside the YAML, or on PYTHONPATH."
+    advice = " A module of your own must lie beside the YAML, or on PYTHONPATH."
     if isinstance(error, TypeError):
-        advice = "Correct its arguments."
-        if "missing" in reason and kind == "!new":
-            advice = "Add them, or write `!name:` if the recipe gives them."
+        is_incomplete = "missing" in reason and kind == "!new"
+        advice = " Add them, or write `!name:` if the recipe gives them." if is_incomplete else ""
     cause = type(error).__name__
-    return f"{where} cannot be made of `{name or kind}`: {cause}: {reason}. {advice}"
+    return f"{where} cannot be made of `{name or kind}`: {cause}: {reason}.{advice}"

@@ -1,8 +1,7 @@
 """Parse ``--key=value`` arguments, and replace values of a YAML by values of the same kind."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
-from enum import Enum
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any
@@ -65,11 +64,7 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
         print(USAGE)
         raise SystemExit(0)
     if not arguments or arguments[0].startswith("-"):
-        first = f", not `{arguments[0]}`" if arguments else ""
-        raise ConfigError(
-            f"The first argument must be a YAML file{first}. Write: python train.py "
-            "hparams/ctc.yaml [--key=value ...]"
-        )
+        raise ConfigError("The first argument must be a YAML file: train.py FILE.yaml --key=value")
     return Path(arguments[0]), parse_overrides(arguments[1:])
 
 
@@ -113,10 +108,8 @@ def nest_overrides(values: Mapping[str, object]) -> dict[str, object]:
     for path, value in values.items():
         for keys, leaf in _leaves(tuple(str(path).split(".")), value):
             if keys in leaves:
-                raise ConfigError(
-                    f"`{dotted(keys)}` is overridden twice, by {leaves[keys]!r} and {leaf!r}. Pass "
-                    "only one of them."
-                )
+                both = f"{leaves[keys]!r} and {leaf!r}"
+                raise ConfigError(f"`{dotted(keys)}` is overridden twice, by {both}.")
             leaves[keys] = leaf
     overrides: dict[str, object] = {}
     for keys in sorted(leaves, key=len):
@@ -135,10 +128,8 @@ def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, object]]:
 
 def _from_python(value: Any) -> object:
     """Return a value without types that no YAML has: those of NumPy and torch, and paths."""
-    if isinstance(value, Enum):
-        value = value.value
-    if isinstance(value, list | tuple | range | Set):
-        return [_from_python(item) for item in (sorted(value) if isinstance(value, Set) else value)]
+    if isinstance(value, list | tuple):
+        return [_from_python(item) for item in value]
     if hasattr(value, "tolist"):  # numbers and arrays of NumPy, tensors
         return value.tolist()
     is_device = type(value).__module__ == "torch"  # which the command line does not import
@@ -146,14 +137,13 @@ def _from_python(value: Any) -> object:
 
 
 def _set_nested(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
-    """Set the value at a path of keys; raises ConfigError if an outer key has another value."""
     parent = overrides
     for depth, key in enumerate(keys[:-1], start=1):
         inner = parent.setdefault(key, {})
         if not isinstance(inner, dict):
             raise ConfigError(
                 f"`{'.'.join(keys)}` is a key inside `{'.'.join(keys[:depth])}`, which another "
-                f"override sets to {inner!r}. Pass only one of them."
+                f"override sets to {inner!r}."
             )
         parent = inner
     parent[keys[-1]] = value
@@ -167,13 +157,9 @@ def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
         )
     mapping = overrides.get(key)
     earlier = mapping.get(name) if isinstance(mapping, dict) else None
-    if earlier is None:
-        values: object = value
-    elif isinstance(earlier, list):
-        values = [*earlier, value]
-    else:
-        values = [earlier, value]
-    _set_nested(overrides, (key, name), values)
+    if earlier is not None:
+        values = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
+    _set_nested(overrides, (key, name), value if earlier is None else values)
 
 
 def _read_value(argument: str, path: str, text: str) -> object:
@@ -196,10 +182,8 @@ def _read_value(argument: str, path: str, text: str) -> object:
     except (YAMLError, ValueError, LookupError) as error:  # an impossible date, a tag
         if not is_yaml_syntax:
             return text
-        raise ConfigError(
-            f"`{argument}`: {text!r} is not a list, mapping or quoted text in YAML. Close its "
-            "brackets and quotes."
-        ) from error
+        fault = f"`{argument}`: {text!r} is not a list, mapping or quoted text in YAML."
+        raise ConfigError(fault) from error
     if is_yaml_syntax or value is None or isinstance(value, bool | float):
         return value
     return value if isinstance(value, int) and str(value) == text else text
@@ -223,11 +207,7 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
 def _replace(
     document: Document, parent: Container, defaults: Container, keys: Keys, value: object
 ) -> None:
-    """Replace the value at ``keys[-1]`` of its parent.
-
-    If both values are mappings, replace only the keys that the new one has. If the old value is an
-    object, the keys are its arguments.
-    """
+    """Replace the value at ``keys[-1]`` of its parent; of a mapping, only some keys."""
     key = _existing_key(document, parent, keys)
     node = parent[key]
     default = defaults[key]
@@ -237,8 +217,8 @@ def _replace(
         return
     if tag_of(node) in REFERENCE_TAGS:
         raise ConfigError(
-            f"`{dotted(keys)}` has no keys to override, because it refers to {text_of(node)} "
-            f"({document.place(keys)}). Override the keys of {text_of(node)}."
+            f"`{dotted(keys)}` ({document.place(keys)}) refers to {text_of(node)}. Override the "
+            f"keys of {text_of(node)}."
         )
     # In an object without arguments, every key is refused as missing.
     children = node if isinstance(node, Container) else CommentedMap()
@@ -247,37 +227,30 @@ def _replace(
 
 
 def _existing_key(document: Document, parent: Container, keys: Keys) -> str | int:
-    """Return ``keys[-1]`` as a key or an index of the parent; raises ConfigError without it."""
+    """Return ``keys[-1]`` as a key or an index of the parent."""
     key = keys[-1]
     if isinstance(parent, CommentedMap) and key in parent:
         return key
     if isinstance(parent, CommentedSeq) and str(key).isdecimal() and int(key) < len(parent):
         return int(key)
     sibling = nearest(str(key), parent if isinstance(parent, CommentedMap) else ())
-    same_key_paths = [path for path, _ in walk(document.root) if path[-1:] == (key,)]
-    if sibling:
-        advice = f"Did you mean `{dotted((*keys[:-1], sibling))}`?"
-    elif same_key_paths:
-        advice = f"Did you mean `{dotted(same_key_paths[0])}`?"
-    else:
-        advice = "Correct it, or add it in the YAML."
+    candidates = [(*keys[:-1], sibling)] if sibling else []
+    candidates += [path for path, _ in walk(document.root) if path[-1:] == (key,)]
+    advice = f" Did you mean `{dotted(candidates[0])}`?" if candidates else ""
     where = f" under `{dotted(keys[:-1])}`" if len(keys) > 1 else ""
     raise ConfigError(
-        f"`{dotted(keys)}` overrides nothing: {document.path} has no such key{where}. {advice}"
+        f"`{dotted(keys)}` overrides nothing: {document.path} has no such key{where}.{advice}"
     )
 
 
 def _convert_override(document: Document, default: object, keys: Keys, value: object) -> object:
-    """Convert a value to the kind of the YAML's value; raises ConfigError if it has another.
-
-    A value of null accepts any plain value. Whether a number must be whole is said by its range.
-    """
+    """Convert a value to the kind of the YAML's value; null accepts any plain value."""
     if tag_of(default) == "!apply:getattr":  # HyperPyYAML's for `!ref <tokenizer.vocab_size>`
         return value  # its kind is not known before the object is built
     if tag_of(default):
         raise ConfigError(
             f"`{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
-            f"Override an argument, such as `{dotted(keys)}.NAME`, or edit the YAML."
+            f"Override an argument: `{dotted(keys)}.NAME`."
         )
     if isinstance(default, list) and isinstance(value, list):
         item_default = default[0] if len({*map(_kind, default)}) == 1 else None

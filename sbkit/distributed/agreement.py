@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError
+from sbkit.base.libraries import is_library
 from sbkit.base.messages import listed
 from sbkit.base.versions import versions
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
@@ -51,27 +52,21 @@ def ranks_without(folder: Path) -> list[str]:
 
 
 def require_shared(run_folder: Path, cache: Path) -> None:
-    """Raise ConfigError, on all ranks, if one does not see rank 0's run folder.
-
-    Other caches are only slower: a note says which processes have one.
-    """
+    """Refuse, on all ranks, a rank that does not see rank 0's run folder; note another cache."""
     if blind := ranks_without(run_folder):
         raise ConfigError(
             f"All processes must share the run folder, but {run_folder} is not that of rank 0 for "
-            f"{listed(blind)}. Choose an --output_folder on a disk that all machines mount."
+            f"{listed(blind)}. Choose an --output_folder that all machines mount."
         )
     if blind := ranks_without(cache):
         logger.info(
             f"note: {cache} is not that of rank 0 for {listed(blind)}, so audio is decoded for "
-            "each. Let SBKIT_CACHE name a folder on a disk that all machines mount."
+            "each. Let SBKIT_CACHE name a folder that all machines mount."
         )
 
 
 def require_same_code() -> None:
-    """Raise ConfigError, on all ranks, if one has imported other code than rank 0.
-
-    The weights of such ranks would drift apart without a word.
-    """
+    """Refuse, on all ranks, a rank with other code than rank 0: their weights would drift apart."""
     if world_size() == 1:
         return
     (first, first_rank), *other_ranks = gather_over_ranks((_describe_code(), describe_rank()))
@@ -84,7 +79,7 @@ def require_same_code() -> None:
         if differing:
             raise ConfigError(
                 f"All processes must run the same code, but {first_rank} and {other_rank} differ "
-                f"in {listed(differing)}. Give both machines the same checkout and packages."
+                f"in {listed(differing)}."
             )
 
 
@@ -99,8 +94,8 @@ def _describe_code() -> dict[str, str | None]:
     for name, module in list(sys.modules.items()):
         # SpeechBrain's lazy modules import themselves when an attribute is read.
         file = getattr(module, "__dict__", {}).get("__file__") or ""
-        is_installed = "site-packages" in file or file.startswith(sys.base_prefix)
-        if file.endswith(".py") and (not is_installed or name.partition(".")[0] == "sbkit"):
+        is_ours = name.partition(".")[0] in ("sbkit", "recipes")
+        if file.endswith(".py") and (is_ours or not is_library(file)):
             with suppress(OSError):
                 code[name] = checksum(Path(file))[:DIGITS]
     return code

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -46,29 +45,6 @@ class Placement:
         return GradScaler(self.device.type, enabled=self.precision == "fp16")
 
 
-def describe_tf32(device: torch.device) -> str:
-    """Name the float32 operations that round to TF32, as set by PyTorch and SpeechBrain."""
-    if device.type != "cuda":
-        return ""
-    torch_backends: Any = torch.backends  # without type hints
-    backends = {"products": torch_backends.cuda.matmul, "convolutions": torch_backends.cudnn.conv}
-    rounded = [name for name, backend in backends.items() if backend.fp32_precision == "tf32"]
-    return f"; float32 {' and '.join(rounded)} in TF32" if rounded else ""
-
-
-def note_precision(placement: Placement) -> str | None:
-    """Warn of bf16 on a CPU, which may cost time instead of saving it.
-
-    Seconds of audio per second of the default YAML on two cores with AMX: 211 in fp32, 113 in bf16.
-    """
-    if placement.device.type != "cpu" or placement.precision != "bf16":
-        return None
-    return (
-        "note: `precision: bf16` may train slower than fp32 on a CPU (on one with AMX, at half the "
-        "speed). `sbkit check` measures a step in either."
-    )
-
-
 def count_local_devices(device_type: str) -> int:
     """Count the devices of a type that torch finds on this machine."""
     if device_type == "cpu":
@@ -82,10 +58,7 @@ def counter_of_target(target: str) -> DeviceCounter:
     device = parse_device(target, key="--target")
     count = 1 if device.index is None else device.index
     if count == 0:  # meant as the first GPU, it would check for the CPU without a word
-        raise ConfigError(
-            f"`--target` gives the number of devices, but {target} has none. Write "
-            f"--target={device.type}:1, or --target=cpu."
-        )
+        raise ConfigError(f"`--target` has no device. Write --target={device.type}:1, or cpu.")
     return lambda device_type: count if device_type == device.type else int(device_type == "cpu")
 
 
@@ -99,10 +72,6 @@ def resolve(
 
     None takes the first GPU, or the CPU if there is none. Under torchrun, `cuda` and `xpu` without
     an index mean the device of the local rank.
-
-    Raises:
-        ConfigError: a name is unknown.
-        DeviceError: the pair is not supported, or the machine has no such device.
     """
     parsed = choose_device(device, count)
     check_precision(parsed.type, precision)
@@ -119,58 +88,42 @@ def choose_device(
 
 
 def parse_device(device: str | torch.device, *, key: str = "device") -> torch.device:
-    """Parse a device in one of `DEVICE_FORMS`; raises ConfigError for another."""
+    """Parse a device in one of `DEVICE_FORMS`."""
     if isinstance(device, torch.device) and device.type in PRECISIONS_BY_DEVICE_TYPE:
         return device
     text = str(device)
     if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:(0|[1-9]\d?))?", text, re.ASCII):
-        raise ConfigError(
-            f"`{key}` must be {DEVICE_FORMS}, but is {device!r}. Write one of these forms."
-        )
+        raise ConfigError(f"`{key}` must be {DEVICE_FORMS}, but is {device!r}.")
     return torch.device(text)
 
 
 def check_precision(device_type: str, precision: str, *, key: str = "precision") -> None:
-    """Check that a device type supports a precision.
-
-    Raises:
-        ConfigError: the precision is unknown.
-        DeviceError: it is not supported.
-    """
+    """Check that a device type supports a precision."""
     if precision not in [*DTYPES]:  # a list, since the value may not be hashable
-        raise ConfigError(
-            f"`{key}` must be one of {', '.join(DTYPES)}, but is {precision!r}. Choose one of them."
-        )
+        raise ConfigError(f"`{key}` must be one of {', '.join(DTYPES)}, but is {precision!r}.")
     supported = PRECISIONS_BY_DEVICE_TYPE[device_type]
     if precision not in supported:
         raise DeviceError(
-            f"`{key}` on {device_type} must be one of {', '.join(supported)}, but is {precision}. "
-            f"Use `{key}: bf16`, or another device."
+            f"`{key}` on {device_type} must be one of {', '.join(supported)}, but is {precision}."
         )
 
 
 def find_device(device: torch.device, count: DeviceCounter = count_local_devices) -> torch.device:
-    """Return an existing device with its index, by default that of the local rank.
-
-    Raises:
-        ConfigError: an index is given although torchrun starts several processes.
-        DeviceError: the device does not exist.
-    """
+    """Return an existing device with its index, by default that of the local rank."""
     if device.type == "cpu":
         return torch.device("cpu")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device.index not in (None, local_rank) and local_ranks > 1:
         raise ConfigError(
-            f"`device` is {device}, but torchrun starts {local_ranks} processes, each of which "
-            f"takes its own device. Write `device: {device.type}`."
+            f"`device` is {device}, but torchrun starts {local_ranks} processes. Write "
+            f"`device: {device.type}`."
         )
     index = local_rank if device.index is None else device.index
     if index >= (num_devices := count(device.type)):
         machine = "torch finds" if count is count_local_devices else "the target has"
         devices = {0: "no device", 1: "1 device"}.get(num_devices, f"{num_devices} devices")
         raise DeviceError(
-            f"`device` is {device.type}:{index}, but {machine} {devices} of that type. Use "
-            "`device: cpu`, or fewer processes."
+            f"`device` is {device.type}:{index}, but {machine} {devices} of that type."
         )
     return torch.device(device.type) if device.type == "mps" else torch.device(device.type, index)

@@ -92,17 +92,13 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def _join(device: torch.device) -> Store:
-    """Form a group with the other processes, and return the store of the rendezvous.
-
-    Raises:
-        DeviceError: some do not arrive in time, or variables of a launcher are missing.
-    """
+    """Form a group with the other processes, and return the store of the rendezvous."""
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing:
         leftover = " ".join(name for name in VARIABLES if name in os.environ)
         raise DeviceError(
             f"Several processes need {', '.join(missing)} as well as {leftover}. Start them with "
-            f"torchrun. If an earlier job has left these variables in this shell: unset {leftover}"
+            f"torchrun. For a single process: unset {leftover}"
         )
     if sys.platform == "linux":  # otherwise the ranks of a killed torchrun agent train on
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
@@ -125,9 +121,8 @@ def _join(device: torch.device) -> Store:
         reason = " ".join(str(error).split()).removesuffix(".")
         raise DeviceError(
             f"Rank {name} did not meet the other processes at {host}:{port} within {seconds:g} s "
-            f"({reason}). Start the same command with torchrun on every node, open the port, or "
-            f"raise {TIMEOUT_VARIABLE}. If this is a single process, whose shell has variables of "
-            f"an earlier job: unset {' '.join(VARIABLES)}"
+            f"({reason}). Open the port, or raise {TIMEOUT_VARIABLE}. For a single process: unset "
+            f"{' '.join(VARIABLES)}"
         ) from error
     assert dist.group.WORLD is not None
     dist.group.WORLD.set_timeout(GROUP_TIMEOUT)
@@ -137,9 +132,8 @@ def _join(device: torch.device) -> Store:
 def _drop_reducers() -> None:
     """Drop the reducer of each DDP module, even if a frame or traceback still holds the module.
 
-    Otherwise a reducer ends the group while it holds Python's lock. gloo's threads may wait for
-    that lock and hold one that the reducer needs: 1 of 20 such processes never ended on a busy
-    machine.
+    Otherwise it ends the group while it holds Python's lock, for which gloo's threads may wait: 1
+    of 20 such processes never ended on a busy machine.
     """
     for module in gc.get_objects():
         if issubclass(type(module), DistributedDataParallel):
@@ -150,8 +144,7 @@ def _drop_reducers() -> None:
 def main_rank_first() -> Iterator[None]:
     """Run the body on rank 0 first, so that the others find its results.
 
-    If it fails, rank 0 raises its error and the others OtherRankError, which a command does not
-    print. Otherwise they would wait, and end with a traceback about a broken connection.
+    If it fails, rank 0 raises its error, and the others OtherRankError, which no command prints.
     """
     if rank() > 0:
         _wait_for_main_rank()

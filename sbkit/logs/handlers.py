@@ -1,14 +1,11 @@
 """Send messages to the screen of a command, and to ``train.log`` of a run.
 
-Every module logs with ``logging.getLogger(__name__)``. Only the commands of sbkit attach handlers,
-so a program that uses sbkit as a library decides what is shown and where.
+Only the commands of sbkit attach handlers: a program that uses it decides what is shown and where.
 """
 
 import logging
 import os
-import site
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,12 +14,11 @@ from pathlib import Path
 from typing import Self
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError, StopRequestedError
+from sbkit.base.libraries import is_library
 from sbkit.base.messages import printable
 from sbkit.base.process import drop_unwritable
 
 TEXT_LOG = "train.log"
-# The folders of installed packages and of the standard library.
-SITE_PACKAGES = (*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib"))
 
 
 def is_first_rank() -> bool:
@@ -33,8 +29,6 @@ def is_first_rank() -> bool:
 @contextmanager
 def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> Iterator[None]:
     """Show messages while a command runs: warnings on standard error, others on standard output.
-
-    Those that cannot be written, such as on a full disk, are dropped.
 
     to_stderr: all on standard error, because standard output holds the command's result.
 
@@ -77,10 +71,7 @@ def _temporary_level(level: int, *, logger_name: str | None = None) -> Iterator[
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Drop the messages in a block, for example while `sbkit check` prepares a run.
-
-    Loggers with a level of their own, such as the progress logger, still log.
-    """
+    """Drop the messages in a block, except those of loggers with a level, such as progress."""
     return _temporary_level(logging.CRITICAL + 1)
 
 
@@ -103,16 +94,11 @@ class ScreenHandler(logging.Handler):
 
 
 def should_log(record: logging.LogRecord) -> bool:
-    """Return whether a message is logged.
-
-    Only the first rank logs. It logs all messages of sbkit, of recipes and of the user's modules.
-    Of other packages it logs only the warnings and errors.
-    """
+    """Return whether a message is logged: on the first rank, of other packages from warnings on."""
     if not is_first_rank():
         return False
-    is_from_package = record.pathname.startswith(SITE_PACKAGES)
-    is_from_sbkit = record.name.partition(".")[0] == "sbkit"
-    return is_from_sbkit or not is_from_package or record.levelno >= logging.WARNING
+    is_ours = record.name.partition(".")[0] in ("sbkit", "recipes")
+    return is_ours or not is_library(record.pathname) or record.levelno >= logging.WARNING
 
 
 class PrintableFormatter(logging.Formatter):

@@ -1,8 +1,4 @@
-"""HTML pages of results and of data: each is one file that loads nothing else.
-
-They share a template, a style and a script. jinja2 escapes all data, and a content security policy
-forbids all requests and all other scripts and styles.
-"""
+"""HTML pages of results and of data: each is one file that loads nothing else."""
 
 import base64
 import hashlib

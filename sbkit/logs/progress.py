@@ -1,7 +1,7 @@
 """Show progress, live or as lines of the log, and tell a watchdog of it.
 
-A notebook shows one live line for each cell by IPython's own messages, which every front end
-understands. rich needs ipywidgets there, and clears what the cell has printed.
+A notebook shows one live line for each cell by IPython's own messages: rich needs ipywidgets there,
+and clears what the cell has printed.
 """
 
 import logging
@@ -121,9 +121,8 @@ def progress_bar(
 ) -> Iterator[Callable[[float], None]]:
     """Show progress on rank 0: live on a terminal or in a notebook, else a line each minute.
 
-    Yields a function that takes the amount of work done since its last call. ``total`` is in the
-    same unit, or None if unknown. The line is on standard error, because standard output may hold a
-    result.
+    Yields a function that takes the amount of work done since its last call, in the unit of
+    ``total`` (None if unknown). Standard output may hold a result, so standard error has the line.
     """
     start = clock()
     is_hidden = not (shows_progress.get() and is_first_rank())
@@ -157,11 +156,8 @@ def _format_duration(seconds: float) -> str:
 class TrainingProgress:
     """On rank 0, show a live line on a terminal or in a notebook, and log a line per epoch.
 
-    A notebook whose program has set up no logging gets the lines of epochs as well.
-
-    The estimated time left is that of training: the steps up to ``total_steps`` at the pace of the
-    last steps, and the remaining validations, each as long as the last one; at most what the clock
-    leaves (``max_seconds_left``).
+    The time left is estimated for the steps up to ``total_steps`` at the pace of the last ones, and
+    for the remaining validations; at most what the clock leaves (``max_seconds_left``).
     """
 
     total_epochs: int

@@ -40,10 +40,7 @@ class Figures:
     source_losses: Mapping[str, float] = field(default_factory=dict)
 
     def as_record(self) -> Record:
-        """Return the figures and metrics as one flat line of the log, and `source_loss/SOURCE`.
-
-        Raises ConfigError if a metric has the name of a figure, which it would replace.
-        """
+        """Return the figures and metrics as one flat line of the log, and `source_loss/SOURCE`."""
         record: Record = {"kind": self.kind, **vars(self)}
         del record["metrics"], record["source_losses"]
         for source, loss in self.source_losses.items():
@@ -51,8 +48,7 @@ class Figures:
         clashes = record.keys() & self.metrics.keys()
         if clashes:
             raise ConfigError(
-                f"A metric may not be called {min(clashes)}, because the run log has a figure of "
-                "this name. Rename the metric that the recipe measures."
+                f"A metric may not be called {min(clashes)}, as the run log has such a figure."
             )
         return {**record, **self.metrics}
 
@@ -93,7 +89,7 @@ def read_log(path: Path | str) -> list[Record]:
     """Read a run's records, skipping a line that a killed run left incomplete.
 
     path: the `train_log.jsonl` of a run; a missing file is an empty log. The `kind` of a record is
-        "step" or "epoch", among others. `Run.history` has those of epochs.
+        "step", "epoch" or "test".
     """
     path = Path(path)
     if not path.exists():
@@ -168,8 +164,7 @@ class RunLog:
 def _open_tensorboard(folder: Path, purge_step: int) -> Any:
     if find_spec("tensorboard") is None:
         logger.info(
-            "No TensorBoard files are written, because tensorboard is not installed: "
-            "pip install 'sbkit[curves]'"
+            "No TensorBoard files without tensorboard: pip install 'sbkit[curves]' adds it."
         )
         return SimpleNamespace(add_scalar=_do_nothing, flush=_do_nothing, close=_do_nothing)
     return import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=purge_step)

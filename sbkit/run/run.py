@@ -46,7 +46,7 @@ from sbkit.data.report import log_data, write_data_report
 from sbkit.data.sources import store_rows
 from sbkit.data.splits import Splits
 from sbkit.distributed.agreement import require_same_code, require_shared
-from sbkit.distributed.device import Placement, describe_tf32, note_precision
+from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY, read_results
@@ -458,10 +458,7 @@ class Run:
 def log_machine(placement: Placement) -> None:
     """Log the device and its settings."""
     waiting = describe_waiting(torch.get_num_threads())
-    tf32 = describe_tf32(placement.device)
-    logger.info(f"{placement.device}: {waiting}; {describe_allocator()}{tf32}")
-    if note := note_precision(placement):
-        logger.info(note)
+    logger.info(f"{placement.device}: {waiting}; {describe_allocator()}")
 
 
 def check_first(values: RunValues, data: RunData | None = None) -> RunData:

@@ -46,7 +46,7 @@ def test_error_that_user_cannot_fix_is_raised(raised: Exception) -> None:
     [
         (OSError(errno.ENOSPC, "No space left", "/x"), "/x cannot be read or written"),
         (FileNotFoundError(errno.ENOENT, "gone", "/x"), "(gone). Check it"),
-        (OSError(errno.EMFILE, "Too many open files"), "Allow more open files"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many files are open"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "(ulimit -v, ulimit"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "The system refused memory or threads"),
         (OSError(WORKER.format("OSError: [Errno 24] Too many open files")), "(ulimit -n), or"),

@@ -20,13 +20,6 @@ class Opening:
         Path(folder, "notes.txt").touch()
 
 
-class LengthlessFrontEnd(ConvFrontEnd):
-    """Takes no lengths."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return super().forward(x, torch.full((len(x),), x.shape[1]))
-
-
 class UndividedFrontEnd(ConvFrontEnd):
     """Returns the lengths of its input."""
 

@@ -24,17 +24,11 @@ ERROR = Finding(check="labels", problem="`a` has 3", where="x.yaml:3", fix="Do."
 NOTE = Finding(check="data", problem="a clip is silent", where="x.yaml:1", stops=False)
 
 
-def test_finding_has_its_severity_in_text() -> None:
+def test_finding_as_line_and_as_sentence() -> None:
     assert str(ERROR) == "x.yaml:3: error: `a` has 3 [labels]\n  fix: Do."
     assert str(NOTE) == "x.yaml:1: note: a clip is silent [data]"
-
-
-def test_finding_as_sentence_names_its_place_unless_that_is_the_file() -> None:
     assert ERROR.as_sentence() == "`a` has 3. Do. (x.yaml:3)"
     assert NOTE.as_sentence() == "a clip is silent."
-
-
-def test_finding_escapes_control_characters() -> None:
     finding = replace(ERROR, problem="\x1b[31m")
     assert "\x1b" not in f"{finding} {finding.as_sentence()}"
 

@@ -163,7 +163,7 @@ def test_full_disk_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cost.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     (finding,) = check_cost(run)
     assert (finding.where, finding.stops) == (run.declared.place("output_folder"), True)
-    assert "the run would end with a full disk" in finding.problem
+    assert "0.0 MB are free" in finding.problem
 
 
 def test_check_command_prints_the_cost_unless_another_machine_is_meant(

@@ -74,17 +74,13 @@ CHANGED = [  # sentences, what is noted
     (["so\xadft words", "\ufeffa fox"], "deleted characters: 1 U+00AD, 1 U+FEFF ('\\ufeffa fox'"),
     (["so\u200dft ශ්\u200dරී"], "deleted characters: 1 U+200D ("),
     (["a nan", "NaN", "nan", "nan"], "stand for a missing text: 2 nan, 1 NaN ('NaN' is tr"),
-    (["It's fine, (really) - isn't it?", "2nd-rate?!"], "digits: 1 2 ('2nd-rate?!' is trained as"),
     (["It cost 3,50 €", "$5 or 10 %"], ""),
-    (["five &euro;"], "dropped symbols: 1 € ('five &euro;' is trained as 'five')"),
     (["a&shy;b"], "deleted characters: 1 U+00AD ('a&shy;b' is"),
-    (["so (cafe\u0301 noise)"], "dropped tags: 1 (cafe\u0301 noise) ("),
     (["a fox' tail, 'yes', it's", "fox'"], "edge of words: 2 fox' (\"fox'\" is trained as 'fox')"),
     (["\u064a\u06cc", "\u06cc"], "look alike: 2 \u06cc, 1 \u064a ('\u06cc"),
     (["Speaker B: yes", "A: no, to: me"], "names of speakers: 1 Speaker B:, 1 A: ("),
     (["hel@@ lo", "so"], "another tool: 1 @@ ('hel@@ lo' is trained as 'hel lo')"),
     (["h i | y o u |"], "another tool: 1 h i |, 1 y o u | ("),
-    (["3 * 4", "%uh /"], "dropped symbols: 1 *, 1 / ("),
     (['"Yes." \N{EM DASH} he said\N{HORIZONTAL ELLIPSIS}', "A\tb\u2009c"], ""),
 ]
 

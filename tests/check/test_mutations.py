@@ -22,7 +22,6 @@ SPEECHBRAIN_FBANK = (
     ("level: utterance", "# level: utterance"),
 )
 PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
-LARGE = ("--vocab_size=50", "--num_workers=0", "--precision=fp32")
 LONG_FRAMES = ("--subsampling=8", "--token_type=bpe", "--vocab_size=80")
 HEALTHY = [
     Mutation(name="healthy", checks=CHECKS),
@@ -31,8 +30,6 @@ HEALTHY = [
     Mutation(name="healthy pure CTC", options=("--ctc_weight=1.0",)),
     Mutation(name="healthy without a decoder", options=PURE_CTC),
     Mutation(name="healthy with another Fbank", text=SPEECHBRAIN_FBANK),
-    Mutation(name="healthy large", yaml="hparams/ctc_large.yaml", options=LARGE),
-    Mutation(name="healthy streaming", yaml="hparams/ctc_streaming.yaml"),
     Mutation(name="healthy 80 ms", yaml="hparams/ctc_streaming.yaml", options=LONG_FRAMES),
 ]
 

@@ -96,12 +96,9 @@ def test_target_counts_as_the_machine() -> None:
         assert str(resolve(device, "fp32", count=counter_of_target(target)).device) == placed
     with pytest.raises(SbkitError, match="but the target has"):
         resolve("mps", "fp32", count=counter_of_target("cuda:8"))
-
-
-@pytest.mark.parametrize("target", ["cuda:0", "gpu", "8"])
-def test_target_that_is_no_machine_is_refused(target: str) -> None:
-    with pytest.raises(SbkitError, match="`--target` "):
-        counter_of_target(target)
+    for target in ("cuda:0", "gpu"):
+        with pytest.raises(SbkitError, match="`--target` "):
+            counter_of_target(target)
 
 
 def test_device_number_beside_torchrun_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from tests.runs import ROOT
         ("a: [1\nb: 2", ":2 is not valid YAML"),
         ("a: 1\na: 2", 'duplicate key "a"'),
         ("\ta: 1", "cannot start any token. Indent it with spaces."),
-        ("a: 1\nlr:0.001\n\n# -\n\nb: 2", ":2 is not valid YAML: could not find expected ':'. Che"),
-        ("a: 1\n b: 2\nc: 3", "keys of a level are in one column."),
+        ("a: 1\nlr:0.001\n\n# -\n\nb: 2", ":2 is not valid YAML: could not find expected ':'. Wri"),
+        ("a: 1\n b: 2\nc: 3", "keys of a level in one column."),
         ("base: ctc.yaml", "{path}, which is read for {path}. Name another file as `base`."),
         ("a: !include:ctc.yaml", "{path}, which is read for {path}. Name another file"),
         ("- 1", "must consist of `key: value` lines"),
@@ -30,18 +30,16 @@ from tests.runs import ROOT
         ("a: !PLACEHOLDER\n", "`a: !PLACEHOLDER ` ({path}:1) needs a value. Override it."),
         ("size: 1\na: !ref <siz>", "there is no `siz`. Did you mean `size`?"),
         ("a: !ref size", "Write it in angle brackets: `!ref <key>`"),
-        ("a: !ref <b>\nb: !ref <a>", "resolved later"),
+        ("a: !ref <b>\nb: !ref <a>", "is resolved too early"),
         ("a: !new:fractions.Fraction\nb: !ref <a>/c", "is an object"),
         ("n: -1\nb: !ref <n> * 2", "stays the text '-1 * 2'"),
         ("n: 0\nb: !ref 1 / <n>", "division by zero"),
         ("a: (!!python/object/apply:os.getcwd [])", "is read as a tuple"),
-        ("a: !new:fractions.Fractoin\n", "Fractoin. Correct it. A module of your own must lie"),
+        ("a: !new:fractions.Fractoin\n", "Fractoin. A module of your own must lie"),
         ("a: !new:os.getcwd\n", "should be a class"),
-        ("a: !apply:fractions.Fraction\n", "should be a callable"),
         ("x: 1\na: !new:fractions.Fraction\n  numertor: 1\n", "`a` ({path}:2) cannot be made"),
         ("x: 1\na: !new:torch.optim.SGD\n  lr: 1\n", "Add them, or write `!name:` if the rec"),
-        ("a: {b: !new:fractions.Fraction [x]}\n", "`a.b` ({path}:1)"),
-        ("a: !new:fractions.Fraction [1, 0]\n", ": ZeroDivisionError:"),
+        ("a: {b: !new:fractions.Fraction [1, 0]}\n", "`a.b` ({path}:1)"),
         ("a: !new:fractions.Fraction\nb: !ref <a.nope>\n", "has no attribute 'nope'"),
         # An error of sbkit is kept, and its place is added.
         (
@@ -56,11 +54,8 @@ def test_faulty_yaml_is_refused_with_its_line(tmp_path: Path, yaml: str, text: s
     assert text.format(path=path) in refusal(path, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"), [("ctx.yaml", "Did you mean `ctc.yaml`?"), ("other", "Check its name.")]
-)
-def test_missing_file_offers_the_nearest(path: Path, name: str, advice: str) -> None:
-    assert refusal(path.with_name(name), {}).endswith(f"No such file or directory). {advice}")
+def test_missing_file_offers_the_nearest(path: Path) -> None:
+    assert "Did you mean `ctc.yaml`?" in refusal(path.with_name("ctx.yaml"), {})
 
 
 def test_nearest_offers_only_a_likely_key() -> None:
@@ -110,7 +105,6 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
     [
         ("outer", "must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
         ("outer", "  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a"),
-        ("outer", "inner.yaml", "none.yaml", "cannot be read"),
         ("outer", "inner[twice]", "inner[twise]", "Did you mean `twice`?"),
         ("inner", "[1, 2]", "!new:fractions.Fraction [1, 0]", "`inner.many` ({inner}:5)"),
     ],
@@ -176,15 +170,8 @@ def test_base_that_changes_is_read_again(top: Path) -> None:
         ("top", "denominator: !ref <size>", "denominator: 0", "`ratio` ({top}:7) cannot be"),
         ("top", "<kept>}", "<kelt>}", "`masks.tone: !ref <kelt>` ({top}:6) leads nowhere"),
         ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) leads"),
-        ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) cannot be"),
         ("bases/middle", "root", "roof", "roof.yaml cannot be read (No such file or"),
-        (
-            "bases/root",
-            "kept:",
-            "base: ../top.yaml\nkept:",
-            "{bases/middle}, which is read for {top}.",
-        ),
-        ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no tag, and"),
+        ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no keys"),
     ],
 )
 def test_errors_name_file_and_line(top: Path, file: str, old: str, new: str, text: str) -> None:
@@ -192,4 +179,4 @@ def test_errors_name_file_and_line(top: Path, file: str, old: str, new: str, tex
     files[file].write_text(files[file].read_text().replace(old, new))
     for name, real in files.items():
         text = text.replace(f"{{{name}}}", str(real))
-    assert text in refusal(top, {}).replace("bases/../", "")
+    assert text in refusal(top, {})

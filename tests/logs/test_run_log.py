@@ -130,7 +130,7 @@ def test_run_without_tensorboard_and_matplotlib_says_once_what_it_leaves_out(
     curves.can_draw.cache_clear()
     assert [file.name for file in tmp_path.iterdir()] == ["train_log.jsonl"]
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "No TensorBoard files are written, because tensorboard is not installed",
+        "No TensorBoard files without tensorboard",
         "No pictures without matplotlib",
     ]
 

@@ -229,11 +229,6 @@ MUTATIONS = [
         release=with_train_as_dev,
     ),
     mutation(
-        "a misspelled manifest on the command line",
-        error("splits", "manifest", "trian.tsv does not exist"),
-        options=("--data_folder=null", "--manifest", "train=trian.tsv", "--manifest", "dev=a.tsv"),
-    ),
-    mutation(
         "a misspelled manifest in the YAML",
         error("splits", "manifest.train", "trian.tsv does not exist"),
         text=(("manifest: null", "manifest: {train: trian.tsv, dev: a.tsv}"),),

@@ -87,12 +87,6 @@ MUTATIONS = [
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
-        "a misspelled knob that the labels need",
-        error("unread", "vocab_sise", "Did you mean `vocab_size`?"),
-        error("labels", ".yaml:1", "`vocab_size`, which is not in the YAML"),
-        text=(("\nvocab_size: ", "\nvocab_sise: "),),
-    ),
-    mutation(
         "a misspelled knob that the step needs",
         error("unread", "label_smothing", "Did you mean `label_smoothing`?"),
         error("shapes", ".yaml:1", "`label_smoothing`, which is not in the YAML"),
@@ -112,11 +106,6 @@ MUTATIONS = [
         "freezing a part at its random weights",
         note("freezing", "freeze", "keeps CNN at random weights"),
         options=("--freeze=[CNN]",),
-    ),
-    mutation(
-        "freezing for a number of steps that is text",
-        error("brain", "freeze", "`freeze` must be a list", "'10000'"),
-        options=("--freeze={CNN: '10000'}",),
     ),
     # -- the machine
     mutation(
@@ -148,7 +137,7 @@ MUTATIONS = [
     ),
     mutation(
         "checkpoints without the run configuration",
-        error("run_folder", "output_folder", "run_config.json must be", "Put it back"),
+        error("run_folder", "output_folder", "run_config.json must be"),
         run=undeclared,
     ),
     mutation(
