@@ -1,19 +1,13 @@
 """`lr_scale` and `layer_decay` lower the rate of parts."""
 
 import re
-from functools import partial
-from typing import Any
 
 import pytest
 from speechbrain.nnet.schedulers import NewBobScheduler
-from torch import nn
-from torch.optim import SGD, AdamW
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.optim import SGD
 
 from sbkit.base.errors import SbkitError
 from sbkit.train.optimizers import with_lr_scale
-from sbkit.train.step import TrainingStep
-from tests.train.lines import LineBrain, batches, brain_of
 from tests.train.two_parts import fit, parts
 
 
@@ -69,34 +63,3 @@ def test_layer_decay_requires_a_list_of_layers(path: str) -> None:
     """A pattern is refused, because its lists would be numbered as one."""
     with pytest.raises(SbkitError, match=rf"there is no `{re.escape(path)}\.0`.*the lists"):
         fit(layer_decay={path: 0.1})
-
-
-def test_update_takes_as_many_operations_for_more_parameters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A step of a small model on a GPU would otherwise wait for the host."""
-
-    class CountOperations(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            self.count += 1
-            return function(*args, **(kwargs or {}))
-
-    update = TrainingStep.update
-    counts: list[int] = []
-
-    def counted(training: TrainingStep, *arguments: Any, **options: Any) -> None:
-        with CountOperations() as counter:
-            update(training, *arguments, **options)
-        counts.append(counter.count)
-
-    monkeypatch.setattr(TrainingStep, "update", counted)
-    for layers in (1, 9):
-        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)), nn.Linear(3, 2))
-        brain = brain_of(LineBrain, model=model, optimizer=partial(AdamW, fused=True))
-        brain.fit([1], batches(2))
-    _, small, _, large = counts  # the first update of each makes the optimizer's state
-    assert small == large

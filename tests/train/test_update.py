@@ -1,0 +1,43 @@
+"""An update of the weights takes few operations."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.optim import AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sbkit.train.step import TrainingStep
+from tests.train.lines import LineBrain, batches, brain_of
+
+
+def test_update_takes_as_many_operations_for_more_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step of a small model on a GPU would otherwise wait for the host."""
+
+    class CountOperations(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.count += 1
+            return function(*args, **(kwargs or {}))
+
+    update = TrainingStep.update
+    counts: list[int] = []
+
+    def counted(training: TrainingStep, *arguments: Any, **options: Any) -> None:
+        with CountOperations() as counter:
+            update(training, *arguments, **options)
+        counts.append(counter.count)
+
+    monkeypatch.setattr(TrainingStep, "update", counted)
+    for layers in (1, 9):
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)), nn.Linear(3, 2))
+        brain = brain_of(LineBrain, model=model, optimizer=partial(AdamW, fused=True))
+        brain.fit([1], batches(2))
+    _, small, _, large = counts  # the first update of each makes the optimizer's state
+    assert small == large
