@@ -76,8 +76,7 @@ class RunnableModel(Protocol):
     """The model of a recognizer, which takes whole clips."""
 
     @property
-    def effective(self) -> Effective:
-        """Where and how the model runs."""
+    def effective(self) -> Effective: ...
 
     @property
     def samples_per_frame(self) -> int:

@@ -95,11 +95,7 @@ def write_tokens(bundle: TorchBundle, folder: Path) -> Path:
 
 
 def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Proto:
-    """Translate a traced graph to ONNX, check it, and remove the names of local folders.
-
-    Raises:
-        BundleError: it cannot be translated.
-    """
+    """Translate a traced graph to ONNX, check it, and remove the names of local folders."""
     onnx = require_package("onnx", extra="export")
     require_package("onnxscript", extra="export")
     try:
@@ -119,7 +115,7 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
     except Exception as error:  # the exporter and the checker have many exceptions of their own
         raise BundleError(
             f"This model cannot be written as ONNX: the exporter raised {type(error).__name__} "
-            f"({str(error)[:300]}). Leave the format out, or change that part of the model."
+            f"({str(error)[:300]})."
         ) from error
     return model
 

@@ -204,13 +204,11 @@ class Comparison:
         return self.candidate.transcribe([clip[:length] for clip, length in clips])
 
     def _decode(self, output: BatchLogProbs) -> list[str]:
-        """Decode log-probabilities greedily."""
         best = (best_tokens(clip, self.bundle.blank) for clip in _split(output))
         return [self.bundle.tokenizer.decode(tokens) for tokens in best]
 
     @property
     def max_difference(self) -> float:
-        """The limit of a format that computes in float32."""
         return MAX_WHISPER_DIFFERENCE if _stored_positions(self.bundle) else MAX_DIFFERENCE
 
     def reasons(self) -> list[str]:

@@ -1,7 +1,7 @@
 """The end of a run: its weights become a bundle, and the bundle is tested.
 
-    weights, averaged -> decoder and confidences, fitted to the validation sets with the weights in
-    memory -> `RUN/bundle` -> formats -> results of the test sets -> figures and pages
+    averaged weights -> decoder and confidences, fitted with the weights in memory -> `RUN/bundle`
+    -> formats -> results of the test sets -> figures and pages
 
 A run that was killed before its bundle was there averages and fits again; one with a bundle tests
 it. What is tested is what `sbkit export` copies.
@@ -162,9 +162,12 @@ def write_and_load(
 
 def load(folder: Path, placement: Placement) -> TorchBundle:
     """Load a bundle of the run where its test runs."""
-    modules = modules_of_bundle(folder)
-    device, precision = placement.device, placement.precision
-    return load_bundle(folder, device=device, precision=precision, user_modules=modules)
+    return load_bundle(
+        folder,
+        device=placement.device,
+        precision=placement.precision,
+        user_modules=modules_of_bundle(folder),
+    )
 
 
 def write_formats(setup: RunSetup) -> None:

@@ -78,13 +78,10 @@ class NonFiniteRecorder:
         return int(sum(was_skipped for _, was_skipped in flags)), num_bad
 
     def check_count(self, count: int, patience: int) -> None:
-        """Raise SbkitError if more steps of an epoch than ``patience`` were bad."""
         if count > patience:
-            listed_in = f" (listed in {self._folder})" if self._folder else ""
             raise SbkitError(
-                f"In {count} steps of this epoch{listed_in} the loss or a gradient was not finite; "
-                f"`nonfinite_patience` allows {patience}. Lower `lr`, or find the part with "
-                "torch.autograd.set_detect_anomaly. The last checkpoint was saved before that."
+                f"In {count} steps of this epoch the loss or a gradient was not finite; "
+                f"`nonfinite_patience` allows {patience}. Lower `lr`."
             )
 
     def _write(self, step: UnreadStep, fault: str) -> None:
@@ -125,9 +122,6 @@ def memory_errors(batch: Any, knob: str = "batch_seconds") -> AbstractContextMan
         ids = ids_of(batch)
         size = f" of {batch.seconds:.0f} s" if isinstance(batch, Batch) else ""
         names = f" ({listed(ids, max_names=3)})" if ids else ""
-        return (
-            f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`, "
-            "raise `grad_accumulation_factor`, or use a smaller model."
-        )
+        return f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`."
 
     return translate(RuntimeError, SbkitError, describe)

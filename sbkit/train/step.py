@@ -182,18 +182,15 @@ class TrainingStep:
 
 
 def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss]:
-    """Return the losses by name; several come in the order of their optimizers.
-
-    Raises ConfigError if several losses do not have the names of the optimizers.
-    """
+    """Return the losses by name; several come in the order of their optimizers."""
     losses = as_losses(objective)
     names = [*optimizers]
     if not isinstance(objective, Mapping):
         return losses
     if losses.keys() != {*names}:
         raise ConfigError(
-            "`compute_objectives` must return one Loss, or one for each of `optimizers` "
-            f"({', '.join(names)}), but returned {', '.join(losses)}. Correct the names."
+            f"`compute_objectives` must return a loss for each of `optimizers` "
+            f"({', '.join(names)}), but returned {', '.join(losses)}."
         )
     return {name: losses[name] for name in names}
 
@@ -201,7 +198,7 @@ def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss
 def as_losses(objective: object) -> dict[str, Loss]:
     """Return the losses of `compute_objectives` by name; a single one is called `loss`.
 
-    A mean counts as the loss of one label. Raises ConfigError for other types.
+    A mean counts as the loss of one label.
     """
     if isinstance(objective, Mapping) and objective:
         return {name: as_loss(loss) for name, loss in objective.items()}
@@ -209,8 +206,8 @@ def as_losses(objective: object) -> dict[str, Loss]:
         return {ONLY_LOSS: objective}
     if not isinstance(objective, Tensor) or objective.numel() != 1:
         raise ConfigError(
-            "`compute_objectives` must return a sbkit.models.loss.Loss, a mean as a tensor of one "
-            f"number, or one of them for each of `optimizers`, but returned {objective!r:.100}."
+            "`compute_objectives` must return a sbkit.models.loss.Loss or a mean, or a mapping of "
+            f"them by optimizer, but returned {objective!r:.100}."
         )
     return {ONLY_LOSS: Loss(objective.reshape(1), torch.ones(1, device=objective.device))}
 
@@ -318,9 +315,8 @@ class DdpStep:
         unused = [name for name, p in named if p.requires_grad and p.grad is None]
         if unused:
             raise ConfigError(
-                "Every parameter must take part in every step while `find_unused_parameters` is "
-                f"false, but {listed(unused)} had no gradient. Set "
-                "`find_unused_parameters: True`, or freeze what does not learn."
+                f"{listed(unused)} had no gradient in this step. Set "
+                "`find_unused_parameters: True`."
             )
 
     def _with_reducer(self, module: nn.Module) -> DistributedDataParallel:

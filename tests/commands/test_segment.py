@@ -120,7 +120,7 @@ def test_one_letter_needs_pauses_around_it(talk: Talk) -> None:
 def test_another_recording_of_the_same_name_is_refused(talk: Talk) -> None:
     talk.segment(SENTENCES[0], "--lines")
     talk.record("talk.wav", SENTENCES[:2])
-    with pytest.raises(SbkitError, match=r"talk.wav has changed since .* other audio"):
+    with pytest.raises(SbkitError, match="talk.wav has changed"):
         talk.segment(SENTENCES[0], "--lines")
 
 

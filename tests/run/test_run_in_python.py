@@ -447,8 +447,3 @@ def test_run_in_another_thread_is_refused() -> None:
         thread.start()
         thread.join()
     assert "Start each run in a process of its own" in str(errors[0])
-
-
-def test_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="is not a run folder: it has no hyperparams.yaml"):
-        Run.open(tmp_path)

@@ -67,12 +67,6 @@ def test_init_from_loads_fitting_tensors_and_keeps_a_new_head(
     assert ours["ctc_lin"].weight.unique().tolist() == [1.0]
 
 
-def test_init_from_loads_head_without_labels(tmp_path: Path) -> None:
-    source = write_run(tmp_path / "source", parts(7.0))
-    initialize_from(source, ours := parts(1.0), Recognition(), {})
-    assert ours["ctc_lin"].weight.unique().tolist() == [7.0]
-
-
 def test_init_from_measures_statistics_of_other_features(tmp_path: Path) -> None:
     """The count of frames alone would fit, and a mean of zero would count as measured."""
     theirs, ours = parts(7.0), parts(1.0)
@@ -95,11 +89,11 @@ def test_init_from_explains_malformed_bundle(tmp_path: Path, name: str) -> None:
 
 
 def test_init_from_refuses_a_folder_without_weights(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="is neither"):
+    with pytest.raises(SbkitError, match="has neither"):
         initialize_from(tmp_path, parts(1.0), Recognition(), {})
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "hyperparams.yaml").write_text("a: 1\n")
-    with pytest.raises(SbkitError, match="has none"):
+    with pytest.raises(SbkitError, match="no undamaged checkpoint"):
         initialize_from(tmp_path, parts(1.0), Recognition(), {})
 
 
@@ -117,9 +111,7 @@ class Spelling(nn.Module):
         self.letters = nn.Embedding(tokens, 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "loaded_rows"), [("aab", 6), ("bba", 6), ("bbbac", 6), ("ccd", 4)]
-)
+@pytest.mark.parametrize(("text", "loaded_rows"), [("aab", 6), ("bbbac", 6), ("ccd", 4)])
 def test_init_from_loads_heads_and_embeddings_token_by_token(
     tmp_path: Path, text: str, loaded_rows: int
 ) -> None:

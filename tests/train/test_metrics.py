@@ -1,6 +1,5 @@
 """Loss and speed of a run are added up and logged."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -43,11 +42,6 @@ def test_meter_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> N
     reading = meter.read()
     assert (reading.waiting_seconds, reading.wall_seconds) == (12.0, 15.0)
     assert (reading.rtfx, reading.data_wait_share) == (2.0, 0.8)
-
-
-def test_empty_totals_have_no_loss_and_no_speed() -> None:
-    assert math.isnan(NO_TOTALS.loss)
-    assert (NO_TOTALS.rtfx, NO_TOTALS.data_wait_share) == (0.0, 0.0)
 
 
 def opened(

@@ -165,7 +165,7 @@ def test_check_finds_utterances_without_positions(
 
 
 def test_run_without_encoder_is_refused() -> None:
-    with pytest.raises(SbkitError, match="`pretrained` must name the folder .* but is null"):
+    with pytest.raises(SbkitError, match="`pretrained` must be .* but is null"):
         read_values(YAML, {})
 
 
@@ -189,19 +189,15 @@ def test_resolved_yaml_requires_same_folder(pretrained: Path, tmp_path: Path) ->
         read_values(tmp_path / "resolved.yaml", {"pretrained": str(other)})
 
 
-@pytest.mark.parametrize("is_in_the_yaml", [False, True])
-@pytest.mark.parametrize(("options", "width"), [({}, 768), ({"hidden_size": 48, **FRAMES}, 48)])
+@pytest.mark.parametrize(("is_in_the_yaml", "width"), [(False, 768), (True, 48)])
 def test_encoder_config_without_folder_has_random_weights(
-    options: dict[str, Any], width: int, is_in_the_yaml: bool, tmp_path: Path
+    width: int, is_in_the_yaml: bool, tmp_path: Path
 ) -> None:
-    yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", **options}
+    yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", "hidden_size": width}
     written = f"encoder_config: {json.dumps(sizes) if is_in_the_yaml else 'null'}"
     yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
-    setup = read_values(yaml, {} if is_in_the_yaml else {"encoder_config": sizes})
-    config = setup.knobs["encoder_config"]
+    overrides = {} if is_in_the_yaml else {"encoder_config": sizes}
+    config = read_values(yaml, overrides).knobs["encoder_config"]
     assert config.keys() == {"model_type", "source", *DEFAULTS["hubert"]}
-    assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (
-        width,
-        12,
-        None,
-    )
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (width, 12)
+    assert config["source"] is None

@@ -10,7 +10,7 @@ from sbkit.config.hparams import resolve, save_yaml
 from sbkit.config.overrides import parse_overrides
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.tasks.synthesis.task import Synthesis
-from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
+from sbkit.train.initialize import check_same_meaning, settings_of_yaml
 from tests.runs import ROOT
 
 
