@@ -54,8 +54,6 @@ logger = logging.getLogger(__name__)
 class BundleContents:
     """What the files of a bundle hold.
 
-    config: the parsed config.json.
-    task: what the model predicts.
     labels: the object that the task makes from its label file, such as a Tokenizer.
     decoder: None for greedy decoding.
     word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
@@ -175,7 +173,6 @@ class Bundle(BundleContents):
         ]
 
     def decoder_input(self, encoded: Encoded, *, samples: int, start: float = 0.0) -> DecoderInput:
-        """Turn the encoder's output of a clip into the decoder's input."""
         rescores = self.decoder is not None and self.decoder.attention_rescoring
         return DecoderInput(
             log_probs=encoded.log_probs,
@@ -185,7 +182,6 @@ class Bundle(BundleContents):
         )
 
     def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
-        """Return the attention decoder that scores hypotheses of a clip."""
         score = partial(self.model.decoder_log_probs, encoded.states)
         return AttentionScorer(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 

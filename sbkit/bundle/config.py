@@ -54,7 +54,6 @@ class BundleConfig:
 
     @property
     def has_words(self) -> bool:
-        """Return whether its language writes spaces between words."""
         return separates_words(self.language or "und")
 
     @property

@@ -16,10 +16,8 @@ which names the class by the module that defines it. This is the grammar of a sp
              else a functools.partial of NAME
 
 NAME must be on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH lists and mappings may be
-nested. Reading and building are one traversal. Only `find_allowed` turns a name into an object.
-Export and loading both refuse anything outside the grammar.
-
-`node_to_comparable` writes what it can of any node, to compare how two parts are built.
+nested. Only `find_allowed` turns a name into an object. Export and loading both refuse anything
+outside the grammar.
 """
 
 import math

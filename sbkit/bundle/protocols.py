@@ -28,7 +28,6 @@ class Encoded:
     states: DeviceArray = None
 
     def part(self, first: int, end: int) -> "Encoded":
-        """Return the frames from ``first`` up to ``end``."""
         states = None if self.states is None else self.states[first:end]
         return Encoded(self.log_probs[first:end], states)
 

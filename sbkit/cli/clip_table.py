@@ -85,7 +85,7 @@ class ClipTable:
                 line = line[self.progress.write(line) :]
 
     def read_progress(self, settings: Mapping[str, Any]) -> None:
-        """Read what was finished; raises ConfigError if that had other settings."""
+        """Read what was finished, with the same settings."""
         content = Path(self.progress.name).read_bytes()
         *lines, cut_off = content.split(b"\n")
         self.progress.truncate(len(content) - len(cut_off))

@@ -108,7 +108,6 @@ def is_run(folder: Path) -> bool:
 
 
 def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
-    """Return a context that yields the folder of a bundle; a run folder is exported first."""
     if not is_run(folder):
         return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
     from sbkit.export.export import exported_bundle
@@ -117,7 +116,6 @@ def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextM
 
 
 def _is_required(module: str) -> bool:
-    """Return whether the package of a module is one that sbkit itself requires."""
     from importlib.metadata import PackageNotFoundError, requires  # takes 30 ms
 
     try:
@@ -152,7 +150,7 @@ def _print_completion(options: Namespace) -> None:
 
 
 def run_user_command(options: Namespace) -> int | None:
-    """Run a command of the task, which parses its arguments; raises ConfigError if unknown."""
+    """Run a command of the task, which parses its arguments."""
     from sbkit.bundle.bundle import read_bundle
 
     task = read_bundle(options.bundle, user_modules=options.user_modules).task

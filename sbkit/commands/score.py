@@ -128,7 +128,7 @@ def _prepare(
 
 
 def compare(options: Namespace) -> None:
-    """Print how runs differ, and whether by chance; raises SbkitError for results to measure."""
+    """Print how runs differ, and whether by chance."""
     from sbkit.evaluate.compare import compare_runs, describe_comparison
 
     comparison = compare_runs([options.first, *options.others])

@@ -133,7 +133,6 @@ def _open(
     workers: "Workers",
     metrics: "Metrics",
 ) -> "RecognitionService | Voice":
-    """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
     from sbkit.bundle.bundle import read_bundle
     from sbkit.runtime.batch_shapes import BatchShapes
     from sbkit.runtime.runtimes import load_in_thread, model_options

@@ -347,10 +347,7 @@ def modules_of_bundle(bundle: Path) -> frozenset[str]:
 
 
 def read_checkpoints(run: Path) -> list[Checkpoint]:
-    """Return the undamaged checkpoints to average.
-
-    These are what the run's test averages, or before it the best one on the validation set.
-    """
+    """Return the checkpoints that the run's test averages, or before it the best one."""
     folder = run / CHECKPOINTS
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:

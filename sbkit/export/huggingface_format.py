@@ -94,7 +94,6 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
 
 
 def _register_whisper(transformers: Any) -> None:
-    """Make a class for Whisper known to transformers, whose `save_pretrained` copies its file."""
     classes: Any = import_module("sbkit.export.whisper_ctc")  # it imports transformers
     config, model = classes.WhisperCTCConfig, classes.WhisperForCTC
     config.register_for_auto_class()
@@ -158,10 +157,9 @@ def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
 def _log_probs(
     pipeline: Any, modules: Mapping[str, Any], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Run the model on one clip after the other, as the pipeline does.
+    """Run the model on one clip after the other, because padding changes the output of some.
 
-    Padding to a batch would change the output of some models. Some feature extractors pad even a
-    single clip by a frame, which is cut off.
+    Some feature extractors pad even a single clip by a frame, which is cut off.
     """
     frames = torch.from_numpy(lengths)
     for name in ("compute_features", "CNN"):

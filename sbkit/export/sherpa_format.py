@@ -119,7 +119,6 @@ def _write_fire_red(bundle: TorchBundle, file: Path) -> RunBatch:
 def _feature_log_probs(
     network: Any, model: OnnxModel, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Run the graph, which removes the level, with sbkit's features."""
     scaled = torch.from_numpy(audio) * FULL_SCALE
     fbank = network.encoder.features.module
     features, frames = fbank.log_mels(scaled, torch.from_numpy(lengths))

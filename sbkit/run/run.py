@@ -309,15 +309,11 @@ class Run:
             return load_bundle(folder, user_modules=modules_of_bundle(folder)).model
 
     def _require_current(self) -> None:
-        """Import changed modules of the user's anew, and make anew what they made."""
         if self.values.require_current():
             self._setup = None
 
     def _require_own_folder(self) -> set[str]:
-        """Return the keys that may differ from those of the run in the folder, and do.
-
-        Raises ConfigError if its results are those of another setting.
-        """
+        """Return the keys that may differ from those of the run in the folder, and do."""
         if not self.values.has_checkpoint():
             return set()
         before = read_run_config(self.folder)
@@ -375,10 +371,7 @@ class Run:
         return make_brain(setup, can_fit=loaders is not None, **run_opts)
 
     def _finish(self, setup: RunSetup, brain: Brain) -> None:
-        """Export and test the best weights, unless the results are there; name what follows.
-
-        Every rank does, and rank 0 writes.
-        """
+        """Export and test the best weights, unless the results are there; rank 0 writes."""
         logger.info(f"run folder: {self.folder}")
         if self._has_results():
             logger.info(
@@ -405,7 +398,6 @@ class Run:
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
 
     def _has_results(self) -> bool:
-        """Return whether the run has results, with a page, of the bundle that it has now."""
         try:
             results = read_results(self.folder)
         except BundleError:
@@ -415,10 +407,7 @@ class Run:
 
     @contextmanager
     def _session(self) -> Iterator[TextLog]:
-        """Log to the screen and the run folder, join the other processes, draw numbers apart.
-
-        The run folder is locked.
-        """
+        """Log to the screen and the run folder, lock it, join the other processes."""
         device = choose_placement(self.values).device
         with (
             drop_unwritable("stdout", "stderr") if logger.hasHandlers() else log_to_screen(),
@@ -472,10 +461,7 @@ def require_same_on_ranks(data: RunData) -> None:
 
 
 def open_run_folder(setup: RunSetup) -> None:
-    """Load initial weights, write what describes the run, and set earlier results aside.
-
-    Every rank calls it, and all must have the same data, labels and code.
-    """
+    """Load initial weights, write what describes the run, and set earlier results aside."""
     values, config = setup.values, setup.make_run_config()
     require_same_on_ranks(setup)
     if not values.has_checkpoint():
@@ -507,10 +493,7 @@ def open_run_folder(setup: RunSetup) -> None:
 
 
 def set_results_aside(folder: Path) -> None:
-    """Rename the bundle and summary of a run that is trained further.
-
-    The next test replaces its other results.
-    """
+    """Rename the bundle and summary of a run that is trained further."""
     newest = newest_checkpoint(folder / CHECKPOINTS)
     epoch = newest.meta.get("epoch", 0) if newest else 0
     for file in (folder / BUNDLE, folder / SUMMARY):

@@ -54,10 +54,7 @@ class TuningOptions:
     force: replace even a better decoder.
     lm_text: text of the language models, a list of texts or an ARPA file.
     word_lm_order, token_lm_order: n of the n-grams; 0 for none.
-    beam_size: the number of hypotheses.
-    attention_rescoring: whether a trained attention decoder rescores them.
     path_column, text_column, encoding: of the table and the texts.
-    user_modules: modules of one's own that define parts of the model.
     """
 
     data: Path | None = None
@@ -209,7 +206,6 @@ def _make_decoder(
 def _fit(
     bundle: TorchBundle, decoder: BeamDecoder, sets: Mapping[str, datasets.Dataset]
 ) -> tuple[FittedDecoder, bool]:
-    """Fit a decoder; return also whether it makes fewer errors than that of the bundle."""
     by_words = bundle.config.has_words
     splits = ", ".join(sets)
     current = bundle.decoder_pool.decoder

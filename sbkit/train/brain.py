@@ -369,7 +369,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         The metrics are those of a validation; `sbkit score` measures a run as it is exported.
         Without a key, checkpoints are ranked by the metric that they were saved with.
 
-        Raises StopRequestedError, a KeyboardInterrupt, after a signal: then nothing is measured.
+        A signal ends it by a StopRequestedError, and nothing is measured.
         """
         loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
         with self.guarded():
@@ -523,7 +523,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return self.training_metrics.meter.timed(marked)
 
     def _freeze_parts(self) -> None:
-        """Freeze and unfreeze parts for the coming step, and share the others among the ranks."""
         if self.training_step.freezing.advance(self.optimizer_step):
             self.training_step.train_mode()
             self.training_step.ddp.renew(self.unused_modules)
@@ -619,17 +618,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.checkpointer.add_recoverable(f"optimizer_{name}", optimizer)
 
     def _active_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers that step now, by name; `init_optimizers` may make none."""
         if self.optimizers_dict is not None:
             return dict(self.freeze_optimizers(self.optimizers_dict))
         return {} if self.opt_class is None else {"opt_class": self.optimizer}
 
     @property
     def run_share(self) -> float:
-        """The share of the run before the current step, by its epochs or by `max_minutes`.
-
-        It is the larger of the two, because what is over first ends the run.
-        """
+        """The share of the run before the current step: the larger of epochs and `max_minutes`."""
         epochs = self.hparams.epoch_counter
         finished_epochs = max(0, epochs.current - 1)  # a check is before the first epoch
         share_of_epochs = (finished_epochs + self.epoch_share) / epochs.limit
@@ -662,7 +657,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             super()._wrap_distributed()
 
     def _share_step(self) -> None:
-        """Share the step among the ranks, once its first weights are loaded."""
         ddp = self.training_step.ddp
         if world_size() > 1 and not ddp.is_shared and not self._has_own_step():
             ddp.share(self.unused_modules)
@@ -740,7 +734,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return losses
 
     def _evaluated_batches(self, loaders: SplitLoaders, phase: str) -> Iterator[Any]:
-        """Yield the batches of all splits until a signal comes; only a few of each with `debug`."""
         for split, loader in loaders.items():
             self.evaluator.enter(split)
             for batch in islice(self.watched(loader, phase), self.max_evaluated_batches):
@@ -807,7 +800,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 advance(1)
 
     def _averaging_error(self) -> float:
-        """Validate the present weights, and return the error that averages are chosen by."""
         epochs = self._hparam("epoch_counter", None)
         self.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
@@ -842,7 +834,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self._end_validation(stage_loss, epoch or 0)
 
     def _end_validation(self, loss: float, epoch: int) -> None:
-        """Log the metrics of an epoch, save a checkpoint, and show them; every rank calls this."""
         values = self.evaluator.measure_splits()
         best = best_key(self.evaluator.metrics)
         num_averaged = int(self._hparam("average_checkpoints", 1))
@@ -912,7 +903,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             yield
 
     def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
-        """Return the loaders by split; an unnamed set is named after the stage."""
         by_name = data if isinstance(data, Mapping) else {stage.name.lower(): data}
         in_checkpoints = {} if stage is Stage.TRAIN else {"ckpt_prefix": None}
         return {
@@ -925,7 +915,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
     # -- checkpoints --------------------------------------------------------------------------
 
     def _save_intra_epoch_ckpt(self) -> None:
-        """Save, including the losses that were not read from the device yet."""
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # only one rank's are saved
         self._read_skipped()
@@ -936,7 +925,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
-        """Write the position in the run: counters, sums of metrics, random state."""
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
         state["is_trained"] = self._is_last and self.step > 0

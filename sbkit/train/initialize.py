@@ -3,12 +3,8 @@
 `init_from`: weights that fit by name and shape are loaded. Their names follow the YAML's parts,
 such as `CNN.conv1.weight`, so the other model may have other parts, or list them in another order.
 If its vocabulary is another one, heads and embeddings are loaded token by token, also if the sizes
-agree: characters are numbered by how often they occur. Only numbers are read, from safetensors or a
-state_dict, and a YAML or JSON as text; nothing from the other folder is built.
-
-Settings that no shape reveals, such as the sample rate, the number of heads or an activation, are
-compared: those of the features, of each part with loaded tensors and, if output layers are loaded,
-of the text.
+agree: characters are numbered by how often they occur. Settings that no shape reveals, such as the
+number of heads, must be equal or declared. Nothing from the other folder is built.
 
 `pretrained` names the folder of an encoder, or a model of Hugging Face's hub. Its sizes become the
 plain data `encoder_config` when the run begins: the resolved YAML, the run configuration and the

@@ -38,7 +38,6 @@ class MetricTotals:
 
     @property
     def loss(self) -> float:
-        """The mean per label."""
         return self.loss_sum / self.labels if self.labels else float("nan")
 
     @property
@@ -108,7 +107,6 @@ class Meter:
             yield batch
 
     def read(self) -> MetricTotals:
-        """Sum over ranks, transfer once, and start again from zero."""
         reading = self.peek()
         self._reset()
         return reading
@@ -154,12 +152,10 @@ class TrainingMetrics:
     """Add up the readings of a meter over an epoch and over the run.
 
     Attributes:
-        meter: adds up on the device.
         so_far: the sum of this epoch's readings.
         unread: the contents of the meter when the run was saved within an epoch.
         train_seconds, audio_seconds: sums of the whole run.
         sources: names of the training sources of a mix; none without.
-        progress: shows steps and epochs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -202,7 +198,6 @@ class TrainingMetrics:
             self._log.close()
 
     def start_epoch(self, *, afresh: bool) -> None:
-        """Start an epoch or, unless ``afresh``, resume within one."""
         if afresh:
             self.so_far = NO_TOTALS
         self.meter.read()

@@ -237,8 +237,6 @@ def inputs_of_statistics(
 
     Settings of ``compute`` show in the features of a few clips, and of silence before a chirp that
     grows louder. If it draws random numbers, their state shows there, too.
-
-    module_name: of the Brain.
     """
     clips = getattr(loader, "dataset", None)  # a check has a list of batches
     if rank() > 0 or clips is None:

@@ -48,14 +48,13 @@ class NonFiniteRecorder:
         self.epoch = 0
 
     def record(self, batch: Any, loss: Tensor) -> None:
-        """Remember the utterances of a micro-batch, their lengths and their summed loss ()."""
+        """Remember the utterances of a micro-batch and their summed loss ()."""
         description: dict[str, Any] = {"ids": ids_of(batch)}
         if isinstance(batch, Batch):
             description["samples"] = batch.audio_lengths.tolist()
         self._batches.append((description, loss.detach()))
 
     def end_step(self, step: int, flags: Tensor) -> None:
-        """End a step: the micro-batches recorded since the last one."""
         self._steps.append(UnreadStep(self.epoch, step, list(self._batches), flags))
         self._batches.clear()
 

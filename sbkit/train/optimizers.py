@@ -141,7 +141,6 @@ def assign_parameters(
 
 
 def _owners(declared: Mapping[str, Mapping[str, Any]], named: NamedParameters) -> dict[int, str]:
-    """Return the name of the optimizer by the id of each parameter in its `parts`."""
     owner: dict[int, str] = {}
     for name, settings in declared.items():
         for path in settings.get("parts") or []:
@@ -229,7 +228,7 @@ def _layers_at(path: str, hparams: Mapping[str, Any]) -> list[str]:
     if not layers:
         lists = [name for name, module in modules.items() if type(module) is nn.ModuleList]
         raise ConfigError(
-            f"`layer_decay`: there is no `{path}.0`. The model has the lists {listed(lists)}."
+            f"`layer_decay`: there is no `{path}.0`. The model's lists: {listed(lists) or 'none'}."
         )
     return layers
 
@@ -305,15 +304,11 @@ class FreezablePart(NamedTuple):
 class Freezing:
     """Freeze parts of the model, depending on the number of steps so far.
 
-    The number of steps is in each checkpoint, so that there is no other state to save. If several
-    paths lead to a parameter, the longest decides. A parameter that does not require a gradient
-    at the start never learns.
+    If several paths lead to a parameter, the longest decides. A parameter that does not require a
+    gradient at the start never learns. At first, only the parts frozen for the whole run are
+    frozen, because the optimizers are made with all the other parameters.
 
-    At first, only the parts frozen for the whole run are frozen, because the optimizers are made
-    with all the other parameters.
-
-    Attributes:
-        steps: for which each path of `freeze` is frozen, or ALWAYS.
+    steps: for which each path of `freeze` is frozen, or ALWAYS.
     """
 
     def __init__(self, hparams: Mapping[str, Any]) -> None:
@@ -347,7 +342,6 @@ class Freezing:
         return True
 
     def set_mode(self) -> None:
-        """Put frozen modules into evaluation mode, and their learning parts into training mode."""
         for is_frozen, part in zip(self._frozen, self._parts, strict=True):
             if part.module is not None:
                 part.module.train(not is_frozen)

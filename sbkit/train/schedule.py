@@ -128,7 +128,6 @@ class _SteppedScheduler:
         self._calls = 0
 
     def factor(self, step: int) -> float:
-        """Return the factor of the rate in a step, from 1."""
         if self._calls == 0 or step < self._calls:
             self._optimizer = _DummyOptimizer(self._rate)
             self._calls = 0

@@ -2,9 +2,6 @@
 
     values -> recipe -> splits -> labels -> objects of the YAML -> loaders
 
-`read_values` reads the YAML, `prepare_data` makes data and labels, and `build_run` the rest, once
-the check has passed and the label files are written. `make_brain` makes the Brain of the record.
-
 The files of a run folder, in the order that a run writes them:
 
 .lock                  locked while a run trains here
@@ -106,7 +103,6 @@ class RunValues:
         return Path(str(self.knobs[OUTPUT_FOLDER]))
 
     def load_recipe(self) -> Recipe:
-        """Return the recipe that was given, or import the one that the YAML names."""
         if self.given_recipe is not None:
             return self.given_recipe()
         return load_recipe(self.knobs, self.yaml_file)
@@ -130,7 +126,6 @@ class RunValues:
     def make_run_config(
         self, splits: Splits | None = None, label_file: bytes | None = None
     ) -> RunConfig:
-        """Describe the run, with its data and labels if they are given."""
         overrides = self.overrides
         if self.given_recipe is not None:
             overrides = {**overrides, "recipe": dotted_path(self.given_recipe)}

@@ -39,14 +39,7 @@ ONLY_LOSS = "loss"  # the name of a single loss
 
 
 class TrainingStep:
-    """Add up the gradient of a global batch over micro-batches and ranks, and step once.
-
-    Attributes:
-        ddp: runs forward and loss, shared among the ranks.
-        freezing: which parameters learn at present.
-        moving_average: the average of the weights.
-        nonfinite: the steps whose flags the host has not read yet.
-    """
+    """Add up the gradient of a global batch over micro-batches and ranks, and step once."""
 
     def __init__(
         self,
@@ -96,7 +89,6 @@ class TrainingStep:
         self._buffers.save()
 
     def forward(self, batch: object) -> tuple[object, Objective]:
-        """Return the recipe's predictions for a micro-batch, and the loss."""
         return self.ddp(batch)
 
     def backward(
@@ -261,7 +253,6 @@ class DdpStep:
         self._wrapped: DistributedDataParallel | None = None
 
     def __call__(self, batch: object) -> tuple[object, Objective]:
-        """Return the recipe's predictions and its loss."""
         objective = (self._wrapped or self._graph)(batch)
         outputs = self._graph.outputs
         self._graph.outputs = None
@@ -269,7 +260,6 @@ class DdpStep:
 
     @property
     def is_shared(self) -> bool:
-        """Whether gradients are added up over the ranks."""
         return self._wrapped is not None
 
     def share(self, unused_modules: Iterable[nn.Module] = ()) -> None:
@@ -335,7 +325,6 @@ class DdpStep:
         self._wrapped = None
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Keep the gradients of a micro-batch on this rank."""
         return self._wrapped.no_sync() if self._wrapped else nullcontext()
 
 

@@ -68,7 +68,6 @@ class TimeLimit:
     """
 
     def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """minutes: 0 for no limit."""
         self.max_seconds = 60 * minutes
         self.spent, self.share = 0.0, 0.0
         self._clock = clock
@@ -212,7 +211,6 @@ class SaveOrLeave:
             self.leave(step)
 
     def save(self) -> None:
-        """Save, and count minutes and micro-batches from now on."""
         self._last_save = time.monotonic()
         self._micro_batches = 0
         if self._save is not None:

@@ -75,7 +75,6 @@ class Watchdog:
             self._folder.rmdir()
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
-        """Record the position of this rank."""
         position = f"in {phase} after step {step}"
         if utterances:
             position += f" on {', '.join(utterances[:MAX_LISTED_UTTERANCES])}"

@@ -100,3 +100,11 @@ def test_closed_pipe_exits_without_error_message() -> None:
     shell = ["bash", "-o", "pipefail", "-c", f'"{sys.executable}" -c "{code}" | head -n 1']
     process = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (process.returncode, process.stdout, process.stderr) == (141, "x\n", "")
+
+
+def test_new_writes_a_project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = tmp_path / "voice"
+    assert run(["new", str(project)]) == 0
+    for name in ("train.py", "hparams/tts.yaml", "recipes/synthesis/recipe.py", "docs/notebooks"):
+        assert (project / name).exists()
+    assert "python train.py hparams/ctc.yaml" in capsys.readouterr().out

@@ -152,11 +152,6 @@ def test_wrong_texts_are_refused(talk: Talk, content: bytes, message: str) -> No
     assert not Path("out/segments.csv").exists()
 
 
-def test_missing_recording_is_named(talk: Talk) -> None:
-    with pytest.raises(SbkitError, match=r"Audio file no.wav does not exist"):
-        talk.segment("The fox.", recording="no.wav")
-
-
 def test_numbers_are_words_for_a_model_without_digits(talk: Talk) -> None:
     talk.record("number.wav", ["one fox"])
     (row,) = talk.segment("1 fox", recording="number.wav")

@@ -132,9 +132,7 @@ def test_function_of_each_epoch_gets_its_record_and_may_end_the_run(
 
 RESULTS: dict[str, Callable[[Run], object]] = {
     "train": Run.train,
-    "test": Run.test,
     "scores": lambda run: run.scores,
-    "history": lambda run: run.history,
     "model": lambda run: run.model,
     "tune": Run.tune,
 }
