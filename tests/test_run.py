@@ -209,11 +209,11 @@ def test_score_repeats_the_figures_of_the_run(
     pages = [(folder / "report.html").read_text("utf-8") for folder in (tmp_path, run)]
     rows = [re.findall('id="data">(.*?)</script>', page) for page in pages]
     assert rows[0] == rows[1] and 'clip": "//' in rows[0][0]
-    with pytest.raises(SbkitError, match="already has scores, which are not overwritten"):
+    with pytest.raises(SbkitError, match="already has scores"):
         sbkit(command)
     without_data = ["score", str(overfitted / model), "--out", str(tmp_path / "without_data")]
     if model == "bundle":
-        with pytest.raises(SbkitError, match="is a bundle, which has no test sets"):
+        with pytest.raises(SbkitError, match="has no test sets"):
             sbkit(without_data)
     else:
         assert sbkit(without_data) == 0
@@ -338,7 +338,7 @@ def test_tuned_run_gets_another_decoder(
     models = bundle.decoder.language_models
     assert models.words is not None
     assert (models.words.order, models.tokens) == (2, None)
-    with pytest.raises(SbkitError, match="Tune it first: sbkit tune RUN, or sbkit tune BUNDLE"):
+    with pytest.raises(SbkitError, match="sbkit tune RUN, or sbkit tune BUNDLE"):
         bundle.with_decoder("greedy").with_decoder("beam")
     file, moved = run / "bundle/onnx/model.onnx", tmp_path / "model.pt2"
     file.rename(moved)
@@ -369,7 +369,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
         before, out = contents_of(tmp_path / model), tmp_path / f"{model}-tuned"
         command = ["tune", str(tmp_path / model), *options, "--word-lm-order=2"]
         if model == "bundle":
-            with pytest.raises(SbkitError, match="name the data and a folder .*--out NEW"):
+            with pytest.raises(SbkitError, match="--out is needed"):
                 sbkit(command)
         with one_thread():
             sbkit([*command, "--out", str(out)])
@@ -384,9 +384,9 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     card = (tmp_path / "bundle-tuned/README.md").read_text()
     assert "The figures of the run are those of another decoder." in card
     assert not re.search(r"model-index|% \|", card)
-    with pytest.raises(SbkitError, match="fits the weights of language models, but there is none"):
+    with pytest.raises(SbkitError, match="`word_lm_order` to 3"):
         sbkit(["tune", str(run)])
-    with pytest.raises(SbkitError, match="`attention_rescoring` needs a trained attention dec"):
+    with pytest.raises(SbkitError, match="`attention_rescoring` needs"):
         sbkit(["tune", str(run), "--attention-rescoring", "--word-lm-order=2"])
 
 

@@ -125,7 +125,7 @@ def test_distributions_of_user_modules_are_found() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("null", "must name the recipe to run, but is None"),
+        ("null", "of a recipe, but is None"),
         ("nothing.there.X", "cannot be imported: it raised ModuleNotFoundError"),
         ("raising_recipe_of_a_test.X", "it raised ZeroDivisionError (division by zero)"),
         ("recipes.asr.recipe.NONE", "is not there"),

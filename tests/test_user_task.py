@@ -69,7 +69,7 @@ def test_run_passes_options_to_a_command_of_a_user_task(
     assert run(["run", str(bundle), *imported, "--device=cpu", *own]) == 3
     assert run(["run", *imported, "--device=cpu", str(bundle), *own, "--device", "ink"]) == 3
     assert capsys.readouterr().out == "bundle yes 2 pen cpu torch\nbundle yes 2 ink cpu torch\n"
-    with pytest.raises(SbkitError, match="has no shout. It has: spell"):
+    with pytest.raises(SbkitError, match="no command shout. It has: spell"):
         run(["run", str(bundle), *imported, "shout"])
 
 
@@ -100,7 +100,7 @@ def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
         hparams=dict.fromkeys(("model", "opt_class", "checkpointer")),
         placement=SimpleNamespace(device="cpu"),
     )
-    with pytest.raises(SbkitError, match="must be the model .* a SimpleNamespace, .* a str"):
+    with pytest.raises(SbkitError, match="`network` .* a SimpleNamespace, .* a str"):
         make_brain(setup)
 
 

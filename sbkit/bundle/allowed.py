@@ -133,9 +133,7 @@ def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozense
 
     Nothing else turns a name in a bundle into an object. ``user_modules`` are the modules that
     `--import` names: the torch.nn.Module classes that they define are allowed, too.
-
-    Raises:
-        BundleError: the name is not on the list; then nothing is imported.
+    Raises BundleError for any other name, before anything is imported.
     """
     module, _, attribute = name.rpartition(".")
     if tag in ALLOWED_TAGS.get(name, ()):
@@ -149,7 +147,6 @@ def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozense
         ):
             return target
     raise BundleError(
-        f"{name} is not on sbkit's list of modules that a model may be built from. If you wrote "
-        f"the class, or trust its author, pass --import {module or 'MODULE'}, or in Python "
-        "`user_modules`."
+        f"{name} is not on sbkit's list of modules that a model may be built from. If you trust "
+        f"its author, pass --import {module or 'MODULE'}, or in Python `user_modules`."
     )

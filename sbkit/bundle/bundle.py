@@ -54,8 +54,6 @@ logger = logging.getLogger(__name__)
 class BundleContents:
     """What the files of a bundle hold.
 
-    config: the parsed config.json.
-    task: what the model predicts.
     labels: the object that the task makes from its label file, such as a Tokenizer.
     decoder: None for greedy decoding.
     word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
@@ -70,13 +68,9 @@ class BundleContents:
     weights: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
-        """Raise BundleError if the confidences need a model of words that the bundle lacks."""
         features = {name for fit in self.config.confidence.values() for name in fit.weights}
         if self.word_lm is None and not features.isdisjoint(("known", "lm")):
-            raise BundleError(
-                f"The confidences in {CONFIG_FILE} need a language model of words, but the bundle "
-                "has none. Export it again."
-            )
+            raise BundleError(f"The confidences in {CONFIG_FILE} need a language model of words.")
 
 
 class Opening(NamedTuple):
@@ -179,7 +173,6 @@ class Bundle(BundleContents):
         ]
 
     def decoder_input(self, encoded: Encoded, *, samples: int, start: float = 0.0) -> DecoderInput:
-        """Turn the encoder's output of a clip into the decoder's input."""
         rescores = self.decoder is not None and self.decoder.attention_rescoring
         return DecoderInput(
             log_probs=encoded.log_probs,
@@ -189,18 +182,15 @@ class Bundle(BundleContents):
         )
 
     def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
-        """Return the attention decoder that scores hypotheses of a clip."""
         score = partial(self.model.decoder_log_probs, encoded.states)
         return AttentionScorer(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 
     @cached_property
     def decoder_pool(self) -> DecoderPool:
-        """The decoder of this bundle, with word times and confidences."""
         return self._make_pool(self.decoder)
 
     @cached_property
     def greedy_pool(self) -> DecoderPool:
-        """Greedy decoding, with word times and confidences."""
         return self.decoder_pool if self.decoder is None else self._make_pool(None)
 
     def _make_pool(self, decoder: BeamDecoder | None) -> DecoderPool:
@@ -220,19 +210,15 @@ class Bundle(BundleContents):
     # Decoder and hotwords
 
     def with_decoder(self, name: str | None) -> Self:
-        """Return the bundle with the decoder of this name; None keeps the bundle's.
-
-        Raises:
-            ConfigError: the bundle was not tuned for that decoder.
-        """
+        """Return the bundle with the decoder of this name; None keeps the bundle's."""
         if name == GREEDY:
             return replace(self, decoder=None)
         if name not in (None, BEAM):
             raise ConfigError(f"`decoder` must be {GREEDY} or {BEAM}; got {name}.")
         if name == BEAM and self.decoder is None:
             raise ConfigError(
-                "The decoder beam needs language models and weights, but this model has none. Tune "
-                "it first: sbkit tune RUN, or sbkit tune BUNDLE --data dev.csv --out NEW"
+                "The decoder beam needs language models and weights, which this model lacks. Tune "
+                "it: sbkit tune RUN, or sbkit tune BUNDLE --data dev.csv --out NEW"
             )
         return self
 
@@ -240,16 +226,12 @@ class Bundle(BundleContents):
         """Return the bundle with hotwords: separated by commas, in a list, or in a file.
 
         Phrases that the model's tokens cannot spell are logged and listed in ``refused_hotwords``.
-
-        Raises:
-            ConfigError: no phrase can be spelled, or decoding is greedy.
         """
         if source is None:
             return self
         if self.decoder is None:
             raise ConfigError(
-                "`hotwords` need a decoder with language models, but decoding is greedy. Export a "
-                "run with language models, and do not choose the decoder greedy."
+                "`hotwords` need a decoder with language models, but decoding is greedy."
             )
         phrases = read_hotwords(str(source)) if isinstance(source, str | Path) else source
         spelled, refused = self.split_phrases(phrases)
@@ -259,8 +241,7 @@ class Bundle(BundleContents):
             )
         if not spelled:
             raise ConfigError(
-                f"`hotwords` has no phrase in the letters of the model's language, but is "
-                f"{str(source)[:100]}. Correct the list."
+                f"`hotwords` has no phrase that the model can spell: {str(source)[:100]}"
             )
         return self.with_more_hotwords(phrases)
 
@@ -284,12 +265,11 @@ class Bundle(BundleContents):
 
     @property
     def blank(self) -> int:
-        """Return the output that means "no token" in a recognizer, "no speech" in a detector."""
+        """The output that means "no token" in a recognizer, "no speech" in a detector."""
         return 0 if self.labels is None else int(self.tokenizer.vocabulary.blank)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer; raises BundleError for a model that does not transcribe."""
         self.task.require_prediction("text", command="transcribe")
         tokenizer: Tokenizer = self.labels
         return tokenizer
@@ -324,9 +304,6 @@ def read_bundle(
 
     user_modules: the modules that `--import` names; one of them may define the task. A module that
         cannot be imported from elsewhere runs from the bundle.
-
-    Raises:
-        SbkitError: a file is missing or damaged, or the task cannot be imported.
     """
     files = BundleFiles(folder)
     folder = files.folder
@@ -342,8 +319,7 @@ def read_bundle(
         return BundleContents(config, task, labels, weights=weights)
     if not isinstance(labels, Tokenizer):
         raise BundleError(
-            f"{folder / CONFIG_FILE} has a decoder, but its task is {config.task}, whose models "
-            "have none. Export it again."
+            f"{folder / CONFIG_FILE} has a decoder, but models of {config.task} have none."
         )
     language_models = load_language_models(
         folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)

@@ -54,7 +54,6 @@ class BundleConfig:
 
     @property
     def has_words(self) -> bool:
-        """Return whether its language writes spaces between words."""
         return separates_words(self.language or "und")
 
     @property
@@ -80,11 +79,6 @@ class BundleFiles:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        """Read the checksums and the configuration.
-
-        Raises:
-            BundleError: the folder is not a bundle, or a file is damaged.
-        """
         folder = Path(folder)
         if not (folder / CONFIG_FILE).exists():
             raise missing_model(folder, "a bundle", CONFIG_FILE)
@@ -99,7 +93,7 @@ class BundleFiles:
         return content
 
     def read_modules(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Read the source of those modules that the bundle holds; raises SbkitError as `read`."""
+        """Read the source of those modules that the bundle holds."""
         stored = [name for name in names if (self.folder / f"{name}.py").exists()]
         return {name: self.read(f"{name}.py") for name in stored}
 
@@ -110,11 +104,7 @@ def _read_bytes(file: Path) -> bytes:
 
 
 def parse_config(content: bytes, *, file: Path) -> BundleConfig:
-    """Parse the content of config.json; errors name the file.
-
-    Raises:
-        SbkitError: a field is missing, or is not what an export writes.
-    """
+    """Parse the content of config.json; errors name the file."""
     fix = "Export it again with this version of sbkit."
     with parsing_errors(file, "be what `sbkit export` writes", fix=fix, is_json=True):
         values = json.loads(content)

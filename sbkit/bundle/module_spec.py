@@ -16,10 +16,8 @@ which names the class by the module that defines it. This is the grammar of a sp
              else a functools.partial of NAME
 
 NAME must be on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH lists and mappings may be
-nested. Reading and building are one traversal. Only `find_allowed` turns a name into an object.
-Export and loading both refuse anything outside the grammar.
-
-`node_to_comparable` writes what it can of any node, to compare how two parts are built.
+nested. Only `find_allowed` turns a name into an object. Export and loading both refuse anything
+outside the grammar.
 """
 
 import math
@@ -71,34 +69,24 @@ class SpecWriter:
             if isinstance(node, CommentedMap | CommentedSeq):
                 arguments = self._write_collection(node)
             elif value not in (None, ""):
-                raise self._refusal(
-                    f"{tag} has the single argument {value!r}",
-                    "Write its arguments as a list or by name.",
-                )
+                raise self._refusal(f"{tag} has the single argument {value!r}")
             return {keyword: canonical(name), ARGUMENTS_KEY: arguments}
         if tag and tag != "!tuple":
-            raise self._refusal(
-                f"it holds {tag}", "Write the value itself, or a class by !new: or !name:."
-            )
+            raise self._refusal(f"it holds {tag}")
         if isinstance(value, dict | list):
             return self._write_collection(value)
         if isinstance(value, str) and TUPLE.fullmatch(value):
             return {TUPLE_KEY: self._write_collection(list(read_tuple(value)))}
         if value is None or _is_scalar(value):
             return value
-        raise self._refusal(
-            f"it holds {value!r}", "Write a text, a finite number, true, false or null."
-        )
+        raise self._refusal(f"it holds {value!r}")
 
     def _write_collection(self, node: dict[object, object] | list[object]) -> Plain:
         if isinstance(node, list):
             return [self.write(child) for child in node]
         for name in node:
             if not isinstance(name, str) or name in RESERVED_KEYS:
-                raise self._refusal(
-                    f"a mapping has the key {name!r}",
-                    f"Use a text other than {', '.join(sorted(RESERVED_KEYS))}.",
-                )
+                raise self._refusal(f"a mapping has the key {name!r}")
         return {str(name): self.write(child) for name, child in node.items()}
 
     def _read_attribute(self, node: object) -> Plain:
@@ -108,13 +96,10 @@ class SpecWriter:
                 value = getattr(self.objects[id(target)], name, None)
                 if _is_scalar(value):
                     return value
-        raise self._refusal(
-            "it refers to an attribute that is no public text or number of the task's labels",
-            "Write the value.",
-        )
+        raise self._refusal("it refers to an attribute that is no text or number of the labels")
 
-    def _refusal(self, reason: str, fix: str) -> ConfigError:
-        return ConfigError(f"`{self.key}` cannot be exported, because {reason}. {fix}")
+    def _refusal(self, reason: str) -> ConfigError:
+        return ConfigError(f"`{self.key}` cannot be exported, because {reason}.")
 
 
 def _is_scalar(value: object) -> TypeGuard[bool | int | float | str]:
@@ -158,9 +143,6 @@ def build_from_spec(spec: Plain, *, user_modules: frozenset[str] = frozenset()) 
     Linear(in_features=2, out_features=3, bias=True)
 
     user_modules: the modules that the user named with `--import`.
-
-    Raises:
-        BundleError: a name is not on the list, or the specification is outside the grammar.
     """
     return _build(spec, user_modules, 0)
 
@@ -207,7 +189,4 @@ def _build_collection(spec: Plain, user_modules: frozenset[str], depth: int) -> 
 
 
 def _refusal(spec: Plain) -> BundleError:
-    return BundleError(
-        f"config.json contains {reprlib.repr(spec)}, which is not a valid specification of a part "
-        "of the model. Export the model again."
-    )
+    return BundleError(f"config.json has an invalid specification of a part: {reprlib.repr(spec)}")

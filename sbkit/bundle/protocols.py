@@ -28,7 +28,6 @@ class Encoded:
     states: DeviceArray = None
 
     def part(self, first: int, end: int) -> "Encoded":
-        """Return the frames from ``first`` up to ``end``."""
         states = None if self.states is None else self.states[first:end]
         return Encoded(self.log_probs[first:end], states)
 
@@ -76,8 +75,7 @@ class RunnableModel(Protocol):
     """The model of a recognizer, which takes whole clips."""
 
     @property
-    def effective(self) -> Effective:
-        """Where and how the model runs."""
+    def effective(self) -> Effective: ...
 
     @property
     def samples_per_frame(self) -> int:

@@ -88,10 +88,7 @@ class Task:
         It takes the ModuleList as `model`, the parts by their keys in the YAML, and
         `model_arguments`. Its method `predict(audio, audio_lengths)` takes (B, S) and (B,).
         """
-        raise ConfigError(
-            f"Runs of the task {self.name} cannot be exported: it has no `model_class`. Add this "
-            "method to the task."
-        )
+        raise ConfigError(f"Runs of {self.name} cannot be exported: it has no `model_class`.")
 
     @property
     def has_model(self) -> bool:
@@ -189,27 +186,22 @@ def load_task(name: str, *, user_modules: frozenset[str] = frozenset()) -> Task:
     """Import the task with a dotted path, from `sbkit.tasks` or one of ``user_modules``.
 
     Importing a module runs it, so no other module is imported.
-
-    Raises:
-        BundleError: the path is in another module, or is not the path of a task.
     """
     module, _, attribute = name.rpartition(".")
     if not (name.startswith(BUILT_IN_PACKAGE) or module in {__name__, *user_modules}):
         raise BundleError(
-            f"The model's task, {name}, is not one of sbkit's, and importing its module would run "
-            f"its code. If you trust that module, pass --import {module}, or in Python "
-            "`user_modules`."
+            f"The model's task, {name}, is not one of sbkit's. If you trust its author, pass "
+            f"--import {module}, or in Python `user_modules`."
         )
     try:
         task = getattr(import_module(module), attribute, None)
     except ImportError as error:
         raise BundleError(
             f"The model's task, {name}, cannot be imported: {error}. Install the version of sbkit "
-            "or of the module that the model was trained with, and the packages that it imports."
+            "that the model was trained with."
         ) from error
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise BundleError(
-            f"The model's task, {name}, is not a sbkit.bundle.task.Task in this installation. "
-            "Install the version of sbkit or of the module that the model was trained with."
+            f"The model's task, {name}, is not a sbkit.bundle.task.Task in this installation."
         )
     return task()

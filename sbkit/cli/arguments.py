@@ -61,7 +61,6 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse the arguments of this command; a subcommand's own parser gets the rest."""
         arguments = [*map(self._with_dashes, args)]
         if not self.is_intermixed:
             return super().parse_known_args(arguments, namespace)

@@ -43,7 +43,7 @@ class Share(NamedTuple):
 
 
 def parse_part(text: str) -> Share:
-    """Parse K/N; raises ConfigError unless K is from 1 to N."""
+    """Parse K/N."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"`--part` must be K/N with K from 1 to N, such as 3/16, but is {text}.")
@@ -70,8 +70,7 @@ class ClipTable:
         for file in files:
             if file in self.sizes and Path(file).stat().st_size != self.sizes[file]:
                 raise DataError(
-                    f"{file} has changed since {self.file} was written, so its rows would be of "
-                    "other audio. Rename it, or choose another --out."
+                    f"{file} has changed since {self.file} was written. Choose another --out."
                 )
 
     def add(self, item: str, rows: list[Row], **size: int) -> None:
@@ -86,7 +85,7 @@ class ClipTable:
                 line = line[self.progress.write(line) :]
 
     def read_progress(self, settings: Mapping[str, Any]) -> None:
-        """Read what was finished; raises ConfigError if that had other settings."""
+        """Read what was finished, with the same settings."""
         content = Path(self.progress.name).read_bytes()
         *lines, cut_off = content.split(b"\n")
         self.progress.truncate(len(content) - len(cut_off))
@@ -97,8 +96,8 @@ class ClipTable:
         names = [name for name in settings if begun_with.get(name) != settings[name]]
         if names:
             raise ConfigError(
-                f"{self.file} was begun with another model or other options (different: "
-                f"{', '.join(names).replace('_', ' ')}). Choose another name or folder."
+                f"{self.file} was begun with another {', '.join(names).replace('_', ' ')}. Choose "
+                "another name or folder."
             )
         self.rows |= {entry["item"]: entry["rows"] for entry in entries}
         self.sizes |= {entry["item"]: entry["size"] for entry in entries if "size" in entry}
@@ -121,15 +120,10 @@ def open_clip_table(file: Path, settings: Mapping[str, Any]) -> Iterator[ClipTab
     """Open a table with what earlier commands have finished.
 
     settings: what the rows depend on besides the item, as plain data.
-
-    Raises ConfigError if the table has other settings or origins, or another command writes it.
     """
     progress_file = file.with_suffix(".progress.jsonl")
     if file.exists() and not progress_file.exists():
-        raise ConfigError(
-            f"{file} was not written by this command, because it has no progress file. Move "
-            "it, or choose another name or folder."
-        )
+        raise ConfigError(f"{file} was not written by this command. Choose another name or folder.")
     with progress_file.open("ab", buffering=0) as progress:
         if not try_lock(progress.fileno()):
             raise ConfigError(f"Another command is writing {file}. Wait until it has ended.")

@@ -25,10 +25,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def check(options: Namespace) -> int:
-    """Print every finding; return 1 if one stops the run or, with `--strict`, if there is any.
-
-    Raises SbkitError for an unreadable YAML.
-    """
+    """Print every finding; return 1 if one stops the run or, with `--strict`, if there is any."""
     keep_freed_memory()  # as training does: the check measures its memory
     from sbkit.base.files import to_json
     from sbkit.base.messages import printable_json
@@ -44,9 +41,7 @@ def check(options: Namespace) -> int:
     overrides = parse_overrides(options.overrides)
     target = options.target
     if options.learn and target is not None:
-        raise ConfigError(
-            "`--learn` trains on this machine, but --target names another. Leave one of them out."
-        )
+        raise ConfigError("`--learn` trains on this machine, but --target names another one.")
     checks = (*CHECKS, check_learning) if options.learn else CHECKS
     count = count_local_devices if target is None else counter_of_target(target)
     values = read_values(options.yaml, overrides, count=count)

@@ -13,7 +13,7 @@ from sbkit.base.imports import import_user_modules, require_package
 from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
 from sbkit.cli.arguments import Parser
-from sbkit.commands import check, doctor, export, new, prepare, run_task, score, serve, tune
+from sbkit.commands import check, doctor, export, new, prepare, score, serve, tune
 from sbkit.logs.handlers import log_to_screen
 from sbkit.logs.progress import reporting
 from sbkit.tasks.codec import commands as codec
@@ -33,7 +33,6 @@ MODULES = (
     segment,
     synthesis,
     codec,
-    run_task,
     doctor,
 )
 
@@ -57,10 +56,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code.
-
-    Raises SbkitError for bad input, and if a package that sbkit requires is not installed.
-    """
+    """Run one command and return its exit code."""
     if arguments[:1] == ["train"]:
         raise ConfigError("`sbkit` does not train. Write: python train.py FILE.yaml [--key=value]")
     parser = build_parser()
@@ -88,8 +84,8 @@ def run(arguments: Sequence[str]) -> int:
             if not _is_required(error.name or ""):  # a user's module imports it
                 raise
             raise SbkitError(
-                f"`sbkit {options.command}` needs the package {error.name}, which is not "
-                "installed. Install all that sbkit needs: pip install sbkit, without --no-deps."
+                f"`sbkit {options.command}` needs the package {error.name}. Install all that sbkit "
+                "needs: pip install sbkit"
             ) from error
 
 
@@ -112,7 +108,6 @@ def is_run(folder: Path) -> bool:
 
 
 def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
-    """Return a context that yields the folder of a bundle; a run folder is exported first."""
     if not is_run(folder):
         return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
     from sbkit.export.export import exported_bundle
@@ -121,7 +116,6 @@ def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextM
 
 
 def _is_required(module: str) -> bool:
-    """Return whether the package of a module is one that sbkit itself requires."""
     from importlib.metadata import PackageNotFoundError, requires  # takes 30 ms
 
     try:
@@ -139,6 +133,11 @@ def build_parser() -> Parser:
     parser.commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for module in MODULES:
         module.add_commands(parser)
+    help = "run a command that the task of a bundle declares"
+    groups = "model runtime import"
+    add = parser.add_command("run", run_user_command, help, groups, opens_bundle=True)
+    add("task_command", metavar="COMMAND", help="the command; all that follows is for it")
+    add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     completion = "print a script that completes sbkit's commands in a shell"
     add = parser.add_command("completion", _print_completion, completion)
     add("shell", choices=("bash", "zsh"))
@@ -148,3 +147,17 @@ def build_parser() -> Parser:
 def _print_completion(options: Namespace) -> None:
     shtab = require_package("shtab", extra="completion")
     print(shtab.complete(build_parser(), options.shell))
+
+
+def run_user_command(options: Namespace) -> int | None:
+    """Run a command of the task, which parses its arguments."""
+    from sbkit.bundle.bundle import read_bundle
+
+    task = read_bundle(options.bundle, user_modules=options.user_modules).task
+    name = options.task_command
+    commands = task.commands()
+    if name not in commands:
+        raise ConfigError(
+            f"{task.name} has no command {name}. It has: {', '.join(commands) or 'none'}."
+        )
+    return commands[name](options)

@@ -43,10 +43,7 @@ def cache(options: Namespace) -> None:
 
 
 def prepare_data(options: Namespace) -> None:
-    """Prepare the data of a run and describe it, or write it as shards.
-
-    Nothing is trained, and no run folder is made. Raises SbkitError for bad input, or a full disk.
-    """
+    """Prepare the data of a run and describe it, or write it as shards; no run folder is made."""
     from sbkit.base.kept import default_cache, verifying
     from sbkit.config.overrides import parse_overrides
     from sbkit.data.report import measure_data, write_data_report
@@ -87,8 +84,7 @@ def prepare_data(options: Namespace) -> None:
 def write_run_as_shards(values: "RunValues", destination: str, shard_size: str) -> None:
     """Write the data of a run as shards, or this process's share of them.
 
-    The rows that `where` and `skip_quality_tags` leave out are not written. Raises ConfigError for
-    these keys with table folders, whose rows are not known yet.
+    The rows that `where` and `skip_quality_tags` leave out are not written.
     """
     from sbkit.data.corpus import describe_corpus, splits_of
     from sbkit.data.filesystem import Storage
@@ -98,10 +94,7 @@ def write_run_as_shards(values: "RunValues", destination: str, shard_size: str) 
 
     corpus = values.load_recipe().corpus(values.knobs)
     if corpus is None:
-        raise ConfigError(
-            "Shards can only be made if the recipe has a `corpus`. Derive it from "
-            "recipes.prepare.CorpusRecipe."
-        )
+        raise ConfigError("`--shards` needs a recipe of recipes.prepare.CorpusRecipe.")
     options = ShardOptions(
         sample_rate=values.knobs["sample_rate"],
         store=values.knobs.get("audio_store", "pcm"),
@@ -114,8 +107,8 @@ def write_run_as_shards(values: "RunValues", destination: str, shard_size: str) 
     has_filters = values.knobs.get("where") or values.knobs.get("skip_quality_tags")
     if has_filters and len(manifests) < len(sources):
         raise ConfigError(
-            "Table folders are written as shards with all rows. Take `where` and "
-            "`skip_quality_tags` out, and pass them to the training on the shards."
+            "Table folders are written as shards with all rows, without `where` and "
+            "`skip_quality_tags`. Pass them to the training instead."
         )
     manifests = filter_manifests(manifests, values.knobs)
     for split, manifest in manifests.items():

@@ -50,11 +50,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def score(options: Namespace) -> None:
-    """Score a model on tables, or a run on its test sets; print a line for each.
-
-    Raises SbkitError if the model or a source cannot be read, or if ``options.out`` has scores
-    already or cannot be written.
-    """
+    """Score a model on tables, or a run on its test sets; print a line for each."""
     from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_records
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
@@ -67,10 +63,7 @@ def score(options: Namespace) -> None:
         raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
     if out is not None:
         if (out / SUMMARY).exists():
-            raise ConfigError(
-                f"{out} already has scores, which are not overwritten. Choose another folder for "
-                "--out."
-            )
+            raise ConfigError(f"{out} already has scores. Choose another folder for --out.")
         require_writable(out, option="--out")
     with exported_bundle(folder, options.user_modules) as source:
         bundle = load_bundle(
@@ -119,15 +112,9 @@ def _prepare(
 
     names = [name_of(source) for source in options.data]
     if len({*names}) < len(names):
-        raise ConfigError(
-            "Two of the files have the same name, so their reports would overwrite each other. "
-            "Score them one after the other, each with its own --out."
-        )
+        raise ConfigError("Two of the files have the same name. Score each with its own --out.")
     if not names and (folder / CONFIG_FILE).exists():
-        raise ConfigError(
-            f"{folder} is a bundle, which has no test sets. Name the data: sbkit score "
-            "BUNDLE test.csv"
-        )
+        raise ConfigError(f"{folder} has no test sets. Name data: sbkit score BUNDLE test.csv")
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
     table_options = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
@@ -141,7 +128,7 @@ def _prepare(
 
 
 def compare(options: Namespace) -> None:
-    """Print how runs differ, and whether by chance; raises SbkitError for results to measure."""
+    """Print how runs differ, and whether by chance."""
     from sbkit.evaluate.compare import compare_runs, describe_comparison
 
     comparison = compare_runs([options.first, *options.others])

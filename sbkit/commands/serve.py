@@ -57,11 +57,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def serve(options: Namespace) -> int:
-    """Serve bundles and runs by the names of their folders until a signal; return the exit code.
-
-    Raises SbkitError if a bundle cannot be used or runs on another device, two have the same name,
-    or the options do not fit.
-    """
+    """Serve bundles and runs by the names of their folders until a signal; return the exit code."""
     packages = ("starlette", "uvicorn", "websockets", "python_multipart", "pydantic")
     for name in (*packages, "prometheus_client"):
         require_package(name, extra="serve")
@@ -78,10 +74,7 @@ def serve(options: Namespace) -> int:
 
     names = [folder.resolve().name for folder in options.models]
     if len({*names}) < len(names):
-        raise ConfigError(
-            "Clients choose a bundle by the name of its folder, but two are the same: "
-            f"{', '.join(names)}. Rename one."
-        )
+        raise ConfigError(f"Two of the models have the same name: {', '.join(names)}. Rename one.")
     share_free_memory()
     values = {limit.name: getattr(options, limit.name) for limit in fields(Limits)}
     limits = Limits(**{name: value for name, value in values.items() if value is not None})
@@ -93,8 +86,8 @@ def serve(options: Namespace) -> int:
         is_local = ip_address(listening.getsockname()[0]).is_loopback
         if not (is_local or options.no_key or options.api_key_file):
             raise ConfigError(
-                f"`--host {options.host}` admits clients on other machines, which needs keys. "
-                "Pass --api-key-file FILE, or --no-key to admit everyone."
+                f"`--host {options.host}` admits other machines. Pass --api-key-file FILE, or "
+                "--no-key to admit everyone."
             )
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
         models: list[ServedModel] = []
@@ -140,7 +133,6 @@ def _open(
     workers: "Workers",
     metrics: "Metrics",
 ) -> "RecognitionService | Voice":
-    """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
     from sbkit.bundle.bundle import read_bundle
     from sbkit.runtime.batch_shapes import BatchShapes
     from sbkit.runtime.runtimes import load_in_thread, model_options

@@ -36,7 +36,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def tune(options: Namespace) -> None:
-    """Fit another decoder of a run or a bundle; raises SbkitError."""
+    """Fit another decoder of a run or a bundle."""
     from sbkit.config.overrides import parse_overrides
     from sbkit.run import tuning
 
@@ -47,7 +47,7 @@ def tune(options: Namespace) -> None:
 
 
 def train_language_model(options: Namespace) -> None:
-    """Write the ARPA file; raises SbkitError if a text cannot be read, or is an ARPA file."""
+    """Write the ARPA file of texts."""
     from sbkit.data.sentences import read_sentences
     from sbkit.lm.arpa import is_arpa
     from sbkit.lm.training import write_language_model

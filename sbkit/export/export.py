@@ -93,10 +93,6 @@ def export_run(
         grid: the batches that formats are compared on.
         user_modules: the modules that `--import` names. They define parts of the model, or its
             task.
-
-    Raises:
-        SbkitError: ``run`` is not a run folder, has no undamaged checkpoint, or names a class that
-            bundles may not name; or ``out`` holds anything but an earlier bundle.
     """
     formats = [formats] if isinstance(formats, str) else formats
     run = Path(run)
@@ -158,10 +154,7 @@ def write_bundle(
     fitted: FittedDecoder | None = None,
     language_models: Path | None = None,
 ) -> None:
-    """Write the collected files of a bundle, with a fitted decoder if there is one.
-
-    language_models: as for `set_decoder`.
-    """
+    """Write the collected files of a bundle, with a fitted decoder if there is one."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
     if fitted is None:
@@ -171,10 +164,7 @@ def write_bundle(
 
 
 def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
-    """Write formats into the bundle of a run, beside those that it has; all of them or none.
-
-    Args and Raises as in `export_run`.
-    """
+    """Write formats into the bundle of a run, beside those that it has; all of them or none."""
     bundle = run / BUNDLE
     user_modules = modules_of_bundle(bundle)
     with replacing_bundle(bundle) as folder:
@@ -241,8 +231,7 @@ def require_replaceable(out: Path) -> None:
             reason = f"in {folder.relative_to(out.parent)}, {damage}"
     if reason is not None:
         raise ConfigError(
-            f"`out` must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
-            "Choose another folder."
+            f"`out` must be a new folder or an unchanged bundle, but {out} is neither: {reason}."
         )
 
 
@@ -251,9 +240,6 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
     """Yield an empty folder to fill, then rename it to ``out``; an unchanged bundle is replaced.
 
     What is not the bundle's stays in ``out``.
-
-    Raises:
-        SbkitError: ``out`` cannot be written, or is neither empty nor an unchanged bundle.
     """
     require_writable(out.parent, option="out")
     with atomic_folder(out) as new:
@@ -296,10 +282,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
     if task.label_file is not None:
         file = run / task.label_file
         if read_run_config(run).labels != checksum(file):
-            raise BundleError(
-                f"{file} has changed since the run was trained, so the model's predictions would "
-                "get wrong names. Restore it."
-            )
+            raise BundleError(f"{file} has changed since the run was trained.")
         files[file.name] = file.read_bytes()
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
     parts = describe_parts(root, built_objects, task)
@@ -364,23 +347,14 @@ def modules_of_bundle(bundle: Path) -> frozenset[str]:
 
 
 def read_checkpoints(run: Path) -> list[Checkpoint]:
-    """Return the undamaged checkpoints to average.
-
-    These are what the run's test averages, or before it the best one on the validation set.
-    """
+    """Return the checkpoints that the run's test averages, or before it the best one."""
     folder = run / CHECKPOINTS
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:
-        raise BundleError(
-            f"{folder} has no undamaged checkpoint to export. Train the run first: python "
-            "train.py hparams/ctc.yaml"
-        )
+        raise BundleError(f"{folder} has no undamaged checkpoint to export.")
     best = checkpoints[0]
     if TASK not in best.meta:
-        raise BundleError(
-            f"{best.path} cannot be exported, because it does not name the task of its run. "
-            "Train with train.py and a recipe, which names it."
-        )
+        raise BundleError(f"{best.path} does not name the task of its run. Train with train.py.")
     return checkpoints
 
 
@@ -393,9 +367,6 @@ def describe_parts(
     these, and the other arguments of the model's class that the YAML defines.
 
     built_objects: by YAML key; parts may refer to their attributes, `!ref <tokenizer.vocab_size>`.
-
-    Raises:
-        SbkitError: a part cannot be described as plain data, or the model's class does not take it.
     """
     model_class = task.model_class()
     listed_names = [name for name in part_names_of_yaml(root) if name not in task.training_parts]
@@ -406,8 +377,7 @@ def describe_parts(
     if unexpected:
         raise ConfigError(
             f"`model` must list only parts that {model_class.__name__} takes, each under its own "
-            f"key, but lists {listed(unexpected)}. Remove unused parts, or move them into the "
-            "other parts."
+            f"key, but lists {listed(unexpected)}."
         )
     other_names = [name for name in parameters if name != "model" and tag_of(root.get(name))]
     objects_by_node = {
@@ -425,9 +395,8 @@ def describe_parts(
         in_main.append("task")
     if in_main:
         raise ConfigError(
-            f"{listed(in_main)} cannot be exported, because the class is defined in a notebook or "
-            "in the started script (`__main__`), from where nobody else can import it. Move it "
-            "into a file, such as my_parts.py, and name it there: !new:my_parts.NAME"
+            f"{listed(in_main)} cannot be exported, because the class is defined in `__main__`. "
+            "Move it into a file, such as my_parts.py, and name it there: !new:my_parts.NAME"
         )
     require_task_of_its_own(task)
     return {"model": listed_names, "parts": parts}
@@ -440,9 +409,8 @@ def require_task_of_its_own(task: Task) -> None:
         imported = [name for source in sources for name in imported_modules(source)]
         if any(name.partition(".")[0] == "recipes" for name in (module, *imported)):
             raise ConfigError(
-                f"The task {task.name} must lie in a module that imports nothing of `recipes`, "
-                f"which machines that run bundles do not have, but {module} needs it. Move the "
-                "recipe into another module."
+                f"The task {task.name} must lie in a module that imports nothing of `recipes`, but "
+                f"{module} does. Move the recipe into another module."
             )
 
 

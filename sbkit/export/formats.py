@@ -52,11 +52,7 @@ WRITERS: Mapping[str, Callable[[TorchBundle, Path], Sequence[Candidate]]] = {
 
 
 def declared_formats(knobs: Mapping[str, Any], task: Task) -> list[str]:
-    """Return the formats of `export_formats`, which a run writes into its bundle.
-
-    Raises:
-        ConfigError: the task's models have no such format.
-    """
+    """Return the formats of `export_formats`, which a run writes into its bundle."""
     names = knobs["export_formats"] or ()
     if names and task.has_model:
         require_supported(names, task)
@@ -71,9 +67,9 @@ def require_supported(names: Sequence[str], task: Task) -> None:
     has_onnx = task.predicts == "speech" or bool(task.graphs)
     unsupported = [name for name in names if not (has_onnx and name == ONNX)]
     if unsupported and task.predicts != "text":
+        formats = ONNX if has_onnx else "none"
         raise ConfigError(
-            f"The format {', '.join(unsupported)} is not supported for this model, a "
-            f"{task.model_name}. {f'Its only format is {ONNX}.' if has_onnx else 'Leave it out.'}"
+            f"{', '.join(unsupported)} is not a format of a {task.model_name}, which has {formats}."
         )
 
 
@@ -90,11 +86,7 @@ def describe_failures(reports: ParityReports) -> list[str]:
 def write_formats(
     bundle: TorchBundle, run: Path, folder: Path, names: Sequence[str], grid: Grid
 ) -> ParityReports:
-    """Write formats into a bundle's folder, each with its parity report.
-
-    Raises:
-        ConfigError: the task's models have no such format.
-    """
+    """Write formats into a bundle's folder, each with its parity report."""
     task = bundle.task
     require_supported(names, task)
     try:

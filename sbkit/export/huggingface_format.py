@@ -6,8 +6,7 @@
     tokenizer_config.json             the class of the tokenizer
     whisper_ctc.py                    for Whisper: the class, loaded with trust_remote_code=True
 
-The model is a pretrained encoder with one linear head and nothing else. Only this module imports
-transformers: it lets transformers write the format, and run it for the comparison.
+The model is a pretrained encoder with one linear head and nothing else.
 
 The tokenizer is a `ParakeetTokenizer`, which merges repeated tokens, removes the blank, and decodes
 the rest with `tokenizer.json`; the text equals sbkit's to the last space. A `Wav2Vec2CTCTokenizer`
@@ -58,11 +57,7 @@ WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 
 
 def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
-    """Write the model and its processor, and load both with transformers.
-
-    Raises:
-        BundleError: the model has parts that no class of transformers has.
-    """
+    """Write the model and its processor, and load both with transformers."""
     network = bundle.model.network
     _require_one_head(network)
     transformers = require_package("transformers", extra="export")
@@ -99,7 +94,6 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
 
 
 def _register_whisper(transformers: Any) -> None:
-    """Make a class for Whisper known to transformers, whose `save_pretrained` copies its file."""
     classes: Any = import_module("sbkit.export.whisper_ctc")  # it imports transformers
     config, model = classes.WhisperCTCConfig, classes.WhisperForCTC
     config.register_for_auto_class()
@@ -118,7 +112,7 @@ def _require_one_head(network: AsrModel) -> None:
     if reason is not None:
         raise BundleError(
             "The CTC models of transformers are a pretrained encoder and one torch.nn.Linear, but "
-            f"this model {reason}. Leave the format out."
+            f"this model {reason}."
         )
 
 
@@ -163,10 +157,9 @@ def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
 def _log_probs(
     pipeline: Any, modules: Mapping[str, Any], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Run the model on one clip after the other, as the pipeline does.
+    """Run the model on one clip after the other, because padding changes the output of some.
 
-    Padding to a batch would change the output of some models. Some feature extractors pad even a
-    single clip by a frame, which is cut off.
+    Some feature extractors pad even a single clip by a frame, which is cut off.
     """
     frames = torch.from_numpy(lengths)
     for name in ("compute_features", "CNN"):

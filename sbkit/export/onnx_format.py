@@ -22,13 +22,7 @@ from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.parity import MAX_DIFFERENCE, Candidate, Grid, TestSets, cases, describe_failure
-from sbkit.export.traced import (
-    EXAMPLE_BATCH,
-    NetworkModule,
-    WaveformModel,
-    quiet_exporters,
-    trace,
-)
+from sbkit.export.traced import EXAMPLE_BATCH, NetworkModule, WaveformModel, trace
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
     MIN_ONNXRUNTIME,
@@ -95,23 +89,18 @@ def write_tokens(bundle: TorchBundle, folder: Path) -> Path:
 
 
 def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Proto:
-    """Translate a traced graph to ONNX, check it, and remove the names of local folders.
-
-    Raises:
-        BundleError: it cannot be translated.
-    """
+    """Translate a traced graph to ONNX, check it, and remove the names of local folders."""
     onnx = require_package("onnx", extra="export")
     require_package("onnxscript", extra="export")
     try:
-        with quiet_exporters():
-            onnx_program = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=inputs,
-                output_names=outputs,
-                verbose=False,
-            )
+        onnx_program = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            verbose=False,
+        )
         assert onnx_program is not None
         model = onnx_program.model_proto
         _strip(model)
@@ -119,7 +108,7 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
     except Exception as error:  # the exporter and the checker have many exceptions of their own
         raise BundleError(
             f"This model cannot be written as ONNX: the exporter raised {type(error).__name__} "
-            f"({str(error)[:300]}). Leave the format out, or change that part of the model."
+            f"({str(error)[:300]})."
         ) from error
     return model
 
@@ -145,15 +134,14 @@ def _quantize(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
     onnx = require_package("onnx", extra="export")
     quantization: Any = require_package("onnxruntime.quantization", extra="export")
     _to_float32(model)
-    with quiet_exporters():
-        quantization.quantize_dynamic(
-            model,
-            file,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_exclude=sorted(_before_logarithm(model.graph)),
-            per_channel=True,
-            weight_type=quantization.QuantType.QInt8,
-        )
+    quantization.quantize_dynamic(
+        model,
+        file,
+        op_types_to_quantize=["MatMul"],
+        nodes_to_exclude=sorted(_before_logarithm(model.graph)),
+        per_channel=True,
+        weight_type=quantization.QuantType.QInt8,
+    )
     save_onnx(onnx.load(file), file, metadata)
 
 
@@ -221,7 +209,6 @@ class ChunkModel(nn.Module):
 def _write_chunk(
     bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
 ) -> Iterator[Candidate]:
-    """Write the chunk graph of a streaming model, for a recognizer also in int8."""
     network = bundle.model.network
     stream = streaming_network(network)
     assert stream is not None
@@ -287,10 +274,8 @@ class WrittenGraph:
     """A written graph, and how far it is from the trained model.
 
     Attributes:
-        run: computes its outputs.
         difference: the largest difference between floats; where: the batch that has it.
         integer_mismatches, integers: the number of integers that differ, and of all integers.
-        cases: the batches that were compared.
         failure: describes the first error of `run`.
     """
 

@@ -69,9 +69,7 @@ class Candidate:
     """A written format, or one of its precisions, as its users run it.
 
     Attributes:
-        name: unique within its format.
         files: removed if it misses its limits.
-        log_probs: runs it on a batch.
         is_exact: whether log-probabilities and tokens must equal the trained model's; otherwise
             only error rates are compared.
         transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
@@ -104,7 +102,6 @@ class Grid:
 
     @property
     def combinations(self) -> list[tuple[int, float, str]]:
-        """All batch sizes, lengths and paddings; a single clip cannot be ragged."""
         combinations = product(self.batch_sizes, self.seconds, PADDINGS)
         return [(b, s, padding) for b, s, padding in combinations if b > 1 or padding != "ragged"]
 
@@ -195,7 +192,6 @@ class Comparison:
                 self.other_words += text.split() != trained.split()
 
     def _transcribe(self, case: Case, output: BatchLogProbs) -> list[str]:
-        """Transcribe test clips as the users of the format do; return nothing for noise."""
         if not case.rows or self.bundle.labels is None:
             return []
         if self.candidate.transcribe is None:
@@ -204,13 +200,11 @@ class Comparison:
         return self.candidate.transcribe([clip[:length] for clip, length in clips])
 
     def _decode(self, output: BatchLogProbs) -> list[str]:
-        """Decode log-probabilities greedily."""
         best = (best_tokens(clip, self.bundle.blank) for clip in _split(output))
         return [self.bundle.tokenizer.decode(tokens) for tokens in best]
 
     @property
     def max_difference(self) -> float:
-        """The limit of a format that computes in float32."""
         return MAX_WHISPER_DIFFERENCE if _stored_positions(self.bundle) else MAX_DIFFERENCE
 
     def reasons(self) -> list[str]:
@@ -290,7 +284,7 @@ def compare(
     grid: Grid,
     test_sets: TestSets | str,
 ) -> dict[str, dict[str, Any]]:
-    """Run all candidates and the trained model on the same audio; return their parity reports.
+    """Run all candidates and the trained model on the same audio; return the parity reports.
 
     Candidates and reports are by format; the reports of a format are by candidate.
     """

@@ -45,11 +45,7 @@ SHERPA_EPS = 1e-5  # what sherpa-onnx adds to the variance of a clip; the encode
 
 
 def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
-    """Write the model and its tokens.
-
-    Raises:
-        BundleError: sherpa-onnx cannot compute the features of the model.
-    """
+    """Write the model and its tokens."""
     recognizers = require_package("sherpa_onnx", extra="export").OfflineRecognizer
     file = folder / MODEL_FILE
     features = bundle.model.network.encoder.modules.get("compute_features")
@@ -65,8 +61,7 @@ def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     if not is_supported or bundle.config.sample_rate != SAMPLE_RATE:
         raise BundleError(
             f"sherpa-onnx computes the features of a model itself, at {SAMPLE_RATE} Hz: those of "
-            f"an Fbank with {N_MELS} mel bins, or a normalized waveform. This model has others. "
-            "Leave the format out."
+            f"an Fbank with {N_MELS} mel bins, or a normalized waveform. This model has others."
         )
     log_probs = write(bundle, file)
     recognizer = load(model=str(file), tokens=str(write_tokens(bundle, folder)))
@@ -124,7 +119,6 @@ def _write_fire_red(bundle: TorchBundle, file: Path) -> RunBatch:
 def _feature_log_probs(
     network: Any, model: OnnxModel, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Run the graph, which removes the level, with sbkit's features."""
     scaled = torch.from_numpy(audio) * FULL_SCALE
     fbank = network.encoder.features.module
     features, frames = fbank.log_mels(scaled, torch.from_numpy(lengths))

@@ -94,7 +94,6 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
 
 
 def _flow(plain: Plain) -> str:
-    """Write plain data in one line of HyperPyYAML."""
     if isinstance(plain, list | tuple):
         return f"[{', '.join(map(_flow, plain))}]"
     if not isinstance(plain, dict):

@@ -59,9 +59,6 @@ def trace(
     """Trace a module that takes data (B, S, ...) and perhaps lengths (B,), for any B and S.
 
     ``dynamic_shapes``, in the form of torch.export, replaces these dynamic dimensions.
-
-    Raises:
-        BundleError: the module cannot be traced, or only for the sizes of the example.
     """
     default = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
     keep_device_guard()
@@ -76,8 +73,7 @@ def trace(
         except Exception as error:  # a user's part may use anything
             raise BundleError(
                 "torch.export cannot trace this model for any batch size and length: it raised "
-                f"{type(error).__name__} ({str(error)[:300]}). Leave the format out, or change "
-                "that part of the model."
+                f"{type(error).__name__} ({str(error)[:300]})."
             ) from error
 
 

@@ -1,10 +1,10 @@
 """The end of a run: its weights become a bundle, and the bundle is tested.
 
-    weights, averaged -> decoder and confidences, fitted to the validation sets with the weights in
-    memory -> `RUN/bundle` -> formats -> results of the test sets -> figures and pages
+    averaged weights -> decoder and confidences, fitted with the weights in memory -> `RUN/bundle`
+    -> formats -> results of the test sets -> figures and pages
 
-A run that was killed before its bundle was there averages and fits again; one with a bundle tests
-it. What is tested is what `sbkit export` copies.
+A run that was killed before its bundle was there averages and fits again. What is tested is what
+`sbkit export` copies.
 """
 
 import json
@@ -96,10 +96,7 @@ def noting_unexportable(run: Path) -> Iterator[None]:
 
 
 def has_finished_bundle(bundle: Path, files: Mapping[str, bytes], *, is_fitted: bool) -> bool:
-    """Return whether a bundle was made of these files of its run, which declares the same decoder.
-
-    The fitted decoder may be another that `sbkit tune` has set. is_fitted: whether it needs a fit.
-    """
+    """Return whether a bundle was made of these files; its decoder may be one of `sbkit tune`."""
     config = read_json(bundle / CONFIG_FILE)
     if config is None or (is_fitted and config["confidence"] is None):
         return False
@@ -162,9 +159,12 @@ def write_and_load(
 
 def load(folder: Path, placement: Placement) -> TorchBundle:
     """Load a bundle of the run where its test runs."""
-    modules = modules_of_bundle(folder)
-    device, precision = placement.device, placement.precision
-    return load_bundle(folder, device=device, precision=precision, user_modules=modules)
+    return load_bundle(
+        folder,
+        device=placement.device,
+        precision=placement.precision,
+        user_modules=modules_of_bundle(folder),
+    )
 
 
 def write_formats(setup: RunSetup) -> None:

@@ -114,19 +114,15 @@ class Run:
                 columns of a table, such as `path` and `sentence`. Audio is a path, a mapping with
                 `array` and `sampling_rate`, or what else a Transcriber takes.
             title: the first line of the run's log; by default this call.
-
-        Raises:
-            SbkitError: the YAML, or the pretrained encoder that it names, cannot be read; or the
-                rows of the corpus cannot be stored.
         """
         overrides = dict(overrides or {})
         self._call = f"Run({str(yaml_file)!r}, {overrides})"
         self._title = title or self._call
         if corpus is not None:
             if not isinstance(corpus, Mapping):
+                kind = type(corpus).__name__
                 raise ConfigError(
-                    "`corpus` must map train, dev and test to rows, but is a "
-                    f"{type(corpus).__name__}."
+                    f"`corpus` must map train, dev and test to rows, but is a {kind}."
                 )
             files: dict[str, str] = {}
             for split, rows in corpus.items():
@@ -168,8 +164,6 @@ class Run:
 
         Its results and its model are read as data: no module that lies in the folder is imported.
         What prepares or trains, such as `train` and `check`, runs the YAML as a program.
-
-        Raises BundleError if the folder is not that of a run.
         """
         if not (Path(folder) / RUN_YAML).is_file():
             raise missing_model(Path(folder), "a run folder", RUN_YAML)
@@ -186,10 +180,7 @@ class Run:
         on_epoch: is called after each epoch with the record that `history` gets, on the first rank.
             What it raises ends the run, and the next call goes on.
 
-        Raises:
-            SbkitError: something of the run is wrong, as a sentence says.
-            KeyboardInterrupt: Ctrl-C or another signal has stopped it; the message says what is
-                saved. The next call goes on.
+        Raises KeyboardInterrupt after Ctrl-C or another signal. The next call goes on.
         """
         values = self.values
         self._require_current()
@@ -245,8 +236,7 @@ class Run:
         """Copy the bundle of the run, with a model card and further formats; return their reports.
 
         out: the folder to write; an earlier bundle there is replaced.
-        formats: such as `["onnx", "sherpa-onnx"]`; for the others, and Raises, see
-            `sbkit.export.export_run`.
+        formats: such as `["onnx", "sherpa-onnx"]`, as for `sbkit.export.export_run`.
         """
         self._require_model()
         bundle = self.folder / BUNDLE
@@ -319,15 +309,11 @@ class Run:
             return load_bundle(folder, user_modules=modules_of_bundle(folder)).model
 
     def _require_current(self) -> None:
-        """Have changed modules of the user's imported anew, and what they made made anew."""
         if self.values.require_current():
             self._setup = None
 
     def _require_own_folder(self) -> set[str]:
-        """Return the keys that may differ from those of the run in the folder, and do.
-
-        Raises ConfigError if its results are those of another setting.
-        """
+        """Return the keys that may differ from those of the run in the folder, and do."""
         if not self.values.has_checkpoint():
             return set()
         before = read_run_config(self.folder)
@@ -343,7 +329,6 @@ class Run:
         return {change.key for change in config.changes(before)}
 
     def _require_model(self) -> None:
-        """Raise BundleError if there is no model yet, and ConfigError if it is another run's."""
         if not (self.values.has_checkpoint() or (self.folder / BUNDLE).exists()):
             raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
         self._require_own_folder()
@@ -351,10 +336,7 @@ class Run:
     # -- its steps ------------------------------------------------------------------------------
 
     def prepare(self) -> RunSetup:
-        """Make all that the run needs, unless that is done, and write its labels, nothing else.
-
-        Raises SbkitError if something of the run is wrong, or the folder is another run's.
-        """
+        """Make all that the run needs, unless that is done, and write its labels, nothing else."""
         self._require_current()
         if self._setup is None:
             with main_rank_first():
@@ -377,8 +359,6 @@ class Run:
         """Make a Brain with the weights that the YAML names; `loaders`: to `fit` it, after a check.
 
         run_opts: take precedence over the YAML.
-
-        Raises SbkitError if something of the run is wrong.
         """
         setup = self.prepare()
         if loaders is not None:
@@ -391,10 +371,7 @@ class Run:
         return make_brain(setup, can_fit=loaders is not None, **run_opts)
 
     def _finish(self, setup: RunSetup, brain: Brain) -> None:
-        """Export and test the best weights, unless the results are there; name what follows.
-
-        Every rank does, and rank 0 writes.
-        """
+        """Export and test the best weights, unless the results are there; rank 0 writes."""
         logger.info(f"run folder: {self.folder}")
         if self._has_results():
             logger.info(
@@ -421,7 +398,6 @@ class Run:
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
 
     def _has_results(self) -> bool:
-        """Return whether the run has results, with a page, of the bundle that it has now."""
         try:
             results = read_results(self.folder)
         except BundleError:
@@ -431,10 +407,7 @@ class Run:
 
     @contextmanager
     def _session(self) -> Iterator[TextLog]:
-        """Log to the screen and the run folder, join the other processes, draw numbers apart.
-
-        The run folder is locked.
-        """
+        """Log to the screen and the run folder, lock it, join the other processes."""
         device = choose_placement(self.values).device
         with (
             drop_unwritable("stdout", "stderr") if logger.hasHandlers() else log_to_screen(),
@@ -485,10 +458,7 @@ def require_same_on_ranks(data: RunData) -> None:
 
 
 def open_run_folder(setup: RunSetup) -> None:
-    """Load initial weights, write what describes the run, and set earlier results aside.
-
-    Every rank calls it, and all must have the same data, labels and code.
-    """
+    """Load initial weights, write what describes the run, and set earlier results aside."""
     values, config = setup.values, setup.make_run_config()
     require_same_on_ranks(setup)
     if not values.has_checkpoint():
@@ -520,10 +490,7 @@ def open_run_folder(setup: RunSetup) -> None:
 
 
 def set_results_aside(folder: Path) -> None:
-    """Rename the bundle and summary of a run that is trained further.
-
-    The next test replaces its other results.
-    """
+    """Rename the bundle and summary of a run that is trained further."""
     newest = newest_checkpoint(folder / CHECKPOINTS)
     epoch = newest.meta.get("epoch", 0) if newest else 0
     for file in (folder / BUNDLE, folder / SUMMARY):

@@ -54,10 +54,7 @@ class TuningOptions:
     force: replace even a better decoder.
     lm_text: text of the language models, a list of texts or an ARPA file.
     word_lm_order, token_lm_order: n of the n-grams; 0 for none.
-    beam_size: the number of hypotheses.
-    attention_rescoring: whether a trained attention decoder rescores them.
     path_column, text_column, encoding: of the table and the texts.
-    user_modules: modules of one's own that define parts of the model.
     """
 
     data: Path | None = None
@@ -75,17 +72,13 @@ class TuningOptions:
 
 
 def tune(model: Path, options: TuningOptions) -> None:
-    """Fit another decoder to a validation set; write it to ``out``, or into a run if better.
-
-    Raises SbkitError if the model is not a recognizer, or the options do not fit it.
-    """
+    """Fit another decoder to a validation set; write it to ``out``, or into a run if better."""
     is_bundle = (model / CONFIG_FILE).exists()
     out = options.out
     if is_bundle and (options.data is None or out is None):
         missing = "--data" if options.data is None else "--out"
         raise ConfigError(
-            "To tune a bundle, name the data and a folder for the new bundle; "
-            f"{missing} is missing: sbkit tune {model} --data dev.csv --out NEW"
+            f"To tune a bundle, {missing} is needed: sbkit tune {model} --data dev.csv --out NEW"
         )
     if out is not None:
         if out.resolve() == model.resolve():
@@ -161,10 +154,7 @@ def _replace_language_models(
     orders = {name: order for name, order in new_orders.items() if order is not None}
     if options.lm_text is not None or orders:
         if options.lm_text is None and splits is None:
-            raise ConfigError(
-                "The language models of a bundle need a text, because a bundle has no transcripts. "
-                "Name a text or an ARPA file with --lm-text."
-            )
+            raise ConfigError("A bundle has no transcripts. Name a text with --lm-text.")
         declared = knobs.get("lm_text")
         lm_text = LmText.from_knob(declared if options.lm_text is None else options.lm_text)
         table = bundle.config.text_table
@@ -192,10 +182,7 @@ def _make_decoder(
     """
     has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
-        raise ConfigError(
-            "`attention_rescoring` needs a trained attention decoder, but this model has only "
-            "CTC. Leave it out."
-        )
+        raise ConfigError("`attention_rescoring` needs a trained attention decoder.")
     changes = {
         "beam_size": options.beam_size,
         "attention_rescoring": options.attention_rescoring if has_attention else False,
@@ -208,7 +195,7 @@ def _make_decoder(
     if not decoder.used_weights:
         raise ConfigError(
             "`sbkit tune` fits the weights of language models, but there is none. Set "
-            "`word_lm_order` to 3, and for a bundle `lm_text`."
+            "`word_lm_order` to 3."
         )
     return decoder
 
@@ -219,7 +206,6 @@ def _make_decoder(
 def _fit(
     bundle: TorchBundle, decoder: BeamDecoder, sets: Mapping[str, datasets.Dataset]
 ) -> tuple[FittedDecoder, bool]:
-    """Fit a decoder; return also whether it makes fewer errors than that of the bundle."""
     by_words = bundle.config.has_words
     splits = ", ".join(sets)
     current = bundle.decoder_pool.decoder

@@ -41,14 +41,14 @@ from sbkit.config.hparams import KnobAttributes, Knobs
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
-from sbkit.distributed.ranks import gather_over_ranks, leave_together, rank, world_size
+from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import Record
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
-from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
+from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics, failing_together
 from sbkit.train.model_state import (
     ComputeFeatures,
     agree_on_buffers,
@@ -127,18 +127,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
             optional ones. A Brain without parts sets its `network` itself.
         network: the model that bundles of a run contain, of the task's `model_class`. A test
             replaces it by the exported one, so `compute_forward` calls no other.
-        task: what the model predicts, and how it is scored.
         metrics: the metrics that `measure` computes; the first one ranks checkpoints. Without any
             it is the loss. They belong to the class: an instance may have a SpeechBrain recipe's
             own attribute of that name.
         evaluates_segments: whether a recording longer than `eval_batch_seconds` is evaluated in
             segments.
         loaders: loaders of the run, if `Run.make_brain` made the Brain.
-        training_step: adds up gradients and updates the weights.
-        training_metrics: loss and speed of the run so far.
-        evaluator: keeps and measures the results of evaluated splits.
-        save_or_leave: saves within an epoch, and ends the run after a signal.
-        signals, watchdog: note a request to stop, and notice a run that hangs.
         epoch_share: share of the current epoch before the current step.
         step: micro-batches of the current epoch or evaluation so far, and 0 in between. A resumed
             epoch continues from where it was saved.
@@ -187,11 +181,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             hparams: the values of the YAML, as attributes of `self.hparams`.
             run_opts: such as `{"device": "cuda:0", "precision": "bf16"}`; they replace `hparams`.
             checkpointer: saves each epoch; None to save nothing.
-            task: what the model predicts: the recipe of the run.
-
-        Raises:
-            ConfigError: an option or hook of SpeechBrain's has no effect here.
-            DeviceError: this machine has no such device, or not this precision on it.
+            task: what the model predicts, and how it is scored: the recipe of the run.
         """
         declared = hparams or {}
         options = read_run_options(declared, run_opts)
@@ -250,9 +240,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         knobs, task = self.hparams.knobs, self.task
         if task is None:
             raise ConfigError(
-                f"{type(self).__name__} declares `parts`, so it builds the model of a task, but "
-                "got no `task`. Let its `__init__` take `**options` and pass them on, or give it "
-                "the recipe: task=Asr()."
+                f"{type(self).__name__} declares `parts` but got no `task`. Pass `**options` on "
+                "from its `__init__`, or pass task=Asr()."
             )
         optional = [name for name in self.optional_parts if knobs.get(name) is not None]
         parts = {name: knobs[name] for name in (*self.parts, *optional)}
@@ -281,7 +270,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @property
     def time_limit(self) -> TimeLimit:
-        """The share of `max_minutes` that the run has spent."""
         return self.save_or_leave.time_limit
 
     @property
@@ -309,8 +297,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         ``valid_set`` is one set, or several by their names. As in SpeechBrain nothing is returned:
         `run.history` has the figures, and the Brain has the last weights.
 
-        Raises StopRequestedError, a KeyboardInterrupt, after a signal: the step is finished, and
-        saved if there is a checkpointer. The next `fit` goes on.
+        Raises StopRequestedError, a KeyboardInterrupt, after a signal. The step is finished, and
+        saved if there is a checkpointer; the next `fit` goes on.
         """
         if self.test_only:
             return
@@ -381,7 +369,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         The metrics are those of a validation; `sbkit score` measures a run as it is exported.
         Without a key, checkpoints are ranked by the metric that they were saved with.
 
-        Raises StopRequestedError, a KeyboardInterrupt, after a signal: then nothing is measured.
+        A signal ends it by a StopRequestedError, and nothing is measured.
         """
         loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
         with self.guarded():
@@ -420,23 +408,18 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if in_training:
             self.save_or_leave.leave(self.optimizer_step)
         raise StopRequestedError(
-            "Stopped outside of training; finished steps are saved. The same command or call does "
-            "the rest."
+            "Stopped outside of training; the same command or call does the rest."
         )
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
 
         The counters of the run stay as they are.
-
-        Raises BundleError for a run that has neither trained nor saved: its weights are random.
         """
+        # Its weights are random.
         is_untrained = self.task is not None and not self.optimizer_step
         if is_untrained and newest_checkpoint(Path(self.checkpointer.checkpoints_dir)) is None:
-            raise BundleError(
-                f"{self.run_folder} has no checkpoint, so nothing can be tested yet: the weights "
-                "are those that training starts with. Train the run first."
-            )
+            raise BundleError(f"{self.run_folder} has no checkpoint, so nothing can be tested yet.")
         keys = {"max_key": max_key, "min_key": min_key}
         self._keeps_counters = True
         try:
@@ -510,7 +493,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return self.time_limit.is_over or bool(self._optimizer_step_limit_exceeded)
 
     def _start_epoch(self, train_set: Batches, epoch: int) -> None:
-        """Start an epoch; a resumed one continues from the `step` that was saved."""
         self.training_step.start_epoch(epoch)
         self.training_metrics.start_epoch(afresh=self.step == 0)
         if self.step == 0:
@@ -530,10 +512,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._share_step()
 
     def _training_batches(self, train_set: Batches) -> Iterator[tuple[Any, bool]]:
-        """Return the batches left in an epoch, and whether each is the last.
-
-        The wait for each is measured.
-        """
+        """Return the batches left in an epoch, and whether each is the last; measure the waits."""
         batches = iter(train_set)
         if self._was_trained:  # a loader that saves no position would start again
             next(batches, None)
@@ -544,7 +523,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return self.training_metrics.meter.timed(marked)
 
     def _freeze_parts(self) -> None:
-        """Freeze and unfreeze parts for the coming step, and share the others among the ranks."""
         if self.training_step.freezing.advance(self.optimizer_step):
             self.training_step.train_mode()
             self.training_step.ddp.renew(self.unused_modules)
@@ -596,7 +574,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self._read_skipped()
 
     def _read_skipped(self) -> None:
-        """Read which steps were skipped; raises SbkitError if too many of them were bad."""
         recorder = self.training_step.nonfinite
         skipped, num_bad = recorder.flush(overflow_is_usual=self.scaler.is_enabled())
         self.nonfinite_count += num_bad
@@ -629,9 +606,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             super().init_optimizers()
             return
         if self.opt_class is not None:
-            raise ConfigError(
-                "A YAML must declare `opt_class` or `optimizers`, but has both. Remove one of them."
-            )
+            raise ConfigError("A YAML must declare `opt_class` or `optimizers`, but has both.")
         hparams = self.hparams.knobs
         self.optimizers_dict = make_optimizers(
             declared,
@@ -643,24 +618,19 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.checkpointer.add_recoverable(f"optimizer_{name}", optimizer)
 
     def _active_optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers that step now, by name; `init_optimizers` may make none."""
         if self.optimizers_dict is not None:
             return dict(self.freeze_optimizers(self.optimizers_dict))
         return {} if self.opt_class is None else {"opt_class": self.optimizer}
 
     @property
     def run_share(self) -> float:
-        """The share of the run before the current step, by its epochs or by `max_minutes`.
-
-        It is the larger of the two, because what is over first ends the run.
-        """
+        """The share of the run before the current step: the larger of epochs and `max_minutes`."""
         epochs = self.hparams.epoch_counter
         finished_epochs = max(0, epochs.current - 1)  # a check is before the first epoch
         share_of_epochs = (finished_epochs + self.epoch_share) / epochs.limit
         return float(max(share_of_epochs, self.time_limit.share))
 
     def _set_rate(self) -> None:
-        """Set the learning rate from the position in the run, if the YAML has `lr_schedule`."""
         if self._schedule is None:
             return
         epoch = self.hparams.epoch_counter.current
@@ -687,7 +657,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             super()._wrap_distributed()
 
     def _share_step(self) -> None:
-        """Share the step among the ranks, once its first weights are loaded."""
         ddp = self.training_step.ddp
         if world_size() > 1 and not ddp.is_shared and not self._has_own_step():
             ddp.share(self.unused_modules)
@@ -765,7 +734,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return losses
 
     def _evaluated_batches(self, loaders: SplitLoaders, phase: str) -> Iterator[Any]:
-        """Yield the batches of all splits until a signal comes; only a few of each with `debug`."""
         for split, loader in loaders.items():
             self.evaluator.enter(split)
             for batch in islice(self.watched(loader, phase), self.max_evaluated_batches):
@@ -832,7 +800,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 advance(1)
 
     def _averaging_error(self) -> float:
-        """Validate the present weights, and return the error that averages are chosen by."""
         epochs = self._hparam("epoch_counter", None)
         self.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
@@ -867,7 +834,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self._end_validation(stage_loss, epoch or 0)
 
     def _end_validation(self, loss: float, epoch: int) -> None:
-        """Log the metrics of an epoch, save a checkpoint, and show them; every rank calls this."""
         values = self.evaluator.measure_splits()
         best = best_key(self.evaluator.metrics)
         num_averaged = int(self._hparam("average_checkpoints", 1))
@@ -890,22 +856,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
         # After the save, which must not wait for a screen
         self.training_metrics.progress.report_epoch(figures)
         if self.on_epoch is not None:
-            self._call_on_epoch(figures.as_record())
-
-    def _call_on_epoch(self, record: Record) -> None:
-        """Call `on_epoch` on the first rank; what it raises ends the run on all of them."""
-        error: Exception | None = None
-        try:
-            if rank() == 0 and self.on_epoch is not None:
-                self.on_epoch(record)
-        except Exception as raised:  # of the user's code
-            error = raised
-        leave_together(error)
+            with failing_together(Exception):  # of the user's code
+                if rank() == 0:
+                    self.on_epoch(figures.as_record())
 
     # -- logs ---------------------------------------------------------------------------------
 
     def _read_metrics(self) -> MetricTotals:
-        """Read the losses accumulated since the last reading, and which steps were skipped."""
         self._read_skipped()
         reading = self.training_metrics.read()
         self.avg_train_loss = self.training_metrics.so_far.loss
@@ -946,7 +903,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             yield
 
     def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
-        """Return the loader of each split by its name; an unnamed set is named after the stage."""
         by_name = data if isinstance(data, Mapping) else {stage.name.lower(): data}
         in_checkpoints = {} if stage is Stage.TRAIN else {"ckpt_prefix": None}
         return {
@@ -959,7 +915,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
     # -- checkpoints --------------------------------------------------------------------------
 
     def _save_intra_epoch_ckpt(self) -> None:
-        """Save, including the losses that were not read from the device yet."""
         self.watchdog.ping("checkpoint", self.optimizer_step)
         agree_on_buffers(self.modules)  # only one rank's are saved
         self._read_skipped()
@@ -970,7 +925,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
-        """Write the position in the run: counters, sums of metrics, random state."""
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
         state["is_trained"] = self._is_last and self.step > 0
@@ -993,7 +947,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._was_trained = state.get("is_trained", False)
 
     def _restore_random(self) -> None:
-        """Continue the random numbers from the checkpoint, once."""
         if self._saved_random is not None:
             restore_random_state(self._saved_random, self.device)
             self._saved_random = None
@@ -1026,10 +979,7 @@ def training_loss(brain: Brain, batch: object) -> Loss:
 def read_run_options(
     hparams: Mapping[str, object], run_opts: RunOptions | Mapping[str, object] | None
 ) -> dict[str, Any]:
-    """Collect the run options of a YAML; ``run_opts`` take precedence.
-
-    Raises ConfigError for an option without effect here, and for a number out of its range.
-    """
+    """Collect the run options of a YAML; ``run_opts`` take precedence."""
     if isinstance(run_opts, RunOptions):
         overrides = {name: run_opts[name] for name in run_opts.overridden_args}
     else:
@@ -1050,7 +1000,4 @@ def check_hooks(kind: type[sb.Brain], *, has_own_step: bool) -> None:
     uncalled = UNCALLED_HOOKS if has_own_step else UNCALLED_HOOKS | HOOKS_UNCALLED_BY_STEP
     for name, instead in uncalled.items():
         if getattr(kind, name) is not getattr(sb.Brain, name):
-            raise ConfigError(
-                f"`{name}` must be SpeechBrain's, because sbkit does not call it, but "
-                f"{kind.__name__} overrides it. {instead}."
-            )
+            raise ConfigError(f"`{name}` of {kind.__name__} is never called. {instead}.")

@@ -36,16 +36,13 @@ class Evaluator:
         self.start(())
 
     def start(self, splits: Iterable[str]) -> None:
-        """Forget earlier results, and expect the results of some splits."""
         self.results: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})
         self._split = ""
 
     def enter(self, split: str) -> None:
-        """Add the results that follow to a split."""
         self._split = split
 
     def add(self, results: Iterable[Any]) -> None:
-        """Keep the results of a batch of the present split."""
         self.results[self._split].extend(results)
 
     def measure(self, results: Sequence[Any]) -> dict[str, float]:

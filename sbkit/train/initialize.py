@@ -3,17 +3,25 @@
 `init_from`: weights that fit by name and shape are loaded. Their names follow the YAML's parts,
 such as `CNN.conv1.weight`, so the other model may have other parts, or list them in another order.
 If its vocabulary is another one, heads and embeddings are loaded token by token, also if the sizes
-agree: characters are numbered by how often they occur. Only numbers are read, from safetensors or a
-state_dict, and a YAML or JSON as text; nothing from the other folder is built.
+agree: characters are numbered by how often they occur. Settings that no shape reveals, such as the
+number of heads, must be equal or declared. Nothing from the other folder is built.
 
 `pretrained` names the folder of an encoder, or a model of Hugging Face's hub. Its sizes become the
 plain data `encoder_config` when the run begins: the resolved YAML, the run configuration and the
 bundle hold every size, and the run no longer needs the folder.
 """
 
-from collections.abc import Mapping
+import inspect
+import json
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import reduce
+from itertools import chain
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load as load_safetensors
@@ -21,9 +29,17 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parsing_errors, read_regular
-from sbkit.base.messages import listed
+from sbkit.base.messages import listed, short_value
 from sbkit.base.ranges import require_in_range
-from sbkit.bundle.config import CONFIG_FILE, MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
+from sbkit.bundle.config import CONFIG_FILE, MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles, Plain
+from sbkit.bundle.module_spec import (
+    ARGUMENTS_KEY,
+    CLASS_MODULES,
+    COMPUTED,
+    TAG_KEYS,
+    build_from_spec,
+    node_to_comparable,
+)
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
@@ -41,20 +57,27 @@ from sbkit.checkpoint.weights import (
     tensors_by_part,
     to_part_name,
 )
-from sbkit.config.document import holds_object, plain_value, read_document
+from sbkit.config.document import dotted, holds_object, plain_value, read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
-from sbkit.text.normalization import Orthography, text_table
-from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
+from sbkit.text.normalization import TEXT_CHOICES, Orthography, orthography, text_table
+from sbkit.text.tokenizer import TOKENIZER_FILE
 
 SOURCE = "be a run folder or a bundle for `init_from`"
-FIX = "Name another, or null to start without."
+FIX = "Name another one."
 MAX_LISTED_NAMES = 4
 # Keys of the YAML
 PRETRAINED, REVISION, ENCODER_CONFIG = "pretrained", "pretrained_revision", "encoder_config"
+FEATURES, DIFFERS = "compute_features", "init_from_differs"
+# Settings that take effect in training only, or name where a pretrained encoder came from.
+TRAINING_ONLY = re.compile(
+    ".*drop.*|mask_(time|channel)_.*|gradient_checkpointing|lora|intermediate_layer|momentum|source"
+)
+
+PartSettings = Mapping[str, Plain]  # by key of the YAML; parts as specifications
 
 
 def initialize_from(
@@ -65,9 +88,7 @@ def initialize_from(
     root: the resolved YAML of this run.
 
     Returns lines that list which tensors are loaded, which by token, which are new and why, and
-    which of the source's are not used. Call it only for a run without a checkpoint of its own.
-    Raises BundleError if the folder is neither, or if nothing in it fits, and ConfigError if a
-    setting that no tensor shape reveals differs, and `init_from_differs` does not list it.
+    which of the source's are not used.
     """
     theirs = read_named_weights(source)
     ours = tensors_by_part(hparams)
@@ -92,10 +113,9 @@ def initialize_from(
                 loaded.append(name)
     unused = [name for name in theirs if name not in ours]
     if not loaded and not by_token:
+        names = listed([*theirs], max_names=MAX_LISTED_NAMES)
         raise BundleError(
-            f"`init_from`: none of the {len(theirs)} tensors in {source} fits this model by name "
-            f"and shape ({', '.join([*theirs][:MAX_LISTED_NAMES])}). Give the parts the names that "
-            "they have there."
+            f"`init_from`: none of the tensors in {source} fits by name and shape ({names})."
         )
     declared = check_same_meaning(
         source, settings_of_yaml(root), task, tensors=[*ours], loaded=[*loaded, *by_token]
@@ -172,10 +192,7 @@ def _load_rows(theirs: Any, ours: Tensor, rows: list[tuple[int, int]], num_token
 
 
 def read_named_weights(source: Path) -> dict[str, Tensor]:
-    """Read the weights of a bundle, or the tested weights of a run, by part and path.
-
-    Raises SbkitError if they cannot be read.
-    """
+    """Read the weights of a bundle, or the tested weights of a run, by part and path."""
     with parsing_errors(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             files = BundleFiles(source)
@@ -186,24 +203,187 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
             checkpointer = Checkpointer(source / CHECKPOINTS)
             best = checkpointer.find_averaged() or checkpointer.find_whole(1)
             if not best:
-                raise BundleError(
-                    f"`init_from` must name a run with an undamaged checkpoint, but {source} has "
-                    "none. Train it first, or name another."
-                )
+                raise BundleError(f"`init_from`: {source} has no undamaged checkpoint.")
             weights = merge_adapters(average(best, "model"))
         else:
             raise BundleError(
-                f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
-                f"{WEIGHTS_FILE}, but {source} is neither. {FIX}"
+                f"`init_from`: {source} has neither {CHECKPOINTS}/ of a run nor {WEIGHTS_FILE}."
             )
     return {to_part_name(name, parts): tensor for name, tensor in weights.items()}
 
 
-def encoder_config_of(source: Path) -> dict[str, Any] | None:
-    """Read the sizes of the pretrained encoder of a bundle or a run; None if it has none.
+# ---- settings that decide what weights mean
 
-    Raises SbkitError if they cannot be read.
+
+class SettingDifference(NamedTuple):
+    """A setting that differs; ``path`` leads to it, such as Transformer, arguments, nhead."""
+
+    path: tuple[str | int, ...]
+    theirs: Plain
+    ours: Plain
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(key for key in self.path if isinstance(key, str) and key != ARGUMENTS_KEY)
+
+    def __str__(self) -> str:
+        theirs, ours = short_value(self.theirs), short_value(self.ours)
+        return f"`{dotted(self.names)}` is {theirs} there and {ours} here"
+
+
+def settings_of_yaml(root: Mapping[str, Any]) -> PartSettings:
+    """Return the settings of a run from its resolved YAML."""
+    settings = {str(key): node_to_comparable(node) for key, node in root.items()}
+    if "language" in root:
+        settings["text"] = _text(text_table(str(root["language"]), settings.get("text")))
+    return settings
+
+
+def _settings_of_source(source: Path) -> PartSettings:
+    if not (source / WEIGHTS_FILE).is_file():
+        return settings_of_yaml(read_run_tree(source))
+    config = BundleFiles(source).config
+    facts = {"sample_rate": config.sample_rate, "language": config.language}
+    return {**config.parts, **facts, "text": _text(config.text_table)}
+
+
+def _text(table: Orthography) -> dict[str, Plain]:
+    case = TEXT_CHOICES["case"][table.keep_case]
+    numbers = TEXT_CHOICES["numbers"][bool(table.numbers)]
+    return {"case": case, "punctuation": [*table.punctuation], "numbers": numbers}
+
+
+def check_same_meaning(
+    source: Path, ours: PartSettings, task: Task, tensors: Collection[str], loaded: Collection[str]
+) -> list[str]:
+    """Compare the settings of `init_from` with ours; return lines about declared differences.
+
+    tensors, loaded: the names of our tensors, and of those that are loaded.
     """
+    names = ours.get(DIFFERS) or []
+    declared = {names} if isinstance(names, str) else {*names}
+    parts_with_tensors = {name.partition(".")[0] for name in tensors}
+    loaded_parts = {name.partition(".")[0] for name in loaded}
+    model_parts = inspect.signature(task.model_class()).parameters if task.has_model else {}
+    compared = {
+        "sample_rate",
+        FEATURES,
+        *loaded_parts,
+        *({*model_parts} - parts_with_tensors - {"model"}),
+    }
+    differences = [*_all_differences(_settings_of_source(source), ours, compared, task)]
+    undeclared = [d for d in differences if declared.isdisjoint(d.names)]
+    if undeclared:
+        described = listed(_without_repeats(undeclared), separator="; ")
+        missing = dict.fromkeys(difference.names[-1] for difference in undeclared)
+        raise ConfigError(
+            f"`init_from`: {source} was trained with other settings: {described}. To change them, "
+            f"write `{DIFFERS}: [{', '.join(missing)}]`."
+        )
+    lines = [f"{DIFFERS}: {difference}" for difference in _without_repeats(differences)]
+    unused = declared.difference(*(difference.names for difference in differences))
+    return lines + [f"{DIFFERS}: `{name}` does not differ" for name in sorted(unused)]
+
+
+def _without_repeats(differences: Sequence[SettingDifference]) -> list[str]:
+    """Describe differences; of one setting that several parts have, only the first."""
+    first: dict[str, str] = {}
+    for difference in differences:
+        setting = json.dumps([difference.names[-1], *difference[1:]], default=str)
+        first.setdefault(setting, str(difference))
+    return [*first.values()]
+
+
+def _all_differences(
+    theirs: PartSettings, ours: PartSettings, compared: Collection[str], task: Task
+) -> Iterator[SettingDifference]:
+    for name in [name for name in ours if name in compared and name in theirs]:
+        for difference in _differences((name,), theirs[name], ours[name]):
+            is_training_only = any(map(TRAINING_ONLY.fullmatch, difference.names))
+            if not is_training_only and not _is_size(ours, difference):
+                yield difference
+    has_texts = task.label_file == TOKENIZER_FILE and "language" in ours and "language" in theirs
+    if has_texts and not {*task.heads}.isdisjoint(compared):
+        languages = [str(settings["language"] or "und") for settings in (theirs, ours)]
+        if orthography(languages[0]) != orthography(languages[1]):
+            yield SettingDifference(("language",), languages[0], languages[1])
+        yield from _differences(("text",), theirs["text"], ours["text"])
+
+
+def _is_size(ours: PartSettings, difference: SettingDifference) -> bool:
+    """Return whether a setting is a number that changes the shapes of a part's tensors."""
+    name = str(difference.path[0])
+    values = [value if isinstance(value, list) else [value] for value in difference[1:]]
+    # Whatever the source writes in the place of a number is not built.
+    is_number = all(item is None or type(item) in (int, float) for item in chain(*values))
+    if name == FEATURES or not isinstance(ours[name], dict) or not is_number:
+        return False
+    with_theirs = deepcopy(dict(ours))
+    *parents, last = difference.path
+    reduce(getitem, parents, with_theirs)[last] = difference.theirs  # type: ignore[index, arg-type]
+    shapes, their_shapes = _shapes(ours, name), _shapes(with_theirs, name)
+    return shapes is not None and their_shapes is not None and shapes != their_shapes
+
+
+def _shapes(settings: PartSettings, name: str) -> Mapping[str, torch.Size] | None:
+    """Return the shapes of a part's tensors; None if it cannot be built without memory."""
+    modules = frozenset(CLASS_MODULES.findall(json.dumps(settings[name], default=str)))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            part = build_from_spec(settings[name], user_modules=modules)
+        return {name: tensor.shape for name, tensor in part.state_dict().items()}
+    except Exception:  # whatever a class raises for values that do not go together
+        return None
+
+
+def _differences(
+    path: tuple[str | int, ...], theirs: Plain, ours: Plain
+) -> Iterator[SettingDifference]:
+    """Yield where two values differ, down to the arguments of objects and the keys of mappings."""
+    are_lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
+    if theirs is COMPUTED or ours is COMPUTED or theirs == ours:
+        return
+    if are_lists and any(isinstance(item, dict) for item in ours):
+        for index, items in enumerate(zip(theirs, ours, strict=True)):
+            yield from _differences((*path, index), *items)
+    elif not isinstance(theirs, dict) or not isinstance(ours, dict):
+        yield SettingDifference(path, theirs, ours)
+    elif _class_name(theirs) != _class_name(ours):
+        yield SettingDifference(path, _class_name(theirs), _class_name(ours))
+    elif (name := _class_name(ours)) is not None:
+        arguments = (theirs[ARGUMENTS_KEY], ours[ARGUMENTS_KEY])
+        yield from _differences((*path, ARGUMENTS_KEY), *_with_defaults(name, *arguments))
+    else:
+        for key in {**ours, **theirs}:
+            yield from _differences((*path, key), theirs.get(key), ours.get(key))
+
+
+def _class_name(spec: Mapping[str, Plain]) -> str | None:
+    return next((str(spec[key]) for key in TAG_KEYS if ARGUMENTS_KEY in spec and key in spec), None)
+
+
+def _with_defaults(class_name: str, *arguments: Plain) -> Sequence[Plain]:
+    """Return arguments by name, with defaults for those that only another list writes."""
+    if all(isinstance(written, list) for written in arguments):
+        return arguments
+    module, _, name = class_name.rpartition(".")
+    class_ = getattr(sys.modules.get(module), name, None)  # our part is built: it is imported
+    parameters = inspect.signature(class_).parameters if inspect.isclass(class_) else {}
+    named = [
+        a if isinstance(a, dict) else dict(zip(parameters, a, strict=False)) for a in arguments
+    ]
+    missing = named[0].keys() ^ named[1].keys()
+    defaults = {
+        n: p.default for n, p in parameters.items() if n in missing and p.default != p.empty
+    }
+    return [{**defaults, **written} for written in named]
+
+
+# ---- pretrained encoders
+
+
+def encoder_config_of(source: Path) -> dict[str, Any] | None:
+    """Read the sizes of the pretrained encoder of a bundle or a run; None if it has none."""
     config: dict[str, Any] | None = None
     with parsing_errors(source, SOURCE, fix=FIX, is_json=True):
         if (source / WEIGHTS_FILE).is_file():
@@ -219,7 +399,6 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
 
     A resumed run keeps the sizes that it began with. A new one takes them from `pretrained`; if
     that is null, from `encoder_config` itself, for random weights, or from `init_from`.
-    Raises SbkitError for a folder that cannot be loaded, or does not fit into memory.
     """
     config: Any = overrides.get(ENCODER_CONFIG) or {}
     if "source" in config:
@@ -239,9 +418,8 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     config = _config_of_new_run(knobs)
     if config["sample_rate"] != knobs["sample_rate"]:
         raise ConfigError(
-            f"`sample_rate` must be the {config['sample_rate']} Hz that the encoder was trained on "
-            f"(its preprocessor_config.json), but is {knobs['sample_rate']}. Take an encoder of "
-            f"that rate, or set `sample_rate: {config['sample_rate']}`."
+            f"`sample_rate` must be the {config['sample_rate']} Hz of the encoder, but is "
+            f"{knobs['sample_rate']}."
         )
     return {**overrides, ENCODER_CONFIG: config}
 
@@ -257,9 +435,8 @@ def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(declared, Mapping):
             return complete_config(declared, source_file=f"`{ENCODER_CONFIG}`")
         raise ConfigError(
-            f"`{PRETRAINED}` must name the folder of a pretrained encoder, but is null. Set "
-            f"`{PRETRAINED}` to FOLDER or OWNER/NAME, or for random weights a mapping as "
-            f"`{ENCODER_CONFIG}`."
+            f"`{PRETRAINED}` must be FOLDER or OWNER/NAME of an encoder, but is null. For random "
+            f"weights, set its sizes as `{ENCODER_CONFIG}`."
         )
     # In the YAML of a run folder.
     source = (declared.get("source") if isinstance(declared, Mapping) else None) or {}
@@ -269,10 +446,7 @@ def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     if declared is None:
         check_weights(folder, config, layers=knobs.get("layers"))
     elif declared != config:
-        raise ConfigError(
-            f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}`, but {name} has other "
-            "sizes or weights. Remove one of the two."
-        )
+        raise ConfigError(f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}` ({name}).")
     return config
 
 

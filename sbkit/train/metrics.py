@@ -38,7 +38,6 @@ class MetricTotals:
 
     @property
     def loss(self) -> float:
-        """Mean loss per label."""
         return self.loss_sum / self.labels if self.labels else float("nan")
 
     @property
@@ -48,7 +47,6 @@ class MetricTotals:
 
     @property
     def data_wait_share(self) -> float:
-        """Share of the time spent waiting for data."""
         return self.waiting_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
     def source_losses(self, names: Sequence[str]) -> dict[str, float]:
@@ -109,7 +107,6 @@ class Meter:
             yield batch
 
     def read(self) -> MetricTotals:
-        """Sum over ranks, transfer once, and start again from zero."""
         reading = self.peek()
         self._reset()
         return reading
@@ -155,12 +152,10 @@ class TrainingMetrics:
     """Add up the readings of a meter over an epoch and over the run.
 
     Attributes:
-        meter: adds up on the device.
         so_far: the sum of this epoch's readings.
         unread: the contents of the meter when the run was saved within an epoch.
         train_seconds, audio_seconds: sums of the whole run.
         sources: names of the training sources of a mix; none without.
-        progress: shows steps and epochs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -183,10 +178,9 @@ class TrainingMetrics:
     ) -> None:
         """Open the log, without the entries after the checkpoint that the run starts from.
 
-        sources: names of the training sources of a mix.
         before_validation: whether the checkpoint comes before the validation of its epoch.
         """
-        with _together():
+        with failing_together(OSError):
             if rank() == 0 and folder is not None:
                 self._log = RunLog(
                     folder,
@@ -204,7 +198,6 @@ class TrainingMetrics:
             self._log.close()
 
     def start_epoch(self, *, afresh: bool) -> None:
-        """Start an epoch or, unless ``afresh``, resume within one; empty the meter."""
         if afresh:
             self.so_far = NO_TOTALS
         self.meter.read()
@@ -241,10 +234,7 @@ class TrainingMetrics:
     def log_epoch(
         self, epoch: int, step: int, *, valid_loss: float, values: Mapping[str, float]
     ) -> EpochFigures:
-        """Write an epoch's figures to the log, and return them; every rank calls this.
-
-        valid_loss, values: mean loss and metrics of the validation.
-        """
+        """Log and return the figures of an epoch and its validation; every rank calls this."""
         figures = EpochFigures(
             epoch=epoch,
             step=step,
@@ -259,14 +249,13 @@ class TrainingMetrics:
         return figures
 
     def _write(self, figures: Figures) -> None:
-        with _together():
+        with failing_together(OSError):
             if self._log is not None:
                 self._log.write(figures)
 
     # -- with the run's checkpoints -----------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return the sums as plain data."""
         return {
             "so_far": vars(self.so_far),
             "unread": vars(self.unread),
@@ -283,11 +272,11 @@ class TrainingMetrics:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
-    """Stop all ranks if one cannot write its log; that rank reports the error."""
-    trouble: OSError | None = None
+def failing_together(errors: type[Exception]) -> Iterator[None]:
+    """Stop all ranks if one raises such an error; that rank reports it."""
+    raised: Exception | None = None
     try:
         yield
-    except OSError as error:
-        trouble = error
-    leave_together(trouble)
+    except errors as error:
+        raised = error
+    leave_together(raised)

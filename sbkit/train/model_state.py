@@ -1,8 +1,4 @@
-"""A model's state besides its weights.
-
-This is a moving average of the weights, the running statistics of normalization layers, and the
-mean and deviation of the features.
-"""
+"""A model's state besides its weights: their moving average, and statistics of normalizations."""
 
 import hashlib
 import json
@@ -48,14 +44,13 @@ class MovingAverage:
     """An exponential moving average of the learning parameters, which can be swapped with them.
 
     A run is validated, tested and exported with the averages. The average of a parameter starts
-    with the first step in which the parameter learns. With a ``decay`` of 0 nothing is averaged.
-    In a checkpoint, the file of the model holds the averages, and the file of this class holds the
-    weights.
+    with the first step in which the parameter learns. In a checkpoint, the file of the model holds
+    the averages, and the file of this class holds the weights.
     Source: Polyak and Juditsky 1992; the decay is lower in the first steps, as in TensorFlow's
     `ExponentialMovingAverage`, so that the initial weights are soon forgotten.
 
     Attributes:
-        decay: the weight of the old average in each step; the new parameter has the rest.
+        decay: the weight of the old average in each step; with 0 nothing is averaged.
         shadow: averages by the index of their parameter. While the averages are swapped into the
             modules, it holds the weights instead.
     """
@@ -83,12 +78,10 @@ class MovingAverage:
                 self.shadow[index] = parameter.clone()
 
     def swap_in(self) -> None:
-        """Put the averages into the modules, unless they are there."""
         if not self._swapped:
             self._swap()
 
     def swap_out(self) -> None:
-        """Put the weights back into the modules, unless they are there."""
         if self._swapped:
             self._swap()
 
@@ -103,7 +96,6 @@ class MovingAverage:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Put the averages into the modules within a `with` statement."""
         was_swapped = self._swapped
         self.swap_in()
         try:
@@ -139,7 +131,6 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def save(self) -> None:
-        """Copy the tensors before the first micro-batch of a step."""
         self._before = []
         for module in self._modules.modules():
             buffers = dict(module.named_buffers(recurse=False, remove_duplicate=False))
@@ -246,8 +237,6 @@ def inputs_of_statistics(
 
     Settings of ``compute`` show in the features of a few clips, and of silence before a chirp that
     grows louder. If it draws random numbers, their state shows there, too.
-
-    module_name: of the Brain.
     """
     clips = getattr(loader, "dataset", None)  # a check has a list of batches
     if rank() > 0 or clips is None:

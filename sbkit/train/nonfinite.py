@@ -48,14 +48,13 @@ class NonFiniteRecorder:
         self.epoch = 0
 
     def record(self, batch: Any, loss: Tensor) -> None:
-        """Remember the utterances of a micro-batch, their lengths and their summed loss ()."""
+        """Remember the utterances of a micro-batch and their summed loss ()."""
         description: dict[str, Any] = {"ids": ids_of(batch)}
         if isinstance(batch, Batch):
             description["samples"] = batch.audio_lengths.tolist()
         self._batches.append((description, loss.detach()))
 
     def end_step(self, step: int, flags: Tensor) -> None:
-        """End a step: the micro-batches recorded since the last one."""
         self._steps.append(UnreadStep(self.epoch, step, list(self._batches), flags))
         self._batches.clear()
 
@@ -78,13 +77,10 @@ class NonFiniteRecorder:
         return int(sum(was_skipped for _, was_skipped in flags)), num_bad
 
     def check_count(self, count: int, patience: int) -> None:
-        """Raise SbkitError if more steps of an epoch than ``patience`` were bad."""
         if count > patience:
-            listed_in = f" (listed in {self._folder})" if self._folder else ""
             raise SbkitError(
-                f"In {count} steps of this epoch{listed_in} the loss or a gradient was not finite; "
-                f"`nonfinite_patience` allows {patience}. Lower `lr`, or find the part with "
-                "torch.autograd.set_detect_anomaly. The last checkpoint was saved before that."
+                f"In {count} steps of this epoch the loss or a gradient was not finite; "
+                f"`nonfinite_patience` allows {patience}. Lower `lr`."
             )
 
     def _write(self, step: UnreadStep, fault: str) -> None:
@@ -125,9 +121,6 @@ def memory_errors(batch: Any, knob: str = "batch_seconds") -> AbstractContextMan
         ids = ids_of(batch)
         size = f" of {batch.seconds:.0f} s" if isinstance(batch, Batch) else ""
         names = f" ({listed(ids, max_names=3)})" if ids else ""
-        return (
-            f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`, "
-            "raise `grad_accumulation_factor`, or use a smaller model."
-        )
+        return f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`."
 
     return translate(RuntimeError, SbkitError, describe)

@@ -3,20 +3,8 @@
 A path begins with a key of the YAML and continues as in PyTorch: `CNN`, `Transformer.encoder.0`,
 `Transformer.encoder.0.norm.weight`.
 
-    optimizers:  # several, instead of `opt_class`
-        generator: {parts: [generator], opt_class: !name:torch.optim.AdamW {lr: 0.0002}}
-        discriminator: {parts: [discriminator], opt_class: !name:torch.optim.AdamW {lr: 0.0001}}
-
-`compute_objectives` then returns a dictionary with a loss for each optimizer. All optimizers step
-at the same time, each with the gradient of its own loss: the discriminator's loss does not change
-the generator, nor the generator's loss the discriminator. If `compute_objectives` returns a single
-loss, all optimizers use it. In `parts`, `*` matches anything; the optimizer without `parts` takes
-all other parameters.
-
-`freeze` names modules that do not learn, for the whole run or for its first steps:
-
-    freeze: [CNN, Transformer.encoder.0]
-    freeze: {CNN: always, Transformer: 10000}  # steps of the optimizer
+All optimizers step at the same time, each with the gradient of its own loss: the discriminator's
+loss does not change the generator, nor the generator's loss the discriminator.
 
 During training, a frozen module computes as in inference: without gradients or dropout, and with
 its normalization statistics unchanged. If no earlier module learns, it stores no activations.
@@ -81,9 +69,8 @@ def parameters_at(path: str, hparams: Mapping[str, Any], key: str) -> list[nn.Pa
     modules = [name for name, _ in named_modules(hparams)]
     if path not in modules and path not in named:
         raise ConfigError(
-            f"`{key}` must name modules of the model by their path, but there is no `{path}`."
-            f"{did_you_mean(path, [*modules, *named])} Its parts are "
-            f"{', '.join(part_names_of_model(hparams))}."
+            f"`{key}`: there is no `{path}`.{did_you_mean(path, [*modules, *named])} The parts of "
+            f"the model are {', '.join(part_names_of_model(hparams))}."
         )
     return [parameter for name, parameter in named.items() if matches_path(name, path)]
 
@@ -93,8 +80,7 @@ def check_paths(
 ) -> Mapping[str, Any]:
     """Return a mapping of paths to values, as declared; an empty mapping if nothing is declared.
 
-    Raises ConfigError if it is no such mapping: a SpeechBrain recipe may use the same key for
-    something else. ``kind`` describes in the error what is allowed.
+    kind: describes what is allowed. A SpeechBrain recipe may use the key for something else.
     """
     if not declared:
         return {}
@@ -102,8 +88,7 @@ def check_paths(
         isinstance(path, str) and value in values for path, value in declared.items()
     ):
         raise ConfigError(
-            f"`{key}` must be {kind}, but is {declared!r}. Correct it, or give the recipe's own "
-            "key another name."
+            f"`{key}` must be {kind}, but is {declared!r}. Give a key of your own another name."
         )
     return declared
 
@@ -118,10 +103,7 @@ def make_optimizers(
     *,
     remove_vector_weight_decay: bool,
 ) -> dict[str, Optimizer]:
-    """Make the optimizers of the key `optimizers`, each with its own parameters.
-
-    Raises ConfigError as `assign_parameters` and `with_lr_scale` do.
-    """
+    """Make the optimizers of the key `optimizers`, each with its own parameters."""
     optimizers = {}
     for name, parameters in assign_parameters(declared, named).items():
         groups: Any = parameters
@@ -137,11 +119,7 @@ def make_optimizers(
 def assign_parameters(
     declared: Mapping[str, Mapping[str, Any]], named: NamedParameters
 ) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters of each optimizer, without those that are frozen for the whole run.
-
-    Raises ConfigError for `parts` that match nothing, for a parameter in two optimizers or in none,
-    and for an optimizer without parameters.
-    """
+    """Return the parameters of each optimizer, without those that are frozen for the whole run."""
     owner = _owners(declared, named)
     without_parts = [name for name, settings in declared.items() if not settings.get("parts")]
     trainable = {name: p for name, p in named.items() if p.requires_grad}
@@ -149,8 +127,7 @@ def assign_parameters(
     if unowned and not without_parts:
         raise ConfigError(
             f"Each parameter must be in one of `optimizers`, but {listed(unowned)} are in none. "
-            "Name them in `parts`, leave out the `parts` of one optimizer, which then takes all "
-            "other parameters, or freeze what does not learn."
+            "Leave out the `parts` of one optimizer, which then takes all other parameters."
         )
     by_optimizer: dict[str, list[nn.Parameter]] = {name: [] for name in declared}
     for parameter in {id(p): p for p in trainable.values()}.values():  # a shared one only once
@@ -158,28 +135,26 @@ def assign_parameters(
     for name, parameters in by_optimizer.items():
         if not parameters:
             raise ConfigError(
-                f"The optimizer {name} has nothing to step: its parts are frozen, or other "
-                "optimizers have all parameters. Remove it, or change `parts` or `freeze`."
+                f"The optimizer {name} has nothing to step: its parts are frozen, or taken."
             )
     return by_optimizer
 
 
 def _owners(declared: Mapping[str, Mapping[str, Any]], named: NamedParameters) -> dict[int, str]:
-    """Return the name of the optimizer by the id of each parameter in its `parts`."""
     owner: dict[int, str] = {}
     for name, settings in declared.items():
         for path in settings.get("parts") or []:
             matches = {n: p for n, p in named.items() if matches_path(n, path)}
             if not matches:
                 raise ConfigError(
-                    f"`parts` of the optimizer {name} must name modules of the model by their "
-                    f"path, but there is no `{path}`.{did_you_mean(path, [*named])} Correct it."
+                    f"`parts` of the optimizer {name}: there is no `{path}`."
+                    f"{did_you_mean(path, [*named])}"
                 )
             for parameter_name, parameter in matches.items():
                 if owner.setdefault(id(parameter), name) != name:
                     raise ConfigError(
-                        f"A parameter must learn by one optimizer, but `{parameter_name}` is in "
-                        f"{owner[id(parameter)]} and in {name}. Remove it from one."
+                        f"`{parameter_name}` is in {owner[id(parameter)]} and in {name}, but may "
+                        "have only one optimizer."
                     )
     return owner
 
@@ -193,9 +168,6 @@ def with_lr_scale(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> O
     It splits the groups that it is called with, such as the one without weight decay: all
     parameters of a group then have the same scale, the group's entry `lr_scale`. A schedule
     multiplies its rate by ``group.get("lr_scale", 1.0)``.
-
-    Raises ConfigError for a path that does not exist, a value that is not a mapping, or a
-    SpeechBrain scheduler that the recipe steps itself: those set one rate for all groups.
     """
     scale_by_id = _lr_scales_by_parameter(hparams)
     if not scale_by_id:
@@ -203,9 +175,8 @@ def with_lr_scale(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> O
     for name, value in hparams.items():
         if name != "lr_schedule" and type(value).__module__ == SPEECHBRAIN_SCHEDULERS:
             raise ConfigError(
-                "`lr_scale` needs a schedule that keeps the rates of parts apart, but "
-                f"`{name}` ({type(value).__name__}) sets one rate for all. Call it `lr_schedule`, "
-                "so that sbkit steps it, or use a scheduler of torch's."
+                f"`{name}` ({type(value).__name__}) sets one rate for all parts, against "
+                "`lr_scale`. Call it `lr_schedule`."
             )
 
     def make_scaled(groups: Groups) -> Optimizer:
@@ -248,7 +219,6 @@ def _lr_scales_by_parameter(hparams: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _layers_at(path: str, hparams: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the layers in the list of layers at ``path``."""
     modules = dict(named_modules(hparams))
     layers = []
     for name in modules:
@@ -258,8 +228,7 @@ def _layers_at(path: str, hparams: Mapping[str, Any]) -> list[str]:
     if not layers:
         lists = [name for name, module in modules.items() if type(module) is nn.ModuleList]
         raise ConfigError(
-            f"`layer_decay` must name modules that are lists, but there is no `{path}.0`. The "
-            f"model has the lists {listed(lists) or '(none)'}."
+            f"`layer_decay`: there is no `{path}.0`. The model's lists: {listed(lists) or 'none'}."
         )
     return layers
 
@@ -335,16 +304,11 @@ class FreezablePart(NamedTuple):
 class Freezing:
     """Freeze parts of the model, depending on the number of steps so far.
 
-    The number of steps is in each checkpoint, so that there is no other state to save. If several
-    paths lead to a parameter, the longest decides. A parameter that does not require a gradient
-    at the start never learns.
+    If several paths lead to a parameter, the longest decides. A parameter that does not require a
+    gradient at the start never learns. At first, only the parts frozen for the whole run are
+    frozen, because the optimizers are made with all the other parameters.
 
-    At first, only the parts frozen for the whole run are frozen, because the optimizers are made
-    with all the other parameters. Raises ConfigError for a path that does not exist, or a
-    `freeze` that is neither a list nor a mapping of paths.
-
-    Attributes:
-        steps: for which each path of `freeze` is frozen, or ALWAYS.
+    steps: for which each path of `freeze` is frozen, or ALWAYS.
     """
 
     def __init__(self, hparams: Mapping[str, Any]) -> None:
@@ -378,7 +342,6 @@ class Freezing:
         return True
 
     def set_mode(self) -> None:
-        """Put frozen modules into evaluation mode, and their learning parts into training mode."""
         for is_frozen, part in zip(self._frozen, self._parts, strict=True):
             if part.module is not None:
                 part.module.train(not is_frozen)

@@ -43,16 +43,15 @@ class Recipe(Task):
     ranges: ClassVar[Mapping[str, Range]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise ConfigError for a method of the task, which the bundles of a run would not have."""
+        """Refuse a method of the task, which the bundles of a run would not have."""
         super().__init_subclass__(**options)
         kinds = [kind for kind in cls.mro() if kind is not Recipe and not _is_task(kind)]
         defined = [name for kind in kinds for name in vars(kind)]
         names = [name for name in defined if name in vars(Task) and name[:2] != "__"]
         if names:
             raise ConfigError(
-                f"`{names[0]}` of the recipe {cls.__name__} belongs to its task, which bundles are "
-                "run by. Define it in a subclass of the task, in a module that imports nothing of "
-                f"`recipes`, and derive the recipe from that: class {cls.__name__}(Asr, MyTask)."
+                f"`{names[0]}` of the recipe {cls.__name__} belongs to its task. Define it in a "
+                f"module that imports nothing of `recipes`: class {cls.__name__}(Asr, MyTask)."
             )
 
     @property
@@ -83,21 +82,16 @@ class Recipe(Task):
 
 
 def _is_task(kind: type) -> bool:
-    """Return whether a class is a task and no recipe: what bundles may name."""
     return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
-    """Import the recipe that a YAML names.
-
-    Raises ConfigError if the YAML names no recipe, or one that cannot be imported.
-    """
+    """Import the recipe that a YAML names."""
     name = knobs.get("recipe")
     if not isinstance(name, str) or "." not in name:
         raise ConfigError(
-            f"`recipe` in {yaml_file} must name the recipe to run, but is {name!r}. Write "
-            "`recipe: recipes.asr.recipe.Asr`, or MODULE.NAME of your own in a file beside it. A "
-            "YAML of SpeechBrain's belongs to its script, which moves over by sbkit.Brain."
+            f"`recipe` in {yaml_file} must be MODULE.NAME of a recipe, but is {name!r}. Write "
+            "`recipe: recipes.asr.recipe.Asr`."
         )
     search_folders(read_document(yaml_file).module_folders)
     module, _, attribute = name.rpartition(".")
@@ -107,13 +101,12 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
         raise
     except Exception as error:  # a user's module may fail in any way
         raise ConfigError(
-            f"The module {module} of `recipe` in {yaml_file} cannot be imported: it raised "
-            f"{type(error).__name__} ({error}). Correct the name or the module, put its file "
-            "beside the YAML, or add its folder to PYTHONPATH."
+            f"`recipe` in {yaml_file}: {module} cannot be imported: it raised "
+            f"{type(error).__name__} ({error})."
         ) from error
     if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         raise ConfigError(
             f"`recipe` in {yaml_file} must name a subclass of sbkit.train.recipe.Recipe, but "
-            f"{name} is {'not there' if recipe is None else 'none'}. Correct the name."
+            f"{name} is {'not there' if recipe is None else 'none'}."
         )
     return recipe()

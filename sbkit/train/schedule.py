@@ -34,19 +34,19 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
     """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the knob.
 
     It is a function of progress, or a scheduler of SpeechBrain's or torch's that needs only the
-    number of steps and epochs. Raises ConfigError for others, such as one that needs a metric.
+    number of steps and epochs.
     """
     declared, rate = hparams.get("lr_schedule"), hparams.get("lr")
     if declared is None:
         return None
     kind = getattr(declared, "func", declared)
     name = getattr(kind, "__name__", type(kind).__name__)
-    rename = "or give a scheduler that the recipe steps itself another name, such as `lr_annealing`"
+    rename = "Give a scheduler that the recipe steps itself another name, such as `lr_annealing`."
     has_rate = type(rate) in (int, float) or "optimizers" in hparams
     if not has_rate or not hasattr(hparams.get("epoch_counter"), "limit"):
         raise ConfigError(
             f"`lr_schedule` ({name}) needs a number as `lr`, or `optimizers`, and an "
-            f"`epoch_counter` with a limit. Add them, {rename}."
+            f"`epoch_counter` with a limit. {rename}"
         )
     try:
         schedule = _adapt(declared, rate)
@@ -54,9 +54,7 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
     except Exception as error:  # a scheduler that needs something else may fail in any way
         raise ConfigError(
             "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
-            "`lr`, or a scheduler of SpeechBrain's or torch's that sets only the rate and needs no "
-            f"metric, but {name} raised {type(error).__name__} ({error}). Correct it, use "
-            f"WarmupCosine of sbkit.train.schedule, {rename}."
+            f"`lr`, but {name} raised {type(error).__name__} ({error}). {rename}"
         ) from error
     return schedule
 
@@ -130,7 +128,6 @@ class _SteppedScheduler:
         self._calls = 0
 
     def factor(self, step: int) -> float:
-        """Return the factor of the rate in a step, from 1."""
         if self._calls == 0 or step < self._calls:
             self._optimizer = _DummyOptimizer(self._rate)
             self._calls = 0

@@ -2,9 +2,6 @@
 
     values -> recipe -> splits -> labels -> objects of the YAML -> loaders
 
-`read_values` reads the YAML, `prepare_data` makes data and labels, and `build_run` the rest, once
-the check has passed and the label files are written. `make_brain` makes the Brain of the record.
-
 The files of a run folder, in the order that a run writes them:
 
 .lock                  locked while a run trains here
@@ -103,11 +100,9 @@ class RunValues:
 
     @property
     def folder(self) -> Path:
-        """The folder that the run writes to."""
         return Path(str(self.knobs[OUTPUT_FOLDER]))
 
     def load_recipe(self) -> Recipe:
-        """Return the recipe that was given, or import the one that the YAML names."""
         if self.given_recipe is not None:
             return self.given_recipe()
         return load_recipe(self.knobs, self.yaml_file)
@@ -119,22 +114,18 @@ class RunValues:
         return require_current(resolved.module_names, given_classes(self.given_recipe))
 
     def with_overrides(self, **overrides: object) -> "RunValues":
-        """Return the values with more overrides."""
         changed = {**self.overrides, **overrides}
         return replace(self, overrides=changed, knobs=read_knobs(self.yaml_file, changed))
 
     def require_in_range(self) -> None:
-        """Raise ConfigError for a number that no run of this recipe can have."""
         require_in_range(self.knobs, {**RANGES, **self.load_recipe().ranges})
 
     def has_checkpoint(self) -> bool:
-        """Return whether the run has saved a checkpoint."""
         return newest_checkpoint(self.folder / CHECKPOINTS) is not None
 
     def make_run_config(
         self, splits: Splits | None = None, label_file: bytes | None = None
     ) -> RunConfig:
-        """Describe the run, with its data and labels if they are given."""
         overrides = self.overrides
         if self.given_recipe is not None:
             overrides = {**overrides, "recipe": dotted_path(self.given_recipe)}
@@ -157,9 +148,6 @@ def read_values(
 
     overrides: by key, such as `lr` or `Transformer.dropout`.
     recipe: replaces the recipe that the YAML names.
-
-    Raises SbkitError if the YAML, or the pretrained encoder that it names, cannot be read, or if a
-    module has changed that the user's own code has imported.
     """
     require_current(classes=given_classes(recipe))  # reading may ask a recipe for its ranges
     yaml_file = Path(yaml_file)
@@ -202,7 +190,6 @@ class RunData:
     label_files: Mapping[str, bytes] = field(repr=False)
 
     def make_run_config(self) -> RunConfig:
-        """Describe the run with its data and labels."""
         label_file = self.label_files.get(self.recipe.label_file or "")
         return self.values.make_run_config(self.splits, label_file)
 
@@ -219,10 +206,7 @@ class RunSetup(RunData):
 
 
 def prepare_run(values: RunValues) -> RunSetup:
-    """Make all that a run needs, and write its label files, which the objects open.
-
-    Raises SbkitError if something of the run is wrong; the step that raised it is noted in it.
-    """
+    """Make all that a run needs, and write its label files, which the objects open."""
     data = prepare_data(values)
     write_label_files(data)
     return build_run(data)
@@ -323,8 +307,8 @@ def write_label_files(data: RunData, folder: Path | None = None) -> None:
             write_bytes_atomically(file, content)
         elif name == data.recipe.label_file and not data.values.has_checkpoint():
             logger.info(
-                f"note: {file} was there before the first checkpoint and is used as it is. Remove "
-                "it to have it made again from this data."
+                f"note: {file} was there before the first checkpoint. To have it made again, "
+                "remove it."
             )
 
 
@@ -353,7 +337,7 @@ def build_again(setup: RunSetup, **overrides: object) -> RunSetup:
 def load_initial_weights(setup: RunSetup) -> list[str]:
     """Load `pretrained`, and the fitting part of `init_from`, into the objects of a setup.
 
-    Call it for a run without a checkpoint. Returns lines that describe the loaded weights.
+    Returns lines that describe the loaded weights.
     """
     values, hparams = setup.values, setup.hparams
     lines: list[str] = []
@@ -390,9 +374,8 @@ def make_brain(setup: RunSetup, *, can_fit: bool = False, **run_opts: Any) -> Br
     brain.task = recipe
     if recipe.has_model and not isinstance(brain.network, recipe.model_class()):
         raise ConfigError(
-            f"`network` of the Brain must be the model that bundles of this run contain, a "
-            f"{recipe.model_class().__name__}, but is a {type(brain.network).__name__}. Set "
-            "`self.network` to it in the Brain, or correct `model_class` of the task."
+            f"`network` of the Brain must be a {recipe.model_class().__name__}, which bundles of "
+            f"this run contain, but is a {type(brain.network).__name__}."
         )
     brain.loaders = setup.loaders if can_fit else None
     return brain

@@ -39,14 +39,7 @@ ONLY_LOSS = "loss"  # the name of a single loss
 
 
 class TrainingStep:
-    """Add up the gradient of a global batch over micro-batches and ranks, and step once.
-
-    Attributes:
-        ddp: runs forward and loss, shared among the ranks.
-        freezing: which parameters learn at present.
-        moving_average: the average of the weights.
-        nonfinite: the steps whose flags the host has not read yet.
-    """
+    """Add up the gradient of a global batch over micro-batches and ranks, and step once."""
 
     def __init__(
         self,
@@ -96,7 +89,6 @@ class TrainingStep:
         self._buffers.save()
 
     def forward(self, batch: object) -> tuple[object, Objective]:
-        """Return the recipe's predictions for a micro-batch, and the loss."""
         return self.ddp(batch)
 
     def backward(
@@ -182,18 +174,15 @@ class TrainingStep:
 
 
 def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss]:
-    """Return the losses by name; several come in the order of their optimizers.
-
-    Raises ConfigError if several losses do not have the names of the optimizers.
-    """
+    """Return the losses by name; several come in the order of their optimizers."""
     losses = as_losses(objective)
     names = [*optimizers]
     if not isinstance(objective, Mapping):
         return losses
     if losses.keys() != {*names}:
         raise ConfigError(
-            "`compute_objectives` must return one Loss, or one for each of `optimizers` "
-            f"({', '.join(names)}), but returned {', '.join(losses)}. Correct the names."
+            f"`compute_objectives` must return a loss for each of `optimizers` "
+            f"({', '.join(names)}), but returned {', '.join(losses)}."
         )
     return {name: losses[name] for name in names}
 
@@ -201,7 +190,7 @@ def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss
 def as_losses(objective: object) -> dict[str, Loss]:
     """Return the losses of `compute_objectives` by name; a single one is called `loss`.
 
-    A mean counts as the loss of one label. Raises ConfigError for other types.
+    A mean counts as the loss of one label.
     """
     if isinstance(objective, Mapping) and objective:
         return {name: as_loss(loss) for name, loss in objective.items()}
@@ -209,8 +198,8 @@ def as_losses(objective: object) -> dict[str, Loss]:
         return {ONLY_LOSS: objective}
     if not isinstance(objective, Tensor) or objective.numel() != 1:
         raise ConfigError(
-            "`compute_objectives` must return a sbkit.models.loss.Loss, a mean as a tensor of one "
-            f"number, or one of them for each of `optimizers`, but returned {objective!r:.100}."
+            "`compute_objectives` must return a sbkit.models.loss.Loss or a mean, or a mapping of "
+            f"them by optimizer, but returned {objective!r:.100}."
         )
     return {ONLY_LOSS: Loss(objective.reshape(1), torch.ones(1, device=objective.device))}
 
@@ -264,7 +253,6 @@ class DdpStep:
         self._wrapped: DistributedDataParallel | None = None
 
     def __call__(self, batch: object) -> tuple[object, Objective]:
-        """Return the recipe's predictions and its loss."""
         objective = (self._wrapped or self._graph)(batch)
         outputs = self._graph.outputs
         self._graph.outputs = None
@@ -272,7 +260,6 @@ class DdpStep:
 
     @property
     def is_shared(self) -> bool:
-        """Whether gradients are added up over the ranks."""
         return self._wrapped is not None
 
     def share(self, unused_modules: Iterable[nn.Module] = ()) -> None:
@@ -318,9 +305,8 @@ class DdpStep:
         unused = [name for name, p in named if p.requires_grad and p.grad is None]
         if unused:
             raise ConfigError(
-                "Every parameter must take part in every step while `find_unused_parameters` is "
-                f"false, but {listed(unused)} had no gradient. Set "
-                "`find_unused_parameters: True`, or freeze what does not learn."
+                f"{listed(unused)} had no gradient in this step. Set "
+                "`find_unused_parameters: True`."
             )
 
     def _with_reducer(self, module: nn.Module) -> DistributedDataParallel:
@@ -339,7 +325,6 @@ class DdpStep:
         self._wrapped = None
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Keep the gradients of a micro-batch on this rank."""
         return self._wrapped.no_sync() if self._wrapped else nullcontext()
 
 

@@ -68,7 +68,6 @@ class TimeLimit:
     """
 
     def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Limit the run to so many minutes; 0 for no limit."""
         self.max_seconds = 60 * minutes
         self.spent, self.share = 0.0, 0.0
         self._clock = clock
@@ -162,12 +161,7 @@ class RankConsensus:
 
 
 class SaveOrLeave:
-    """Save within an epoch when it is time, and leave after a signal to any rank.
-
-    Attributes:
-        signals: the signals received so far.
-        time_limit: the share of `max_minutes` that is spent.
-    """
+    """Save within an epoch when it is time, and leave after a signal to any rank."""
 
     def __init__(
         self,
@@ -179,11 +173,8 @@ class SaveOrLeave:
     ) -> None:
         """Count from now on.
 
-        Args:
-            save: writes a checkpoint within an epoch; None for a run without a checkpointer.
-            minutes: between two such checkpoints; 0 or less for never.
-            steps: micro-batches between two such checkpoints; 0 or less for never.
-            time_limit: of the run; None for none.
+        save: writes a checkpoint within an epoch; None for a run without a checkpointer.
+        minutes, steps: between two such checkpoints, steps as micro-batches; 0 or less for never.
         """
         self.signals = StopSignals()
         self.time_limit = time_limit or TimeLimit(0)
@@ -201,8 +192,6 @@ class SaveOrLeave:
 
         step: optimizer steps so far, for the log.
         ends_step, is_last: whether the micro-batch was the last of its step, and of its epoch.
-
-        Raises StopRequestedError if a rank has received a signal.
         """
         self._micro_batches += 1
         if not ends_step:
@@ -222,7 +211,6 @@ class SaveOrLeave:
             self.leave(step)
 
     def save(self) -> None:
-        """Save, and count minutes and micro-batches from now on."""
         self._last_save = time.monotonic()
         self._micro_batches = 0
         if self._save is not None:
@@ -232,8 +220,8 @@ class SaveOrLeave:
         """Raise StopRequestedError, saying whether there is a checkpoint of the step."""
         if self._save is None:
             raise StopRequestedError(
-                f"Stopped at step {step}; there is no checkpointer to save it. The weights stay in "
-                "the Brain, and its next `fit` trains them further."
+                f"Stopped at step {step}; there is no checkpointer to save it. The next `fit` of "
+                "this Brain trains on."
             )
         raise StopRequestedError(
             f"Stopped at step {step}; checkpoint saved. The same command or call resumes."

@@ -56,7 +56,6 @@ class Watchdog:
         self._stopped = threading.Event()
 
     def __enter__(self) -> Self:
-        """Remove the files of an earlier job, and start to watch."""
         if not self._is_watching:
             return self
         for file in (self._file, self._folder / NOTE):
@@ -67,7 +66,6 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop watching, and remove this rank's file."""
         if not self._is_watching:
             return
         self._stopped.set()
@@ -77,7 +75,6 @@ class Watchdog:
             self._folder.rmdir()
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
-        """Record the position of this rank."""
         position = f"in {phase} after step {step}"
         if utterances:
             position += f" on {', '.join(utterances[:MAX_LISTED_UTTERANCES])}"
@@ -133,8 +130,7 @@ class Watchdog:
                 f"Rank {rank()}: a rank has not moved for {self._stall_seconds:g} s. Last "
                 "positions:",
                 *positions,
-                "Fix what holds it up, or raise `stall_seconds` if it was only slow. The same "
-                f"command resumes from the last checkpoint. {SHORTAGES}",
+                f"Raise `stall_seconds` if it was only slow. {SHORTAGES}",
                 f"The stack of rank {rank()}:\n",
             )
         )
@@ -145,7 +141,7 @@ class Watchdog:
         os._exit(STALLED)
 
     def _last_position(self, index: int) -> str:
-        """Describe the last position that a rank wrote. A rank without a file may be the cause."""
+        """Describe the last position that a rank wrote."""
         file = self._folder / f"rank-{index}"
         try:
             position = file.read_text() or "in an unknown position"  # while it is written

@@ -235,8 +235,3 @@ def test_streaming_bundle_equals_its_whole_clip_transcripts(
     exec(blocks(page, "python")[0], screen)
     assert expected[1].text in capsys.readouterr().out
     assert len(screen["events"]) == 3
-
-
-def test_listen_refuses_a_whole_clip_bundle(plain_bundle: Path) -> None:
-    with pytest.raises(SbkitError, match="This one, run by torch, only takes whole clips"):
-        run(["transcribe", str(plain_bundle), "--live", "a.wav", "--quiet"])

@@ -120,7 +120,7 @@ def test_one_letter_needs_pauses_around_it(talk: Talk) -> None:
 def test_another_recording_of_the_same_name_is_refused(talk: Talk) -> None:
     talk.segment(SENTENCES[0], "--lines")
     talk.record("talk.wav", SENTENCES[:2])
-    with pytest.raises(SbkitError, match=r"talk.wav has changed since .* other audio"):
+    with pytest.raises(SbkitError, match="talk.wav has changed"):
         talk.segment(SENTENCES[0], "--lines")
 
 
@@ -150,11 +150,6 @@ def test_wrong_texts_are_refused(talk: Talk, content: bytes, message: str) -> No
     with pytest.raises(SbkitError, match=message):
         sbkit(arguments)
     assert not Path("out/segments.csv").exists()
-
-
-def test_missing_recording_is_named(talk: Talk) -> None:
-    with pytest.raises(SbkitError, match=r"Audio file no.wav does not exist"):
-        talk.segment("The fox.", recording="no.wav")
 
 
 def test_numbers_are_words_for_a_model_without_digits(talk: Talk) -> None:

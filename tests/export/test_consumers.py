@@ -6,7 +6,6 @@ tests/export/test_huggingface.py.
 
 import json
 import sys
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -55,19 +54,6 @@ def test_format_is_written_with_its_parity_report(exported: Path, name: str) -> 
             assert not report["grid"]["utterances_with_other_tokens"]
             assert rates == report["test_sets"]["error_rates_of_the_trained_model"]
             assert not report["test_sets"]["transcripts_with_other_words"]
-
-
-def test_onnxruntime_recognizes_the_same_words(
-    exported: Path, bundle: Bundle, clips: Clips, expected: list[str]
-) -> None:
-    model, tokenizer = OnnxModel.load(exported), bundle.tokenizer
-    short = np.zeros(10, np.int16)
-    texts = [*expected, *bundle.transcribe([short])]
-    for clip, text in zip([*clips, short], texts, strict=True):
-        log_probs, lengths = model.log_probs(clip[None] / np.float32(32768), np.array([len(clip)]))
-        best = log_probs[0, : lengths[0]].argmax(-1).tolist()
-        merged = [id for id, _ in groupby(best) if id != tokenizer.vocabulary.blank]
-        assert tokenizer.decode(merged) == text
 
 
 def test_quiet_clips_are_recognized_alike(exported: Path, clips: Clips) -> None:

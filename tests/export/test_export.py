@@ -10,13 +10,11 @@ import torch
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.config.document import read_document, resolve_references
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.export.export import describe_parts, export_run, replacing_bundle
+from sbkit.export.export import export_run, replacing_bundle
 from sbkit.runtime import test_sets
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.test_sets import prepare_test_sets
-from sbkit.tasks.recognition.task import Recognition
 from tests.runtime.bundles import ROOT, make_run
 
 
@@ -71,12 +69,6 @@ def test_replacing_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bund
     assert names(bundle.parent) == {"bundle"}
 
 
-def test_export_into_a_checkpoint_is_refused(run: Path) -> None:
-    (checkpoint,) = (run / "checkpoints").glob("CKPT*")
-    with pytest.raises(SbkitError, match="is neither: it is not a bundle"):
-        export_run(run, checkpoint)
-
-
 def test_export_into_an_unwritable_folder_names_the_option(run: Path) -> None:
     with pytest.raises(SbkitError, match="`out` must name a folder that can be written"):
         export_run(run, Path("/proc/bundle"))
@@ -113,19 +105,6 @@ def test_class_of_a_notebook_is_refused_with_the_way_out(
     run = make_run(tmp_path / "run", yaml)
     with pytest.raises(SbkitError, match="ctc_lin cannot .* into a file, such as my_parts.py"):
         export_run(run, tmp_path / "bundle")
-
-
-def test_describe_parts_takes_a_number_that_refers_to_the_labels(tmp_path: Path) -> None:
-    yaml = tmp_path / "train.yaml"
-    yaml.write_text(
-        "tokenizer: !new:sbkit.text.tokenizer.Tokenizer\n    model_file: x\n"
-        "seq_lin: !ref <tokenizer.vocab_size>\n"
-        "ctc_lin: !new:torch.nn.Linear\n    in_features: 4\n"
-        "model: !new:torch.nn.ModuleList\n    - [!ref <ctc_lin>]\n"
-    )
-    root = resolve_references(read_document(yaml))
-    objects = {"tokenizer": SimpleNamespace(vocab_size=30)}
-    assert describe_parts(root, objects, Recognition())["parts"]["seq_lin"] == 30
 
 
 def test_prepare_test_sets_of_a_run_without_them_is_refused(

@@ -333,7 +333,7 @@ def test_lines_become_clips_with_a_table_to_train_on(
     assert speak_lines("--speeds", "0.9", "1.1") == FILES_FAILED
     assert times_of(tmp_path / "clips", "*.flac") == present
     assert read_table(tmp_path / "clips/some.csv") == rows
-    with pytest.raises(SbkitError, match=r"some.csv was begun with .* \(different: speeds\)"):
+    with pytest.raises(SbkitError, match="some.csv was begun with another speeds"):
         speak_lines("--speeds", "0.9", "1.2")
 
 

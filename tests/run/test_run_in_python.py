@@ -132,9 +132,7 @@ def test_function_of_each_epoch_gets_its_record_and_may_end_the_run(
 
 RESULTS: dict[str, Callable[[Run], object]] = {
     "train": Run.train,
-    "test": Run.test,
     "scores": lambda run: run.scores,
-    "history": lambda run: run.history,
     "model": lambda run: run.model,
     "tune": Run.tune,
 }
@@ -447,8 +445,3 @@ def test_run_in_another_thread_is_refused() -> None:
         thread.start()
         thread.join()
     assert "Start each run in a process of its own" in str(errors[0])
-
-
-def test_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="is not a run folder: it has no hyperparams.yaml"):
-        Run.open(tmp_path)

@@ -80,10 +80,7 @@ def test_ddp_step_with_parts_taking_turns_equals_one_process() -> None:
 def test_ddp_step_names_unused_parameters_in_the_same_step() -> None:
     process = processes.run(["-m", "tests.train.test_ddp_step", "used"], ranks=2)
     assert process.returncode != 0
-    message = (
-        "Every parameter must take part in every step .* but head[01].weight, head[01].bias, late"
-    )
-    assert re.search(message, process.stderr)
+    assert re.search("head[01].weight, head[01].bias, late.* had no gradient", process.stderr)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,12 @@
-"""Loss and speed of a run are added up and logged."""
+"""Loss and speed of a run are added up."""
 
-import math
 from collections.abc import Iterator
-from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from sbkit.base.errors import BAD_INPUT, OtherRankError
-from sbkit.base.process import exit_code
-from sbkit.logs.progress import TrainingProgress
-from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
-from sbkit.train.metrics import NO_TOTALS, Meter, TrainingMetrics
+from sbkit.train.metrics import Meter
 
 CPU = torch.device("cpu")
 
@@ -43,41 +36,3 @@ def test_meter_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> N
     reading = meter.read()
     assert (reading.waiting_seconds, reading.wall_seconds) == (12.0, 15.0)
     assert (reading.rtfx, reading.data_wait_share) == (2.0, 0.8)
-
-
-def test_empty_totals_have_no_loss_and_no_speed() -> None:
-    assert math.isnan(NO_TOTALS.loss)
-    assert (NO_TOTALS.rtfx, NO_TOTALS.data_wait_share) == (0.0, 0.0)
-
-
-def opened(
-    folder: Path | None, *, resume_step: int = 0, before_validation: bool = False
-) -> TrainingMetrics:
-    metrics, progress = TrainingMetrics(CPU), TrainingProgress(total_epochs=2, total_steps=20)
-    metrics.open(folder, progress, resume_step=resume_step, before_validation=before_validation)
-    return metrics
-
-
-def test_killed_run_logs_each_epoch_once(tmp_path: Path) -> None:
-    for before_validation in (False, True):
-        metrics = opened(tmp_path, resume_step=10, before_validation=before_validation)
-        metrics.log_epoch(1, 10, valid_loss=1.0, values={"CER": 0.5})
-        metrics.close()
-    assert len(read_log(tmp_path / "train_log.jsonl")) == 1
-
-
-def test_rank_that_cannot_write_its_log_raises_the_error(tmp_path: Path) -> None:
-    (tmp_path / "train_log.jsonl").mkdir()
-    with pytest.raises(OSError, match="train_log"):
-        opened(tmp_path)
-
-
-def test_other_ranks_end_with_the_same_code() -> None:
-    metrics = opened(None)
-    with (
-        patch("sbkit.distributed.ranks.gather_over_ranks", lambda mine: [True, mine]),
-        pytest.raises(OtherRankError) as raised,
-    ):
-        metrics.log_step(1, 10, NO_TOTALS, rate=0.1, live=False)
-    assert exit_code(raised.value) == BAD_INPUT
-    metrics.close()

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_yaml
 from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
+from sbkit.train.initialize import read_named_weights
 from sbkit.train.setup import read_values
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
@@ -165,7 +167,7 @@ def test_check_finds_utterances_without_positions(
 
 
 def test_run_without_encoder_is_refused() -> None:
-    with pytest.raises(SbkitError, match="`pretrained` must name the folder .* but is null"):
+    with pytest.raises(SbkitError, match="`pretrained` must be .* but is null"):
         read_values(YAML, {})
 
 
@@ -189,19 +191,63 @@ def test_resolved_yaml_requires_same_folder(pretrained: Path, tmp_path: Path) ->
         read_values(tmp_path / "resolved.yaml", {"pretrained": str(other)})
 
 
-@pytest.mark.parametrize("is_in_the_yaml", [False, True])
-@pytest.mark.parametrize(("options", "width"), [({}, 768), ({"hidden_size": 48, **FRAMES}, 48)])
+@pytest.mark.parametrize(("is_in_the_yaml", "width"), [(False, 768), (True, 48)])
 def test_encoder_config_without_folder_has_random_weights(
-    options: dict[str, Any], width: int, is_in_the_yaml: bool, tmp_path: Path
+    width: int, is_in_the_yaml: bool, tmp_path: Path
 ) -> None:
-    yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", **options}
+    yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", "hidden_size": width}
     written = f"encoder_config: {json.dumps(sizes) if is_in_the_yaml else 'null'}"
     yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
-    setup = read_values(yaml, {} if is_in_the_yaml else {"encoder_config": sizes})
-    config = setup.knobs["encoder_config"]
+    overrides = {} if is_in_the_yaml else {"encoder_config": sizes}
+    config = read_values(yaml, overrides).knobs["encoder_config"]
     assert config.keys() == {"model_type", "source", *DEFAULTS["hubert"]}
-    assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (
-        width,
-        12,
-        None,
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (width, 12)
+    assert config["source"] is None
+
+
+# -- adapters
+
+
+@pytest.mark.slow
+def test_lora_is_merged_on_export_and_kept_by_init_from(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = ("--device=cpu", "--check=False", "--number_of_epochs=1", "--batch_seconds=6")
+    tiny += ("--word_lm_order=0", "--token_lm_order=0", "--average_checkpoints=1")
+
+    def train(run: Path, *options: str) -> int:
+        options = ("--lr=0.05", "--ema_decay=0.9", *options)
+        return workplace.train_here(run, *options, yaml=str(YAML), tiny=tiny)
+
+    source, run, bundle = (tmp_path / name for name in ("source", "run", "bundle"))
+    make_folder(source)
+    lora = "--lora={rank: 2, alpha: 8, projections: [q_proj, v_proj]}"
+    assert train(run, f"--pretrained={source}", lora, "--freeze=[CNN]", "--check=True") == 0
+    named = read_json(run / "run_config.json")["values"]["encoder_config"]["source"]
+    assert named["name"] == source.name
+    assert sbkit(["export", str(run), "--out", str(bundle)]) == 0
+    pretrained, exported = (load_file(folder / "model.safetensors") for folder in (source, bundle))
+    layer = "encoder.layers.0.attention"
+    for name, is_adapted in (("q_proj", True), ("k_proj", False)):
+        weight = f"{layer}.{name}.weight"
+        assert torch.equal(pretrained[weight], exported[f"1.body.{weight}"]) is not is_adapted
+    assert not [name for name in exported if "lora" in name]
+    card = (bundle / "README.md").read_text()
+    assert "moving average over the training steps, with decay 0.9" in card
+
+    capsys.readouterr()
+    tokens = ("--token_type=bpe", "--vocab_size=40", "--lr=0.0")
+    again = tmp_path / "again"
+    assert train(again, f"--init_from={run}", *tokens) == 0
+    assert (
+        "40 rows by token: seq_lin.weight, seq_lin.bias, ctc_lin.weight" in capsys.readouterr().out
     )
+    parameters = last_parameters(again)
+    assert all(torch.equal(parameters[name], exported[name]) for name in exported if "body" in name)
+    for begun in (bundle, run):
+        assert (
+            read_values(YAML, {"init_from": str(begun)}).knobs["encoder_config"]["source"] == named
+        )
+    of_bundle, of_run = map(read_named_weights, (bundle, run))
+    assert of_bundle.keys() == of_run.keys()
+    assert all(torch.equal(of_bundle[name], of_run[name]) for name in of_run)

@@ -149,7 +149,6 @@ def test_single_loss_moves_all_optimizers() -> None:
         ({"a": {"parts": ["body"]}, "b": {"parts": ["*"]}}, "`body.weight` is in a and in b"),
         ({"a": {"parts": ["bodies"]}, "b": {}}, "there is no `bodies`"),
         ({"a": {}, "b": {}}, "The optimizer b has nothing to step"),
-        ({"a": {"parts": ["*"]}, "b": {}}, "The optimizer b has nothing to step"),
     ],
 )
 def test_parts_that_do_not_divide_the_parameters_are_refused(

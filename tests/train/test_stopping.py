@@ -320,15 +320,3 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     assert workplace.train_here(tmp_path, *options, "--average_checkpoints=1") == 0
     assert taken == [*steps]
     assert len(read_json(config)["checkpoints"]) == 1
-
-
-@pytest.mark.slow
-def test_early_stopped_run_does_not_restart(
-    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--lr=0.0", "--early_stopping=1")
-    for sentence in ("CER has not improved for 1 epochs", "the results in"):
-        assert workplace.train_here(tmp_path, *options) == 0
-        out = capsys.readouterr().out
-        assert sentence in out
-        assert "epoch 3/4" not in out
