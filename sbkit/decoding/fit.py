@@ -1,9 +1,5 @@
 """Fit a decoder to validation data: the weights of its models, and confidences.
 
-log-probabilities and reference texts -> a sample of them
--> errors with trial weights -> a quadratic function of the weights -> where it is lowest
--> confidences of words
-
 Legend: U frames, V vocabulary.
 """
 
@@ -63,10 +59,9 @@ Order = tuple[str, str]  # the sort key of an utterance for filling a sample
 
 
 class ValidationUtterance(NamedTuple):
-    """An utterance of a validation set.
+    """An utterance of a validation set: (U, V), the reference, and what a decoder needs to rescore.
 
-    log_probs: (U, V); text: the reference; attention: for a decoder that rescores; id: decides
-    whether the utterance is in a sample.
+    id: decides whether the utterance is in a sample.
     """
 
     log_probs: LogProbs
@@ -129,10 +124,7 @@ def _last_within(counts: Iterable[tuple[Order, int]], max_tokens: int) -> Order:
 
 @dataclass(frozen=True)
 class FittedWeights:
-    """The chosen weights, and the errors with them.
-
-    by_words: False for a language without spaces between words, which has no WER.
-    """
+    """The chosen weights, and the errors with them; no WER unless ``by_words``."""
 
     weights: DecoderWeights
     errors: TextErrors
@@ -152,10 +144,7 @@ class FittedConfidence:
     """A confidence, and its calibration by cross-validation, on words that it was not fitted to.
 
     Both are None if there are too few words. The confidence is also None if it predicts no better
-    than the share of right words.
-
-    count, right: the number of words, and of right words.
-    cer: of the decoder that it belongs to.
+    than the share of right words. ``cer`` is that of the decoder.
     """
 
     confidence: Confidence | None
@@ -190,7 +179,7 @@ class FittedDecoder:
     """A decoder that was fitted to validation sets.
 
     decoder: None for greedy decoding; weights: None if they were not fitted; confidences: by
-    decoder; splits: the names of the validation sets.
+    decoder.
     """
 
     decoder: BeamDecoder | None
@@ -224,7 +213,6 @@ class FittedDecoder:
 
     @property
     def confidence_record(self) -> dict[str, Any]:
-        """What a bundle stores of the confidences, as plain data."""
         return {name: fit.plain() for name, fit in self.confidences.items()}
 
 
@@ -238,12 +226,9 @@ def fit_decoder(
 ) -> FittedDecoder:
     """Fit the weights of a decoder, unless it has some, and the confidences of words.
 
-    Args:
-        decoder: None for greedy decoding, which has only confidences.
-        aligner: extracts the features of words, with the decoder's model of words.
-        utterances: this rank's share of `sample_utterances`.
-        splits: the names of the validation sets.
-        by_words: False for a language without spaces between words.
+    decoder: None for greedy decoding, which has only confidences.
+    utterances: this rank's share of `sample_utterances`.
+    by_words: False for a language without spaces between words.
     """
     word_lm = None if decoder is None else decoder.language_models.words
     aligner = replace(aligner, word_lm=word_lm)
@@ -277,8 +262,6 @@ def fit_weights(
     function is fitted to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
     where this function is lowest, because the fewest errors on a few hundred words are a matter of
     luck.
-
-    Raises DataError if the validation sets are empty.
     """
     sets = ", ".join(splits)
     count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
@@ -300,8 +283,8 @@ def fit_weights(
         errors = count_all_errors(trials, utterances, decoder.tokenizer, on_utterance)
         if not errors[0].utterances:
             raise DataError(
-                "The weights of a decoder are fitted to a validation set, but it is empty. Write "
-                "the weights into the YAML, or name a set."
+                "The weights of a decoder cannot be fitted to an empty validation set. Write them "
+                "into the YAML."
             )
         smooth = _fit_quadratic(
             points, np.array([error_of(trial, by_words=by_words) for trial in errors])
@@ -398,10 +381,7 @@ def fit_confidences(
 
 
 class LabeledWords(NamedTuple):
-    """The features of an utterance's decoded words, and which are right.
-
-    text: the reference; characters: the edits between the text and the reference.
-    """
+    """An utterance's reference, the features of its decoded words, and which words are right."""
 
     text: str
     features: dict[str, Float64s]
@@ -459,8 +439,7 @@ def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
 def fit_logistic(features: Float64s, right: Bools) -> tuple[float, Float64s]:
     """Fit bias and weights of a logistic regression by Newton's method: (N, K), (N,) -> (K,).
 
-    Iteratively reweighted least squares with a ridge, which the bias lacks (Bishop, 2006, "Pattern
-    recognition and machine learning", 4.3.3 and 4.5.1).
+    The weights have a ridge, the bias has none (Bishop 2006, 4.3.3 and 4.5.1).
     """
     inputs = np.concatenate([np.ones((len(features), 1)), features], 1)
     penalty = np.diag([1e-9, *[PRIOR_PRECISION] * features.shape[1]])

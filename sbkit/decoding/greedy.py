@@ -1,7 +1,5 @@
 """Greedy decoding, and the hypotheses that every decoder returns.
 
-Greedy decoding takes the best token of each frame, merges repeats and drops blanks.
-
 Legend: U frames, V vocabulary.
 """
 
@@ -21,14 +19,12 @@ LOWEST = -1e4  # finite, so that any text can be aligned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """A token sequence with natural logarithmic scores.
+    """A token sequence without blanks, with natural logarithmic scores.
 
-    Attributes:
-        tokens: ids without blanks.
-        score: the sum of the three scores below.
-        ctc_score: ln p(tokens | audio) over the alignments that the search kept.
-        lm_score: the weighted sum of all scorers, hotword rewards included.
-        attention_score: weighted ln p(tokens, end | audio) of an attention decoder.
+    score: the sum of the three scores below.
+    ctc_score: ln p(tokens | audio) over the alignments that the search kept.
+    lm_score: the weighted sum of all scorers, hotword rewards included.
+    attention_score: weighted ln p(tokens, end | audio) of an attention decoder.
     """
 
     tokens: tuple[int, ...]
@@ -43,22 +39,19 @@ def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
     if log_probs.shape[1] != vocab_size:
         raise DataError(
             f"The tokenizer has {vocab_size} tokens, but the model's log-probabilities have "
-            f"{log_probs.shape[1]} columns. Decode with the model's own tokenizer."
+            f"{log_probs.shape[1]} columns."
         )
     best = log_probs.max(1, initial=-np.inf)  # NaN where the frame contains one
     if not np.isfinite(best).all():
         frame = int(np.flatnonzero(~np.isfinite(best))[0])
         raise DataError(
             f"The largest log-probability of a frame must be finite, but in frame {frame} it is "
-            f"{float(best[frame])}. Look for NaN or infinity in the audio or the model's weights."
+            f"{float(best[frame])}."
         )
 
 
 def find_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
     """Return which frames (U, V) are at most `REACH` from one whose best token has sound: (U,).
-
-    Beam search appends tokens only there, so it writes nothing where greedy decoding hears
-    nothing, however long that lasts.
 
     silent: the tokens without sound, blank and space.
     """

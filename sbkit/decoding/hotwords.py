@@ -28,7 +28,7 @@ FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".lst", ".list")  # 
 def read_hotwords(source: str) -> list[str]:
     """Return the phrases of a file, one per line, or of a list with commas or lines between them.
 
-    The name of a folder counts as a phrase. Raises SbkitError if the file is missing or unreadable.
+    The name of a folder counts as a phrase.
     """
     file = Path(source)
     is_file = source.lower().endswith(FILE_SUFFIXES) or source.startswith(("/", "./", "../", "~/"))
@@ -42,10 +42,7 @@ def read_hotwords(source: str) -> list[str]:
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Normalize phrases like transcripts; return those that can be spelled, and the others.
-
-    texts: the phrases; a string is one phrase.
-    """
+    """Normalize phrases like transcripts; return those that can be spelled, and the others."""
     texts = [texts] if isinstance(texts, str) else texts
     phrases: dict[str, None] = {}
     refused: dict[str, None] = {}

@@ -47,17 +47,11 @@ def write_report(
 ) -> None:
     """Write the page of a run. The same input gives the same bytes.
 
-    Args:
-        file: the page.
-        title: the name of the run.
-        test: the figures of each test set, as in `summary.json`.
-        utterances: of each test set of a recognizer.
-        clips: returns clips to play.
-        metrics: of the recipe, in the order of the table.
-        notes: lines below the title.
-        provenance: the last line of the page.
-        pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
-        data: the figures of the data report.
+    test: the figures of each test set, as in `summary.json`.
+    utterances: of each test set of a recognizer.
+    notes: lines below the title; provenance: the last line of the page.
+    pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
+    data: the figures of the data report.
     """
     with_text = [name for name in test if name in utterances]
     by_words = all(all_have_word_boundaries(utterances[name]) for name in with_text)

@@ -22,10 +22,7 @@ EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 
 def require_columns(report_by: Sequence[str], tests: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError if a test set lacks one of the columns of `report_by`.
-
-    tests: the columns of each test set, by its name.
-    """
+    """Raise ConfigError if a test set lacks a column; ``tests``: the columns of each by name."""
     for name, test_columns in tests.items():
         columns = [*dict.fromkeys([*test_columns, LENGTH])]
         for column in report_by:

@@ -39,7 +39,7 @@ class StreamingConfig:
 
     @classmethod
     def parse(cls, declared: Mapping[str, object], *, frame_ms: int) -> Self:
-        """Read `streaming` of a YAML, in frames of ``frame_ms``; raises ConfigError if invalid."""
+        """Read `streaming` of a YAML, in frames of ``frame_ms``."""
         match declared:
             case {"chunk_ms": int(chunk_ms), "left_ms": int(left_ms), **rest} if (
                 rest in ({}, {"lookahead_ms": 0})  # no frame sees past its chunk
@@ -49,9 +49,8 @@ class StreamingConfig:
             ):
                 return cls(chunk_ms // frame_ms, left_ms // frame_ms)
         raise ConfigError(
-            "`streaming` must be {chunk_ms: .., left_ms: .., lookahead_ms: 0} with multiples of "
-            f"the {frame_ms} ms of a frame and a chunk_ms above 0, but is {dict(declared)}. "
-            "Correct it; for more context to the right, raise chunk_ms."
+            "`streaming` must be {chunk_ms: .., left_ms: .., lookahead_ms: 0}, in multiples of the "
+            f"{frame_ms} ms of a frame, but is {dict(declared)}."
         )
 
     def draw(self) -> "StreamingConfig":
@@ -146,8 +145,7 @@ def require_causal_level(features: object) -> None:
     """Raise ConfigError if features depend on the level of a whole utterance."""
     if isinstance(features, Fbank) and features.level == "utterance":
         raise ConfigError(
-            "`level` must be `running` for a model that runs chunk by chunk, since the level of "
-            "an utterance is known only at its end. Write `level: running`."
+            "`level` must be `running` for a model that runs chunk by chunk, but is `utterance`."
         )
 
 

@@ -45,10 +45,7 @@ def inverse_basis(window: int) -> Tensor:
 
 
 def window_margins(hop: int) -> tuple[int, int]:
-    """Return the samples of a window before and after the hop in its center.
-
-    If ``hop`` is odd, there is one more sample after it.
-    """
+    """Return the samples of a window before and after the hop in its center."""
     margins = (WINDOW_HOPS - 1) * hop
     return margins // 2, margins - margins // 2
 

@@ -166,10 +166,8 @@ def test_invalid_streaming_options_are_refused() -> None:
         {"chunk_ms": 640},
     )
     for options in invalid:
-        with pytest.raises(ConfigError, match=r"multiples of the 40 ms .* raise chunk_ms"):
+        with pytest.raises(ConfigError, match="multiples of the 40 ms"):
             StreamingConfig.parse(options, frame_ms=40)
-    with pytest.raises(ConfigError, match="multiples of the 80 ms of a frame"):
-        make_model(declared(3, 8), subsampling=8)
     with pytest.raises(ConfigError, match="in frames of 40 ms, but those of `CNN` have 80 ms"):
         require_frame_length(
             make_model(None, subsampling=8).encoder.modules["CNN"],

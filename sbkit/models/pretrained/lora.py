@@ -58,7 +58,7 @@ def add_adapters(
     if not projections or not names.issuperset(projections):
         raise ConfigError(
             f"`projections` of `lora` is {projections!r}, but the Linear layers of the encoder are "
-            f"{', '.join(sorted(names))}. Choose from these."
+            f"{', '.join(sorted(names))}."
         )
     for path, layer in layers.items():
         parent, _, name = path.rpartition(".")

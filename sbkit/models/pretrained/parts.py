@@ -3,9 +3,8 @@
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
 frame, C channels, D width.
 
-All take `config`: the settings of the folder of the pretrained model, keyed as in its
-`config.json`. Each has a ``body`` that implements a family, with the tensor names of its file. This
-module implements the training that all families share.
+All take `config`, keyed as the `config.json` of the pretrained model. Each has a ``body`` that
+implements a family, with the tensor names of its file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
