@@ -83,10 +83,9 @@ class PhraseState(NamedTuple):
 class HotwordScorer:
     """Add the reward of a phrase when the end of a word completes it.
 
-    A phrase counts only if it begins and ends with whole words; marks that the phrase lacks
-    count as spaces. If two phrases end together, the larger reward counts. A partly spelled phrase
-    has credit in proportion to its characters, so that the beam keeps it; the credit is taken back
-    if the text continues differently.
+    A phrase begins and ends with whole words; marks that it lacks count as spaces. If two end
+    together, the larger reward counts. A partly spelled phrase has credit in proportion to its
+    characters, so that the beam keeps it; it is taken back if the text continues differently.
     """
 
     def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
@@ -98,7 +97,6 @@ class HotwordScorer:
         return PhraseState(self._root.children[SPACE], False)
 
     def step(self, state: PhraseState, token: int) -> tuple[float, Hashable]:
-        """Return the reward and the change of credit for a token, and the next state."""
         total = 0.0
         for letter in self._tokenizer.texts[token]:
             if letter in self._tokenizer.marks and letter not in state.node.children:
@@ -109,7 +107,6 @@ class HotwordScorer:
         return total, state
 
     def end(self, state: PhraseState) -> float:
-        """Return the reward of a completed phrase, minus the credit of a partly spelled one."""
         score = 0.0
         if state.in_word:
             score, state = self._spell(state, SPACE)

@@ -6,9 +6,8 @@ The path visits the tokens of all utterances in order. Unlike in the paper, it m
 text out: before, between and after the utterances it may stay in a gap, which accepts any token at
 GAP_PENALTY, and it may skip an utterance at SKIP_PENALTY. So text may be missing or added.
 
-Only WINDOW_STATES are compared in a frame, and the path is traced back block by block from the
-states at the start of each block. So time and memory grow with the frames, but not with the length
-of the text. The text that one frame may skip is limited: usually to three quarters of a window.
+Only WINDOW_STATES are compared in a frame, and the path is traced back block by block, so time and
+memory grow with the frames, but not with the text. A frame may skip three quarters of a window.
 
 Legend: U frames, V vocabulary, N states: gap, tokens of an utterance, gap, ..., gap; W of them are
 in the window.

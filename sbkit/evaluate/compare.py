@@ -76,7 +76,6 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
     """
     runs = [*map(Path, folders)]
     results_of_runs = [read_results(folder) for folder in runs]
-    test_of_runs = [results["test"] for results in results_of_runs]
     sets_of_runs = {folder: list_test_sets(folder) for folder in runs}
     names = list(dict.fromkeys(chain.from_iterable(sets_of_runs.values())))
     common = [name for name in names if all(name in sets for sets in sets_of_runs.values())]
@@ -99,9 +98,9 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
     settings = {
         letter: {
             **read_records(folder).get(SETTINGS, {}),
-            "decoder": results.get(common[0], {}).get("decoder"),
+            "decoder": results["test"].get(common[0], {}).get("decoder"),
         }
-        for letter, folder, results in zip(letters, runs, test_of_runs, strict=True)
+        for letter, folder, results in zip(letters, runs, results_of_runs, strict=True)
     }
     return {
         "runs": [str(folder) for folder in runs],

@@ -17,8 +17,7 @@ CAPITALS = "capitals"
 def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
     """Return the precision and recall of each mark, the most frequent first, and of capitals.
 
-    Empty if no text has marks or capitals. A precision is None if the model wrote none, a recall if
-    the references have none; `right`, `written` and `expected` are counts.
+    A precision is None if the model wrote none, a recall if the references have none.
     """
     right, written, expected = Counter[str](), Counter[str](), Counter[str]()
     for utterance in scored:

@@ -137,10 +137,7 @@ def order_by_use(utterances: Sequence[ScoredUtterance]) -> list[ScoredUtterance]
 
 
 def row(scored: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
-    """Return an utterance as plain data; ``clips``: MP3 in base64 by id.
-
-    ``marks``: S, D, I or = (right) for each word pair.
-    """
+    """Return an utterance as plain data; ``marks``: S, D, I or = (right) for each word pair."""
     greedy = None if scored.greedy is None else scored.greedy.hypothesis
     is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
     times = [[round(word.start, 3), round(word.end, 3), word.confidence] for word in scored.words]
@@ -162,10 +159,7 @@ def row(scored: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
 
 
 def confusions(pairs: Counter[tuple[str, str]]) -> dict[str, list[FigureDict]]:
-    """Return the most frequent errors by kind, given how often words and counterparts are aligned.
-
-    The reference of an inserted word is "", and so is the hypothesis of a deleted one.
-    """
+    """Return the most frequent errors by kind, given how often words are aligned."""
     errors: dict[str, list[FigureDict]] = {"Substituted": [], "Deleted": [], "Inserted": []}
     wrong = (pair for pair in pairs if pair[0] != pair[1])
     for pair in sorted(wrong, key=lambda pair: (-pairs[pair], pair)):

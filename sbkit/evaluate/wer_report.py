@@ -64,10 +64,7 @@ def write_results(
     figures: FigureDict,
     labels: object = None,
 ) -> FigureDict:
-    """Write the utterances of a test set for people and for programs; return notes.
-
-    Suspicious transcripts are ranked in a table of their own.
-    """
+    """Write the utterances of a test set for people and for programs; return notes."""
     write_wer(folder / f"wer_{name}.txt", results, figures)
     write_utterances(utterances_file(folder, name), results)
     notes = [*describe_silence(results)]
@@ -154,12 +151,7 @@ def _describe_utterance(utterance: ScoredUtterance) -> Iterator[str]:
 
 
 def describe_results(figures: FigureDict) -> str:
-    """Describe both rates of a test set with their counts and 95 % intervals, in one line.
-
-    The line also has the rates of texts that another normalizer wrote, those of greedy decoding, if
-    another decoder was used, the precision and recall of punctuation marks and capitals, and the
-    quality of the confidences, if there are any.
-    """
+    """Describe the figures of a test set in one line."""
     line = _describe_rates(figures)
     if "normalized" in figures:
         line += f"; {_describe_normalized(figures['normalized'])}"
@@ -190,7 +182,7 @@ def _describe_rates(figures: FigureDict) -> str:
 
 
 def _counts_by_rate(figures: FigureDict) -> dict[str, ErrorCounts]:
-    """Return the counts of `rates_and_counts`: of words, if there is a WER, and of characters."""
+    """Return the counts of `rates_and_counts`."""
     return {
         rate: ErrorCounts(**figures[ERROR_KEYS[rate]], reference_length=figures[unit])
         for rate, unit in UNIT_OF_RATE.items()

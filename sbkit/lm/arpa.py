@@ -35,10 +35,7 @@ MAX_PREAMBLE_LINES = 1000  # above the data, such as IRSTLM's
 
 
 def is_arpa(file: Path) -> bool:
-    r"""Check whether a file is named like an ARPA file, or has its `\data\`.
-
-    Raises DataError for a binary file of KenLM, which would be read as text in a wrong encoding.
-    """
+    r"""Check whether a file is named like an ARPA file, or has its `\data\`."""
     if file.name.removesuffix(".gz").endswith(".arpa"):
         return True
     lines = iter_raw_lines(file, subject="The text of a language model")
@@ -133,7 +130,6 @@ class ArpaFile:
         return counts
 
     def read_row(self, order: int, count: int) -> ArpaRow:
-        """Read the next of the ``count`` n-grams of an order."""
         fields = self.next_line().split()
         try:
             log10_prob = max(float(fields[0]), LOG10_ZERO)  # tools also write -inf
@@ -197,10 +193,7 @@ def _read_grams(
 
 
 def _find_keys(words: Int64s, lower_orders: Sequence[Grams]) -> tuple[Int64s, Bools]:
-    """Compute the keys of n-grams, and whether all their prefixes exist.
-
-    (N, order) word ids -> (N,), (N,). The key of an n-gram without its prefix is meaningless.
-    """
+    """Return the keys of n-grams, and whether all their prefixes exist: (N, order) -> 2 x (N,)."""
     num_words = len(lower_orders[0])
     is_found = np.ones(len(words), bool)
     indices = words[:, 0]  # of the prefix among the n-grams of its order
@@ -215,11 +208,7 @@ def _find_keys(words: Int64s, lower_orders: Sequence[Grams]) -> tuple[Int64s, Bo
 
 
 def write_arpa(model: NgramModel, path: Path | str) -> None:
-    """Write a model as an ARPA file atomically, in the order of its ids.
-
-    Numbers are written with nine digits, enough for a float32. A value that is read back differs
-    only by the rounding of its conversion to log10 and back.
-    """
+    """Write a model as an ARPA file atomically, with nine digits, enough for a float32."""
     counts = [f"ngram {order}={len(grams)}" for order, grams in enumerate(model.grams, start=1)]
     sections = ["\\data\\\n" + "\n".join(counts) + "\n"]
     prefixes = [""]  # by index in the order below

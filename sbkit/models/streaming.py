@@ -89,15 +89,13 @@ class BlockState(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkState:
-    """The state of sessions, one per row of its tensors.
+    """The state of sessions, one per row of its tensors, which are never modified.
 
-    No tensor is ever modified, so a state may be shared. To save it, save the plain tensors of
-    `vars(state)`; the class is built from them again.
+    To save it, save the plain tensors of `vars(state)`; the class is built from them again.
     """
 
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
-        """Join the states of sessions of any age to one batch."""
         columns = zip(*(vars(state).values() for state in states), strict=True)
         return cls(*map(torch.cat, columns))
 
@@ -142,7 +140,7 @@ def streaming_network(model: object) -> StreamingNetwork | None:
 
 
 def require_causal_level(features: object) -> None:
-    """Raise ConfigError if features depend on the level of a whole utterance."""
+    """Raise ConfigError for features by the level of a whole utterance, known only at its end."""
     if isinstance(features, Fbank) and features.level == "utterance":
         raise ConfigError(
             "`level` must be `running` for a model that runs chunk by chunk, but is `utterance`."

@@ -29,12 +29,8 @@ def test_marks_are_compared_word_by_word() -> None:
     [
         ("iPhone", "Iphone", True, {"capitals": 0}),
         ("USA", "UsA", True, {"capitals": 2}),
-        ("It's", "it's", True, {"capitals": 0}),  # an apostrophe is no mark
         ("Hello.", "Helo.", True, {".": 1, "capitals": 1}),
-        ("Well Yes. Sir", "yes. sir well", True, {".": 1, "capitals": 0}),
-        ("", "No.", True, {".": 0, "capitals": 0}),
         ("你好。再见。", "你好再。见。", False, {"。": 1}),
-        ("你好。", "你。好", False, {"。": 0}),
         ("it's plain", "its plain", True, {}),
     ],
 )

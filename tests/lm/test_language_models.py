@@ -190,15 +190,6 @@ def test_save_and_load_keep_the_models(file: Path, models: dict[str, NgramModel]
         assert sentence_log_prob(loaded["words"], words) == expected
 
 
-def test_equal_models_give_equal_bytes(file: Path, models: dict[str, NgramModel]) -> None:
-    metadata, contents = {name: name for name in "abcdefgh"}, set()
-    for _ in range(3):
-        save(models, file, metadata=metadata)
-        contents.add(file.read_bytes())
-    assert len(contents) == 1
-    assert metadata.items() <= load(file)[1].items()
-
-
 def change(file: Path, name: str, array: Array, **orders: object) -> None:
     arrays = safetensors.numpy.load_file(file) | {name: array}
     metadata = {"orders": json.dumps({"words": 3, "tokens": 2} | orders)}

@@ -1,6 +1,5 @@
 """N-gram models equal KenLM's and their definition, and are read and written as ARPA files."""
 
-import itertools
 import math
 import random
 from collections.abc import Callable
@@ -53,32 +52,6 @@ def test_train_equals_lmplz(
         assert np.array_equal(grams.keys, expected.keys)
         np.testing.assert_allclose(grams.log_probs, expected.log_probs, atol=1e-5, rtol=0)
         np.testing.assert_allclose(grams.backoffs, expected.backoffs, atol=1e-5, rtol=0)
-
-
-def random_sentences(numbers: random.Random) -> list[list[str]]:
-    words = [f"w{index}" for index in range(numbers.randint(1, 9))]
-    counts = (numbers.randint(0, 7) for _ in range(numbers.randint(1, 30)))
-    return [*(numbers.choices(words, k=count) for count in counts), words]
-
-
-@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
-def test_probabilities_sum_to_one_in_every_context(order: int) -> None:
-    numbers = random.Random(order)
-    for _ in range(4):
-        sentences = random_sentences(numbers)
-        model = train(sentences, order=order).model
-        histories = {(BEGIN,), ()}
-        for sentence in sentences:  # contexts in the text, of all lengths
-            ids = [BEGIN, *map(model.id_of, sentence)]
-            spans = itertools.product(range(len(ids)), range(order))
-            histories |= {tuple(ids[start : start + length]) for start, length in spans}
-        for _ in range(10):  # and any contexts
-            histories.add(tuple(numbers.choices(range(len(model.words)), k=order - 1)))
-        predicted = [word for word in range(len(model.words)) if word != BEGIN]
-        for history in histories:
-            state = state_after(model, *history)
-            log_probs = [model.score(state, word)[0] for word in predicted]
-            assert np.exp(log_probs).sum() == pytest.approx(1, abs=1e-6), history
 
 
 @pytest.mark.parametrize(
@@ -137,26 +110,6 @@ def test_score_uses_the_whole_history(model: NgramModel) -> None:
             history = (*history, word)
 
 
-def test_states_are_the_shortest_sufficient_histories(model: NgramModel) -> None:
-    values = table(model)
-    contexts = {ngram[:-1] for ngram in values}
-    numbers = {ngram: number for number, ngram in enumerate(values, start=1)} | {(): NO_HISTORY}
-    for ngram in values:
-        history = ngram[max(0, len(ngram) - model.order + 1) :]
-        suffixes = (history[start:] for start in range(len(history) + 1))
-        states = (s for s in suffixes if s in contexts or values.get(s, (0, 0))[1])
-        assert state_after(model, *ngram) == numbers[next(states, ())]
-
-
-def test_unknown_word_leads_to_the_empty_state() -> None:
-    model = read_arpa(DATA / "words.arpa")
-    assert "boat" in model and "zebra" not in model
-    assert model.id_of("zebra") == 0
-    assert model.score(model.start, 0)[1] == NO_HISTORY
-    assert model.start == 1 + BEGIN
-    assert train([["a"]], order=1).model.start == NO_HISTORY
-
-
 def grams(keys: list[int], log_probs: list[float], backoffs: list[float]) -> Grams:
     values = (np.array(column, np.float32) for column in (log_probs, backoffs))
     return Grams(np.array(keys, np.int64), *values)
@@ -176,14 +129,6 @@ def test_ngram_may_exist_without_its_suffix() -> None:
         log_prob, state = model.score(state, word)
         assert log_prob == pytest.approx(expected)
     assert state == NO_HISTORY
-
-
-def test_order_may_have_no_ngrams() -> None:
-    sentences = [line.split() for line in SENTENCES]
-    model = train(sentences, order=3).model
-    longer = NgramModel(model.words, (*model.grams, grams([], [], [])))
-    for sentence in sentences:
-        assert sentence_log_prob(longer, sentence) == sentence_log_prob(model, sentence)
 
 
 # -- ARPA files

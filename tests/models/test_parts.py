@@ -71,30 +71,10 @@ class Returning(nn.Module):
         return self.output
 
 
-@torch.no_grad()
-def test_declared_frames_are_those_of_a_single_clip() -> None:
-    part = Halving().eval()
-    for frames in (*range(160, 172), 400, 998):
-        single, _ = part(torch.randn(1, frames, MELS), torch.tensor([frames]))
-        x, lengths = Part("CNN", part)(torch.randn(2, 998, MELS), torch.tensor([998, frames]))
-        assert lengths.tolist() == [x.shape[1], single.shape[1]], frames
-
-
 def test_layers_of_torch_take_frames_alone_and_keep_them() -> None:
     x, lengths = torch.randn(2, 9, MELS), torch.tensor([9, 4])
     layer = nn.Sequential(nn.LayerNorm(MELS), nn.Linear(MELS, 7))
     torch.testing.assert_close(Part("Transformer", layer)(x, lengths), (layer(x), lengths))
-
-
-@torch.no_grad()
-def test_lstm_of_speechbrain_ignores_the_padding() -> None:
-    torch.manual_seed(0)
-    lstm = LSTM(hidden_size=8, input_size=MELS, bidirectional=True)
-    part = Part("Transformer", SpeechBrainLayers(lstm=lstm).eval())
-    x, lengths = torch.randn(2, 40, MELS), torch.tensor([40, 17])
-    states, _ = part(x, lengths)
-    x[1, 17:] = 100.0
-    torch.testing.assert_close(part(x, lengths)[0][1, :17], states[1, :17])
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,7 @@ def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, 
 
 
 class NormalizedAudio(nn.Module):
-    """Normalize each clip to mean 0 and variance 1, if ``do_normalize`` is true.
-
-    (B, S), (B,) -> (B, S, 1), (B,).
-    """
+    """Normalize each clip, if ``do_normalize`` is true: (B, S), (B,) -> (B, S, 1), (B,)."""
 
     subsampling = Subsampling(1)
 

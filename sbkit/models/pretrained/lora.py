@@ -19,8 +19,7 @@ SCALE_SUFFIX = ".lora_scale"  # in a state_dict, marks a layer that has an adapt
 class LoraLinear(nn.Linear):
     """Add a trainable update, which starts at zero, to a Linear layer: (..., I) -> (..., O).
 
-    The adapter takes the device and dtype of the layer. ``lora_scale``, alpha / R, is a buffer, so
-    that a state_dict has all that `merge_adapters` needs.
+    ``lora_scale``, alpha / R, is a buffer, so that a state_dict has all that is merged.
 
     >>> from torch import rand
     >>> layer, x = nn.Linear(3, 2), rand(1, 3)
@@ -49,7 +48,6 @@ def add_adapters(
     """Freeze a module, and add adapters to some of its Linear layers, in place.
 
     projections: names of layers, each the last component of a path such as `layers.0.q_proj`.
-    alpha: the update is multiplied by alpha / rank; None means ``rank``.
     """
     require_in_range({"rank": rank}, {"rank": POSITIVE_COUNT})
     module.requires_grad_(False)

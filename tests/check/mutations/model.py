@@ -205,7 +205,7 @@ MUTATIONS = [
         )
         for part, check, reason in (
             ("LengthlessFrontEnd", "loaders", "its forward takes (x: torch.Tensor)"),
-            ("UndividedFrontEnd", "shapes", "Let its class declare `subsampling"),
+            ("UndividedFrontEnd", "shapes", "Set `subsampling` of its class"),
         )
     ),
     mutation(

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sbkit.base.errors import SbkitError
 from sbkit.export.onnx_format import make_onnx
 from sbkit.export.traced import trace
 from sbkit.models.pretrained.blocks import draw_spans, mask_spans
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures
+from sbkit.models.pretrained.parts import PretrainedFeatures
 from tests.models.pretrained.folders import encode, make_parts, tiny_config
 
 VARIANTS = [
@@ -154,12 +153,6 @@ def test_masked_frames_are_replaced_and_follow_from_the_seed() -> None:
     assert frames[:2].any(1).all() and not frames[3].any()  # the last is shorter than a span
     unmasked = ~(frames.unsqueeze(2) | channels.unsqueeze(1))
     assert torch.equal(y[unmasked], x[unmasked])
-
-
-@pytest.mark.parametrize("options", [{"layers": 4}, {"layers": 2, "intermediate_layer": 3}])
-def test_layer_numbers_out_of_range_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(SbkitError, match=f"`{[*options][-1]}` must be a whole number from 1 to "):
-        PretrainedEncoder(config=tiny_config(), **options)
 
 
 @pytest.mark.parametrize("config", [VARIANTS[0], VARIANTS[-1], *OTHERS], ids=name_of)
