@@ -17,8 +17,10 @@ each utterance, sorted by id:
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -27,23 +29,25 @@ from sbkit.base.files import to_json, write_lines_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
-from sbkit.evaluate.marks import describe_marks, measure_marks
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     ErrorCounts,
     FigureDict,
     ScoredUtterance,
     TextErrors,
+    align_units,
     all_have_word_boundaries,
     format_alignment,
     total_errors,
     word_correctness,
 )
+from sbkit.text.normalization import is_mark
 from sbkit.text.word import Word
 
 PROVENANCE = "provenance"  # a record beside the figures (`sbkit/evaluate/provenance.py`)
 UTTERANCES_PREFIX = "utterances_"
 UTTERANCES_SUFFIX = ".jsonl"
+CAPITALS = "capitals"  # beside punctuation marks
 ERROR_KEYS = {"WER": "word_errors", "CER": "character_errors"}  # in figures and in lines
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
@@ -295,6 +299,78 @@ def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
         counts["WER"] = [utterance.errors.words for utterance in scored]
     intervals = intervals_of(counts, grouping)
     return {f"{rate}_interval": asdict(interval) for rate, interval in intervals.items()}
+
+
+# ---- punctuation marks and capitals
+
+
+def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
+    """Return the precision and recall of each mark, the most frequent first, and of capitals.
+
+    Words are paired with the words of the reference as if neither had marks or capitals. A mark is
+    right if both words of a pair have it, even if the word itself is wrong. A precision is None if
+    the model wrote none, a recall if the references have none.
+    """
+    right, written, expected = Counter[str](), Counter[str](), Counter[str]()
+    for utterance in scored:
+        split = str.split if utterance.by_words else _marked_characters
+        references, hypotheses = split(utterance.reference), split(utterance.hypothesis)
+        pairs = align_units(references, hypotheses, key=lambda word: _without_marks(word).lower())
+        for reference, hypothesis in pairs:
+            in_reference, in_hypothesis = _find_marks(reference), _find_marks(hypothesis)
+            right.update(name for name, _ in (in_reference & in_hypothesis).elements())
+            written.update(name for name, _ in in_hypothesis.elements())
+            expected.update(name for name, _ in in_reference.elements())
+    names = sorted(expected | written, key=lambda name: (name == CAPITALS, -expected[name], name))
+    return {
+        name: {
+            "precision": right[name] / written[name] if written[name] else None,
+            "recall": right[name] / expected[name] if expected[name] else None,
+            "right": right[name],
+            "written": written[name],
+            "expected": expected[name],
+        }
+        for name in names
+    }
+
+
+def describe_marks(figures: Mapping[str, FigureDict]) -> str:
+    """Write precision and recall in one line."""
+    return "; ".join(
+        f"{name if name == CAPITALS else repr(name)} {_percent(row['precision'])} and "
+        f"{_percent(row['recall'])} "
+        f"({row['right']} right / {row['written']} written / {row['expected']} expected)"
+        for name, row in figures.items()
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.1f} %"
+
+
+def _marked_characters(text: str) -> list[str]:
+    """Split a text into characters, each with the marks behind it."""
+    characters: list[str] = []
+    for char in "".join(text.split()):
+        if is_mark(char) and characters:
+            characters[-1] += char
+        else:
+            characters.append(char)
+    return characters
+
+
+@lru_cache(maxsize=1 << 16)
+def _without_marks(word: str) -> str:
+    """Return a word without marks."""
+    return "".join(char for char in word if not is_mark(char))
+
+
+@lru_cache(maxsize=1 << 16)
+def _find_marks(word: str) -> Counter[tuple[str, int]]:
+    """Count the marks of a word, and its capitals by their place: iPhone and Iphone share none."""
+    marks = [(char, 0) for char in word if is_mark(char)]
+    letters = enumerate(_without_marks(word))
+    return Counter([*marks, *((CAPITALS, place) for place, char in letters if char.isupper())])
 
 
 # ---- for programs
