@@ -238,10 +238,7 @@ class BeamDecoder:
 
 
 def declared_decoder(hparams: Mapping[str, Any]) -> BeamDecoder | None:
-    """Return the decoder of a YAML, without rescoring if no attention decoder is trained.
-
-    None decodes greedily.
-    """
+    """Return the decoder of a YAML, without rescoring if no attention decoder is trained."""
     decoder = hparams.get("decoder")
     if decoder is None:
         if hparams.get("word_lm_order", 0) or hparams.get("token_lm_order", 0):

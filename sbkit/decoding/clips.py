@@ -159,10 +159,7 @@ class DecoderPool:
         self._num_frames = 0
 
     def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[Recognition]:
-        """Return the text of each clip, and ``with_times`` its timed words.
-
-        Raises SbkitError if a clip cannot be decoded, or a process was killed.
-        """
+        """Return the text of each clip, and ``with_times`` its timed words."""
         self._num_frames += sum(len(clip.log_probs) for clip in clips)
         is_pooled = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
         if not (is_pooled and self.decoder.holds_gil):
@@ -181,8 +178,7 @@ class DecoderPool:
             ) from error
 
     def close(self) -> None:
-        executor = self._executor
-        if executor is not None:
+        if (executor := self._executor) is not None:
             self._shut_down(executor)
 
     def _start_executor(self) -> "ProcessPoolExecutor":

@@ -26,12 +26,6 @@ class AttentionScorer:
     log_probs: computes ln p of every token after each prefix of the sequences,
         (N, L) -> (N, L + 1, V).
     eos: the token that ends a sequence.
-
-    >>> def uniform(tokens):
-    ...     return np.log(np.full((len(tokens), tokens.shape[1] + 1, 4), 0.25))
-    >>> decoder = AttentionScorer(log_probs=uniform, eos=3)
-    >>> round(decoder.score([(1, 2)])[0], 2)  # 3 ln 0.25: two tokens and the end
-    -4.16
     """
 
     def __init__(self, *, log_probs: Callable[[Counts], Float64s], eos: int) -> None:

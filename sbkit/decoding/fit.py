@@ -163,24 +163,17 @@ class FittedConfidence:
     def __str__(self) -> str:
         if self.calibration is None:
             return (
-                f"none, because {self.right} of {self.count} words are right: fitting needs two "
-                f"utterances with at least {MIN_RIGHT_AND_WRONG} right and {MIN_RIGHT_AND_WRONG} "
-                "wrong words"
+                f"none: {self.right} of {self.count} words are right, but fitting needs two "
+                f"utterances, and {MIN_RIGHT_AND_WRONG} words each that are right and wrong"
             )
         if self.confidence is not None:
             return f"{self.calibration}, by cross-validation"
-        return (
-            f"none, because it predicts unseen words no better than a constant: {self.calibration}"
-        )
+        return f"none: it predicts unseen words no better than a constant: {self.calibration}"
 
 
 @dataclass(frozen=True)
 class FittedDecoder:
-    """A decoder that was fitted to validation sets.
-
-    decoder: None for greedy decoding; weights: None if they were not fitted; confidences: by
-    decoder.
-    """
+    """A decoder that was fitted to validation sets, None for greedy decoding."""
 
     decoder: BeamDecoder | None
     weights: FittedWeights | None
@@ -197,8 +190,7 @@ class FittedDecoder:
             return ""
         return (
             f"the CER of the beam decoder, {100 * cer:.1f} %, is above that of greedy decoding, "
-            f"{100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or choose the "
-            "decoder greedy if characters matter more than words."
+            f"{100 * greedy_cer:.1f} % ({', '.join(self.splits)})"
         )
 
     @property
@@ -226,7 +218,6 @@ def fit_decoder(
 ) -> FittedDecoder:
     """Fit the weights of a decoder, unless it has some, and the confidences of words.
 
-    decoder: None for greedy decoding, which has only confidences.
     utterances: this rank's share of `sample_utterances`.
     by_words: False for a language without spaces between words.
     """
@@ -390,10 +381,7 @@ class LabeledWords(NamedTuple):
 
 
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
-    """Fit a confidence to the words of utterances, independently of their order.
-
-    Features and prior are fixed, so cross-validation only measures the fit.
-    """
+    """Fit a confidence to the words of utterances, independently of their order."""
 
     def sort_key(words: LabeledWords) -> tuple[str, list[list[float]]]:
         return words.text, [values.tolist() for values in words.features.values()]

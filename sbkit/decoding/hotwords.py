@@ -26,10 +26,7 @@ FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".lst", ".list")  # 
 
 
 def read_hotwords(source: str) -> list[str]:
-    """Return the phrases of a file, one per line, or of a list with commas or lines between them.
-
-    The name of a folder counts as a phrase.
-    """
+    """Return the phrases of a file, one per line, or of a list split at commas or lines."""
     file = Path(source)
     is_file = source.lower().endswith(FILE_SUFFIXES) or source.startswith(("/", "./", "../", "~/"))
     with suppress(OSError):  # phrases may be longer than the name of a file

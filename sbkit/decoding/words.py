@@ -71,10 +71,7 @@ class TimedWord:
 
 
 def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
-    """Return the first frame of each token and the frame after its last: (U, V) -> L pairs.
-
-    Raises DataError if the text has more tokens than the frames can hold.
-    """
+    """Return the first frame of each token and the frame after its last: (U, V) -> L pairs."""
     if not tokens:
         return []
     states = np.full(2 * len(tokens) + 1, blank)
@@ -166,10 +163,7 @@ class WordOffsets:
 
 @dataclass(frozen=True)
 class Confidence:
-    """A logistic function: bias + sum of weight * feature are the log odds that a word is right.
-
-    weights: by feature, for some of FEATURES.
-    """
+    """A logistic function: bias + sum of weight * feature are the log odds that a word is right."""
 
     bias: float
     weights: Mapping[str, float]
@@ -266,12 +260,6 @@ class WordAligner:
 
     hotwords: words that get no confidence, because the confidence was fitted to words that were
         decoded without hotwords.
-
-    >>> aligner = WordAligner(  # doctest: +SKIP
-    ...     tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000
-    ... )
-    >>> aligner.align(log_probs, tokenizer.encode("hello"), samples=16_000)  # doctest: +SKIP
-    (Word(text='hello', start=0.12, end=0.48, confidence=None),)
     """
 
     tokenizer: Tokenizer

@@ -70,10 +70,7 @@ class ComparedRun(NamedTuple):
 
 
 def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
-    """Compare two or more runs on every common test set; return plain data.
-
-    folders: of runs, or of `sbkit score --out`; each has a `summary.json`.
-    """
+    """Compare runs, or folders of `sbkit score --out`, on every common test set."""
     runs = [*map(Path, folders)]
     results_of_runs = [read_results(folder) for folder in runs]
     sets_of_runs = {folder: list_test_sets(folder) for folder in runs}
@@ -140,9 +137,8 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     best_totals = {rate: sum(best_counts[rate], ErrorCounts()) for rate in rates}
     rows: list[FigureDict] = []
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
-        is_best = run.num_errors == best.num_errors
-        row: FigureDict = {"letter": letter, "run": run.name, "is_best": is_best}
-        row["rank"] = sum(other.num_errors < run.num_errors for other in runs)
+        rank = sum(other.num_errors < run.num_errors for other in runs)
+        row: FigureDict = {"letter": letter, "run": run.name, "is_best": not rank, "rank": rank}
         counts = run.counts(rates)
         for rate, interval in intervals_of(counts, grouping).items():
             total = sum(counts[rate], ErrorCounts())

@@ -1,18 +1,9 @@
 """The results of a recognizer on a test set: its figures, and files for people and for programs.
 
 `wer_SET.txt` has every utterance with its aligned errors. `utterances_SET.jsonl` has a line for
-each utterance, sorted by id:
-
-    id, reference, hypothesis    texts as they were scored, before any further normalizer
-    reference_words, reference_characters    counts
-    word_errors, character_errors    substitutions, deletions and insertions
-    by_words                     false for a language without spaces between words; its lines have
-                                 neither reference_words nor word_errors
-    seconds, speaker             null if unknown
-    greedy                       the text of greedy decoding, if another decoder was used
-    normalized                   reference and hypothesis by a further normalizer, if there is one
-    words                        of the hypothesis: text, start and end in seconds, and confidence
-                                 if there is a calibrated one
+each utterance, sorted by id. Its texts are as they were scored, its `normalized` ones by a further
+normalizer, and `greedy` is the text of greedy decoding, if another decoder was used. Counts are in
+words and characters, or only characters in a language without spaces. Times are in seconds.
 """
 
 import hashlib

@@ -17,7 +17,6 @@ from codecs import BOM_UTF8
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -71,14 +70,6 @@ def read_arpa(path: Path | str) -> NgramModel:
     return NgramModel(words, tuple(grams))
 
 
-class ArpaRow(NamedTuple):
-    """An n-gram as a line of the file has it."""
-
-    log10_prob: float
-    words: list[bytes]
-    log10_backoff: float
-
-
 class ArpaFile:
     """An ARPA file that is read line by line. Its errors quote the line that was read last."""
 
@@ -129,7 +120,8 @@ class ArpaFile:
             raise self.line_error("\\1-grams:")
         return counts
 
-    def read_row(self, order: int, count: int) -> ArpaRow:
+    def read_row(self, order: int, count: int) -> tuple[float, list[bytes], float]:
+        """Return the log10 probability, the words and the log10 back-off of the next n-gram."""
         fields = self.next_line().split()
         try:
             log10_prob = max(float(fields[0]), LOG10_ZERO)  # tools also write -inf
@@ -140,20 +132,20 @@ class ArpaFile:
         is_valid = log10_prob <= 0 and math.isfinite(log10_prob) and math.isfinite(log10_backoff)
         if not is_valid or len(fields) not in (order + 1, order + 2):
             raise self.line_error(f"one of {count} {order}-grams")
-        return ArpaRow(log10_prob, fields[1 : order + 1], log10_backoff)
+        return log10_prob, fields[1 : order + 1], log10_backoff
 
 
 def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
     log10_by_word: dict[str, tuple[float, float]] = {}  # probability and back-off
     for _ in range(count):
-        row = file.read_row(1, count)
+        log10_prob, (content,), log10_backoff = file.read_row(1, count)
         try:
-            word = row.words[0].decode()
+            word = content.decode()
         except UnicodeDecodeError:
             raise file.line_error("a word in UTF-8") from None
         if word == "<UNK>":
             word = SPECIAL[UNKNOWN]
-        log10_by_word[word] = row.log10_prob, row.log10_backoff
+        log10_by_word[word] = log10_prob, log10_backoff
     log10_by_word.setdefault(SPECIAL[UNKNOWN], (LOG10_ZERO, 0.0))
     for word in (SPECIAL[BEGIN], SPECIAL[END]):
         if word not in log10_by_word:
@@ -177,12 +169,12 @@ def _read_grams(
     word_ids = array("q")
     log10_values = array("d")  # a probability and a back-off for each n-gram
     for _ in range(count):
-        row = file.read_row(order, count)
+        log10_prob, words, log10_backoff = file.read_row(order, count)
         try:
-            word_ids.extend([ids[word] for word in row.words])
+            word_ids.extend([ids[word] for word in words])
         except KeyError:
             raise file.line_error("only words that are listed as unigrams") from None
-        log10_values.extend((row.log10_prob, row.log10_backoff))
+        log10_values.extend((log10_prob, log10_backoff))
     keys, has_prefix = _find_keys(np.array(word_ids, np.int64).reshape(-1, order), lower_orders)
     if not has_prefix.all():
         raise file.error(f"some {order}-grams begin with a {order - 1}-gram that it does not list")

@@ -43,10 +43,7 @@ class LanguageModels:
     seen: Array | None = None
 
     def count_seen(self, texts: Iterable[str], table: Orthography) -> dict[str, Any]:
-        """Count the normalized texts of a test set that the models were trained on.
-
-        Returns the figure SEEN; {} if it is not known.
-        """
+        """Count the normalized texts of a test set that the models were trained on, as SEEN."""
         if self.seen is None:
             return {}
         hashes = hash_sentences(filter(None, (plain_text(text, table) for text in texts)))
@@ -65,11 +62,7 @@ def hash_sentences(sentences: Iterable[str]) -> Array:
 
 
 def describe_seen(counts: Mapping[str, Any]) -> str:
-    """Write the figure SEEN in one line.
-
-    >>> describe_seen({"seen": 1, "of": 2})
-    'The language model has seen 1 of 2 test sentences (50.0 %)'
-    """
+    """Write the figure SEEN in one line."""
     share = 100 * counts["seen"] / max(counts["of"], 1)
     return (
         f"The language model has seen {counts['seen']} of {counts['of']} test sentences "

@@ -105,9 +105,7 @@ class ConvFrontEnd(nn.Module):
     def _convolve(
         self, features: Tensor, lengths: Tensor, past_inputs: list[Tensor] | None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Convolve, causally if there are past inputs of the convolutions.
-
-        past_inputs: N x (B, PAST_FRAMES, ...), or None.
+        """Convolve, causally if there are past inputs, N x (B, PAST_FRAMES, ...).
 
         Returns frames (B, U, D), their lengths, and the past inputs of the next chunk.
         """

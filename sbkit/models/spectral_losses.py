@@ -56,9 +56,8 @@ def spectral_distance(actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor
 
 
 class SpectrogramDiscriminator(nn.Module):
-    """Score each frame of a spectrogram; return the least-squares GAN loss of the scores.
+    """Score each frame of a spectrogram, recorded audio with 1 and decoded audio with 0.
 
-    It is trained to score recorded audio with 1 and decoded audio with 0.
     Source: the multi-resolution discriminator of UnivNet (arXiv 2106.07889), reduced in size.
     """
 

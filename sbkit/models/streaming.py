@@ -28,11 +28,7 @@ WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
 
 @dataclass(frozen=True)
 class StreamingConfig:
-    """The chunk and left context of an encoder; ``chunk_frames`` None means whole clips.
-
-    >>> StreamingConfig.parse({"chunk_ms": 640, "left_ms": 2560}, frame_ms=40)
-    StreamingConfig(chunk_frames=16, left_frames=64)
-    """
+    """The chunk and left context of an encoder; ``chunk_frames`` None means whole clips."""
 
     chunk_frames: int | None
     left_frames: int

@@ -96,7 +96,6 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention_rescoring": "rescore"}, "must be true or false, but is .rescore."),
         ({"weights": {"words": 1}}, "are word, .*, but are {'words': 1}"),
         ({"weights": {"word": 1000}}, "a number between -1000 and 1000, but are {'word': 1000}"),
         ({"beam_size": 0}, "`beam_size` must be a whole number from 1 to 4096, but is 0"),
@@ -208,9 +207,6 @@ def test_rescore_of_all_hypotheses_equals_enumeration() -> None:
         for hypothesis in rescored:
             parts = hypothesis.ctc_score + hypothesis.attention_score
             assert hypothesis.score == pytest.approx(parts, abs=1e-9)
-        unweighted = rescore(beam, attention, 0.0)
-        assert [h.tokens for h in unweighted] == [h.tokens for h in beam]
-    assert rescore([], RandomDecoder(0), 1.0) == []
 
 
 @torch.no_grad()

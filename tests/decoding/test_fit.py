@@ -172,11 +172,11 @@ def test_too_few_words_give_no_confidence() -> None:
     for labeled in (labeled_words(8), labeled_words(1, words=100), []):
         fitted = fit_confidence(labeled)
         assert fitted.confidence is None and fitted.plain()["weights"] is None
-        assert "two utterances with at least 20 right and 20 wrong words" in str(fitted)
+        assert "two utterances, and 20 words each that are right and wrong" in str(fitted)
 
 
 def test_uninformative_features_give_no_confidence() -> None:
     fitted = fit_confidence(labeled_words(40, informed=False))
     assert fitted.confidence is None and fitted.calibration is not None
     assert fitted.calibration.NCE is not None and fitted.calibration.NCE <= 0
-    assert str(fitted).startswith("none, because it predicts unseen words no better than a")
+    assert str(fitted).startswith("none: it predicts unseen words no better than a")

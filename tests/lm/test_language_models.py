@@ -35,14 +35,6 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "lm.safetensors"
 
 
-def test_models_are_trained_once_and_again_for_other_text(file: Path, tokenizer: Tokenizer) -> None:
-    message, *_ = train_models(file, tokenizer)
-    assert message.startswith("language model of words: 2-grams of 60 words in 12 sentences, 11 ")
-    assert "too little text" in message
-    assert train_models(file, tokenizer, []) == []
-    assert train_models(file, tokenizer, source="others")
-
-
 def test_models_learn_from_as_much_text_as_fits_into_memory(
     file: Path,
     tokenizer: Tokenizer,

@@ -188,10 +188,7 @@ class CausalConvolution(ConvolutionModule):
 
 
 class StridedConvs(nn.Module):
-    """Subsample by strided convolutions of the spectrogram: (B, T, M), (B,) -> (B, U, D), (B,).
-
-    All but the first are depthwise, each followed by a pointwise convolution.
-    """
+    """Subsample by strided convolutions of the spectrogram: (B, T, M), (B,) -> (B, U, D), (B,)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

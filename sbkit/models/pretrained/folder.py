@@ -280,10 +280,7 @@ Stored = dict[str, Any]  # slices of the files, keyed by the names of tensors si
 
 
 def check_weights(folder: Path, config: Config, *, layers: int | None = None) -> None:
-    """Compare the names and shapes of a folder's tensors with its config, without reading them.
-
-    layers: `layers` of the `PretrainedEncoder` that will be loaded.
-    """
+    """Compare the names and shapes of a folder's tensors with its config, without reading them."""
     with torch.device("meta"):
         encoder = PretrainedEncoder(config=config, layers=layers, mask_time_prob=0.0)
         parts = [PretrainedFrontEnd(config=config), encoder]
@@ -298,10 +295,7 @@ def check_weights(folder: Path, config: Config, *, layers: int | None = None) ->
 
 
 def load_weights(folder: Path, objects: Iterable[object]) -> str:
-    """Load the weights of a folder into the pretrained parts among the objects.
-
-    Returns a line for the log.
-    """
+    """Load the weights of a folder into the parts among the objects; return a line for the log."""
     parts = [part for part in objects if isinstance(part, PretrainedFrontEnd | PretrainedEncoder)]
     tensors, stored = _match_tensors(folder, parts)
     with torch.no_grad():

@@ -96,11 +96,6 @@ def link_elsewhere(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to("../elsewhere.safetensors")
 
 
-def link_in_a_loop(folder: Path) -> None:
-    remove("model.safetensors")(folder)
-    (folder / "model.safetensors").symlink_to("model.safetensors")
-
-
 def rename(old: str, new: str) -> Change:
     return map_weights(lambda tensors: {n.replace(old, new): t for n, t in tensors.items()})
 
@@ -129,7 +124,6 @@ BAD: dict[str, tuple[Change, str]] = {
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
     "shard elsewhere": (move_shard_elsewhere, "has no ../other/model.safetensors"),
     "link": (link_elsewhere, "model.safetensors is not a file of its folder"),
-    "link loop": (link_in_a_loop, "model.safetensors is not a file of its folder"),
     "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),
     "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Set `mask_time_prob: 0`"),
     "not finite": (
