@@ -17,7 +17,7 @@ from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, Decoder, DecoderWeights
-from sbkit.decoding.greedy import GreedyDecoder, find_speech
+from sbkit.decoding.greedy import GreedyDecoder, near_speech
 from sbkit.decoding.words import BEAM, FEATURES, GREEDY, Confidence, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.calibration import Calibration, measure_calibration
@@ -96,7 +96,7 @@ def sample_utterances(
     for utterance in utterances:
         sample.append(utterance)
         likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1)
-        is_speech = find_speech(utterance.log_probs, silent)
+        is_speech = near_speech(utterance.log_probs, silent)
         counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES)[is_speech].sum())
         if sum(counts.values()) > 2 * max_tokens:
             last = _last_within(counts.items(), max_tokens)
@@ -205,7 +205,7 @@ class FittedDecoder:
 
     @property
     def confidence_record(self) -> dict[str, Any]:
-        return {name: fit.plain() for name, fit in self.confidences.items()}
+        return {name: fitted.plain() for name, fitted in self.confidences.items()}
 
 
 def fit_decoder(
@@ -229,8 +229,8 @@ def fit_decoder(
         decoder = decoder.with_weights(weights.weights)
     confidences = fit_confidences(aligner, decoder, utterances)
     sets = ", ".join(splits) or "no validation set"
-    for name, fit in confidences.items():
-        logger.info(f"confidence of words, {name}: {fit} ({sets})")
+    for name, confidence in confidences.items():
+        logger.info(f"confidence of words, {name}: {confidence} ({sets})")
     fitted = FittedDecoder(decoder, weights, confidences, splits)
     if fitted.note:
         logger.info(fitted.note)
@@ -398,11 +398,11 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
     predicted = np.zeros(len(right))
     for fold in range(NUM_FOLDS):
         is_held_out = utterances % NUM_FOLDS == fold
-        confidence = _fit(_select(features, ~is_held_out), right[~is_held_out])
+        confidence = _fit_features(_select(features, ~is_held_out), right[~is_held_out])
         predicted[is_held_out] = confidence(_select(features, is_held_out))
     calibration = measure_calibration(predicted.tolist(), right.tolist())
     is_useful = calibration is not None and (calibration.NCE or 0.0) > 0
-    fitted = _fit(features, right) if is_useful else None
+    fitted = _fit_features(features, right) if is_useful else None
     return FittedConfidence(fitted, calibration, len(right), num_right, cer)
 
 
@@ -410,7 +410,7 @@ def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:
     return {name: values[mask] for name, values in features.items()}
 
 
-def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
+def _fit_features(features: dict[str, Float64s], right: Bools) -> Confidence:
     """Fit weights to standardized features, except nearly constant ones, and undo the scaling."""
     used = {name: values for name, values in features.items() if values.std() > MIN_FEATURE_SCALE}
     stacked = np.stack([*used.values()], 1) if used else np.zeros((len(right), 0))

@@ -13,7 +13,7 @@ from sbkit.base.arrays import Bools, Counts, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.text.vocabulary import Vocabulary
 
-REACH = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
+REACH_FRAMES = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
 LOWEST = -1e4  # finite, so that any text can be aligned
 
 
@@ -50,14 +50,14 @@ def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
         )
 
 
-def find_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
-    """Return which frames (U, V) are at most `REACH` from one whose best token has sound: (U,).
+def near_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
+    """Return which frames (U, V) are near one whose best token has sound: (U,).
 
     silent: the tokens without sound, blank and space.
     """
     has_sound = ~np.isin(log_probs.argmax(1), [*silent])
-    totals = np.pad(has_sound, (REACH + 1, REACH)).cumsum()
-    is_near: Bools = totals[2 * REACH + 1 :] > totals[: -2 * REACH - 1]
+    totals = np.pad(has_sound, (REACH_FRAMES + 1, REACH_FRAMES)).cumsum()
+    is_near: Bools = totals[2 * REACH_FRAMES + 1 :] > totals[: -2 * REACH_FRAMES - 1]
     return is_near
 
 
@@ -65,7 +65,7 @@ def mask_silence(log_probs: LogProbs, silent: Collection[int]) -> LogProbs:
     """Return log-probabilities (U, V) that allow only silent tokens in frames without speech."""
     masked = log_probs.copy()
     has_sound = ~np.isin(np.arange(log_probs.shape[1]), [*silent])
-    masked[np.ix_(~find_speech(log_probs, silent), has_sound)] = LOWEST
+    masked[np.ix_(~near_speech(log_probs, silent), has_sound)] = LOWEST
     return masked
 
 

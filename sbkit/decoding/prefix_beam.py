@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sbkit.base.arrays import Bools, LogProbs
-from sbkit.decoding.greedy import REACH, Hypothesis, check_log_probs, find_speech
+from sbkit.decoding.greedy import REACH_FRAMES, Hypothesis, check_log_probs, near_speech
 from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
@@ -42,7 +42,7 @@ class BeamSettings:
         best token of a frame is always tried; blanks and repeats always count.
     max_candidates: tokens appended at a frame, the likeliest first; None for no limit.
     excluded: tokens that are never appended, such as `<unk>`.
-    silent: tokens without sound. A token is appended only where `find_speech` finds speech; at any
+    silent: tokens without sound. A token is appended only where `near_speech` finds speech; at any
         frame if there are none.
     blank_threshold: natural log-probability of the blank above which nothing is appended.
     """
@@ -223,8 +223,8 @@ class PrefixBeamSearch:
         """
         check_log_probs(log_probs, self.settings.vocab_size)
         recent = np.concatenate([state.recent, log_probs])
-        is_speech = find_speech(recent, self.settings.silent)
-        num_waiting = int((~is_speech[-REACH:]).sum())
+        is_speech = near_speech(recent, self.settings.silent)
+        num_waiting = int((~is_speech[-REACH_FRAMES:]).sum())
         new = slice(len(state.recent) - state.num_waiting, len(recent) - num_waiting)
         frames = make_frames(recent[new], is_speech[new], self.settings)
         beam = state.beam
@@ -235,7 +235,7 @@ class PrefixBeamSearch:
             else:
                 self._read_silence(beam, max(frame.log_probs))
         num_frames = state.num_frames + len(frames)
-        return BeamState(num_frames, beam, recent[-2 * REACH :], num_waiting)
+        return BeamState(num_frames, beam, recent[-2 * REACH_FRAMES :], num_waiting)
 
     def finish(self, state: BeamState) -> list[Hypothesis]:
         """Return the hypotheses of a clip that ends here, the best first.

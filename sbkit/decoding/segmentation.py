@@ -104,7 +104,7 @@ class _Window:
         return scores, steps
 
 
-def segment(
+def align_utterances(
     log_probs: LogProbs,
     utterances: Sequence[Sequence[int]],
     *,

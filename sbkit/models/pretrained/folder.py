@@ -318,7 +318,10 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     for file in weight_files(folder):
         with parsing_errors(file, WHOLE_FILE, fix=DOWNLOAD_AGAIN):
             slices: Any = safe_open(file, framework="pt")
-            stored |= {_current_name(name): slices.get_slice(name) for name in [*slices.keys()]}
+            for name in [*slices.keys()]:
+                module, _, last = name.rpartition(".")
+                current_name = f"{module}.{RENAMED[last]}" if last in RENAMED else name
+                stored[current_name] = slices.get_slice(name)
     tensors: dict[str, Tensor] = {}
     for part in parts:
         for name, tensor in part.state_dict(keep_vars=True).items():
@@ -330,12 +333,6 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     faults = {name: _fault(stored.get(name), tensor) for name, tensor in tensors.items()}
     _check_no_faults(folder, faults)
     return tensors, stored
-
-
-def _current_name(name: str) -> str:
-    """Return the name of a tensor since torch 2.0, which renamed those of weight norm."""
-    module, _, last = name.rpartition(".")
-    return f"{module}.{RENAMED[last]}" if last in RENAMED else name
 
 
 def _fault(stored: Any, tensor: Tensor) -> str | None:
