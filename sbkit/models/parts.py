@@ -12,7 +12,6 @@ Lengths are whole numbers (B,), on the CPU in training. Audio is float in the sc
 """
 
 import inspect
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -78,11 +77,16 @@ class Part:
         output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths)
         is_pair = isinstance(output, tuple | list) and len(output) == 2
         if not is_pair or not all(isinstance(tensor, Tensor) for tensor in output):
-            self._refuse(f"returns an object of type {type(output).__name__}")
+            raise ConfigError(
+                f"`{self.name}` must return (y, lengths), but returns an object of type "
+                f"{type(output).__name__}. {WRAPPER}"
+            )
         y, frame_lengths = output
         if y.ndim != 3 or y.shape[0] != x.shape[0] or frame_lengths.shape != lengths.shape:
-            shapes = f"{tuple(y.shape)} and {tuple(frame_lengths.shape)}"
-            self._refuse(f"returns tensors of shape {shapes} for {tuple(x.shape)}")
+            raise ConfigError(
+                f"`{self.name}` must return (B, T, D) and lengths (B,), but returns shape "
+                f"{tuple(y.shape)} and {tuple(frame_lengths.shape)} for {tuple(x.shape)}. {WRAPPER}"
+            )
         if frame_lengths.device.type == "cpu" and not torch.compiler.is_exporting():
             self._check_counts(x, lengths, y, frame_lengths)
         return y, frame_lengths
@@ -100,11 +104,6 @@ class Part:
                 f"{counts[:MAX_SHOWN]}, but declares {declared} and {expected[:MAX_SHOWN]}. Set "
                 "`subsampling` of its class, or of SpeechBrainLayers (docs/guide/own-parts.md)."
             )
-
-    def _refuse(self, fault: str) -> NoReturn:
-        raise ConfigError(
-            f"`{self.name}` must return (y, lengths), y of shape (B, T, D), but {fault}. {WRAPPER}"
-        )
 
 
 class FeatureExtractor(Part):
