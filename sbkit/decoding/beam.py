@@ -40,20 +40,11 @@ BeamStates = tuple[BeamState, ...]  # of the unbiased search and, with hotwords,
 class BeamDecoder:
     """Decode CTC log-probabilities with language models, hotwords and an attention decoder.
 
-    A run declares it, and a bundle stores it.
-
-    Attributes:
-        needs_tuning: whether the weights are to be fitted to the validation sets.
-        phrases: hotwords; a bundle does not store them.
-
-    Args:
-        language_models: the models, or their file, which is loaded when it is first needed.
-        beam_size: the number of hypotheses.
-        weights: None to have them fitted to the validation sets at the end of training.
-        attention_rescoring: whether the attention decoder's score is added to the hypotheses.
-
-    Raises:
-        ConfigError: an argument is invalid.
+    language_models: the models, or their file, which is loaded when it is first needed.
+    beam_size: the number of hypotheses.
+    weights: None to have them fitted to the validation sets at the end of training.
+    attention_rescoring: whether the attention decoder's score is added to the hypotheses.
+    phrases: hotwords; a bundle does not store them.
 
     >>> import numpy as np, tempfile
     >>> from pathlib import Path
@@ -102,7 +93,6 @@ class BeamDecoder:
         return f"{type(self).__name__}(beam_size={self.beam_size}, {self.weights})"
 
     def plain(self) -> dict[str, Any]:
-        """Return the decoder as a bundle stores it."""
         return {
             "beam_size": self.beam_size,
             "attention_rescoring": self.attention_rescoring,
@@ -117,7 +107,6 @@ class BeamDecoder:
 
     @property
     def hotwords(self) -> frozenset[str]:
-        """The words of all phrases."""
         return frozenset(word for phrase in self.phrases for word in phrase.split())
 
     @property
@@ -150,8 +139,7 @@ class BeamDecoder:
     def with_hotwords(self, phrases: Iterable[str]) -> Self:
         """Return a copy with other hotwords, which the tokenizer must be able to spell.
 
-        The transcript changes only if the biased search finds one of the phrases. A repeated phrase
-        counts once, because rewards shrink with the length of the list.
+        A repeated phrase counts once, because rewards shrink with the length of the list.
         """
         decoder = self.copy_with(language_models=self.language_models)
         phrases = [phrases] if isinstance(phrases, str) else phrases
@@ -233,44 +221,35 @@ class BeamDecoder:
     def finish(
         self, states: BeamStates, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
-        if not self.attention_rescoring:
-            attention = None
-        elif attention is None:
-            raise TypeError("attention rescoring needs the attention decoder of the utterance")
         beams: list[list[Hypothesis]] = []
         for search, state in zip(self._searches(), states, strict=True):
             # The beam is empty if no sequence of ordinary tokens is possible.
             beam = search.finish(state) or [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
-            if attention is not None:
+            if self.attention_rescoring:
+                assert attention is not None
                 beam = rescore(beam, attention, self.weights.attention)
             beams.append(beam)
         return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]
 
     def _searches(self) -> list[PrefixBeamSearch]:
-        """Return the unbiased search and, with hotwords, the biased one."""
         if self.phrases:
             return [self._unbiased_search, self._biased_search]
         return [self._unbiased_search]
 
 
 def declared_decoder(hparams: Mapping[str, Any]) -> BeamDecoder | None:
-    """Return the decoder of a YAML, without rescoring if no attention decoder is trained.
-
-    None decodes greedily. Raises ConfigError for a decoder that no bundle can hold.
-    """
+    """Return the decoder of a YAML, without rescoring if no attention decoder is trained."""
     decoder = hparams.get("decoder")
     if decoder is None:
         if hparams.get("word_lm_order", 0) or hparams.get("token_lm_order", 0):
             raise ConfigError(
-                "`word_lm_order` and `token_lm_order` belong to a `decoder`, but the YAML has "
-                "none, and greedy decoding uses no language model. Set both to 0, or add the "
-                "decoder."
+                "`word_lm_order` and `token_lm_order` belong to a `decoder`, but the YAML has none."
             )
         return None
     if type(decoder) is not BeamDecoder:
         raise ConfigError(
-            "`decoder` must be a sbkit.decoding.beam.BeamDecoder, so that a bundle can hold it, "
-            f"but is a {type(decoder).__name__}. Correct it, or leave `decoder` out."
+            "`decoder` must be a BeamDecoder, so that a bundle can hold it, but is a "
+            f"{type(decoder).__name__}."
         )
     if hparams.get("ctc_weight", 1) == 1:  # the attention decoder is not trained
         return decoder.copy_with(attention_rescoring=False)

@@ -40,13 +40,11 @@ MAX_PROCESSES = 16  # each has its own language models and caches: 0.1 GB in the
 class DecoderInput:
     """The output of a model for a clip, which a decoder turns into text.
 
-    Attributes:
-        log_probs: (U, V).
-        samples: the length of the clip.
-        start: where the clip begins in its recording, in seconds.
-        attention: the attention decoder of the clip, for a decoder that rescores.
-        phrases: hotwords of this clip, added to the decoder's; only beam search uses them.
-        nbest: how many of the most probable texts are returned.
+    log_probs: (U, V).
+    start: where the clip begins in its recording, in seconds.
+    attention: for a decoder that rescores.
+    phrases: hotwords of this clip, added to the decoder's; only beam search uses them.
+    nbest: how many of the most probable texts are returned.
     """
 
     log_probs: LogProbs
@@ -67,11 +65,9 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Recognition:
-    """The text of a clip, and on request its words with times.
+    """The text of a clip; on request its words with times, and the most probable texts.
 
-    Attributes:
-        start, seconds: where the clip begins in its recording, and its length; with the words.
-        nbest: the most probable texts on request, the best first.
+    start, seconds: where the clip begins in its recording, and its length; with the words.
     """
 
     text: str
@@ -97,10 +93,7 @@ class ClipDecoder:
 
     @property
     def holds_gil(self) -> bool:
-        """Whether decoding is pure Python: other threads of the process wait for it.
-
-        Rescoring needs the model, which is only in this process.
-        """
+        """Whether decoding is pure Python; rescoring needs the model, which is not in a pool."""
         return isinstance(self.decoder, BeamDecoder) and not self.decoder.attention_rescoring
 
     def decode(self, clip: DecoderInput, *, with_times: bool) -> Recognition:
@@ -145,7 +138,6 @@ class ClipDecoder:
 
     @cached_property
     def _with_phrases(self) -> Callable[[tuple[str, ...]], BeamDecoder]:
-        """A cache that ends with this decoder."""
         decoder = self.decoder
         assert isinstance(decoder, BeamDecoder)
         return lru_cache(MAX_HOTWORD_DECODERS)(
@@ -157,10 +149,7 @@ _decoder_of_process: ClipDecoder  # in each process of the pool
 
 
 class DecoderPool:
-    """Decode clips in several processes, once many frames have been decoded in this one.
-
-    processes: the largest number of processes.
-    """
+    """Decode clips in up to ``processes`` processes, once this one has decoded many frames."""
 
     def __init__(self, decoder: ClipDecoder, *, processes: int) -> None:
         self.decoder = decoder
@@ -170,11 +159,7 @@ class DecoderPool:
         self._num_frames = 0
 
     def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[Recognition]:
-        """Return the text of each clip, and ``with_times`` its timed words.
-
-        Raises:
-            SbkitError: a clip cannot be decoded, a process was killed, or the pool was closed.
-        """
+        """Return the text of each clip, and ``with_times`` its timed words."""
         self._num_frames += sum(len(clip.log_probs) for clip in clips)
         is_pooled = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
         if not (is_pooled and self.decoder.holds_gil):
@@ -184,25 +169,19 @@ class DecoderPool:
         executor = self._start_executor()
         try:
             return list(executor.map(partial(_decode_in_worker, with_times), clips))
-        except BrokenProcessPool as error:
+        # Of several threads, one learns that a process was killed, and ends the executor of all.
+        except (BrokenProcessPool, ShutdownExecutorError) as error:
             self._shut_down(executor)
             raise SbkitError(
                 f"One of the {self._num_processes} decoding processes was killed, perhaps because "
-                "memory ran out. Free memory, or choose the decoder greedy."
-            ) from error
-        except ShutdownExecutorError as error:
-            raise SbkitError(
-                "The decoding processes were ended, because the pool was closed or another thread "
-                "found one of them killed. Decode again."
+                "memory ran out."
             ) from error
 
     def close(self) -> None:
-        executor = self._executor
-        if executor is not None:
+        if (executor := self._executor) is not None:
             self._shut_down(executor)
 
     def _start_executor(self) -> "ProcessPoolExecutor":
-        """Return the running executor; start it if there is none."""
         # multiprocessing's pool would import the main module of the program again, which may lack
         # a guard for that, and a fork copies locks that threads hold.
         from loky import ProcessPoolExecutor

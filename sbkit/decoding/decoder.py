@@ -1,7 +1,5 @@
 """What decoders have in common: their protocol, their weights, and rescoring.
 
-A decoder is greedy (`greedy.py`), or a prefix beam search (`beam.py`).
-
 Legend: U frames, V vocabulary, N sequences, L tokens.
 """
 
@@ -19,7 +17,6 @@ LANGUAGE_MODELS_FILE = "lm.safetensors"  # in a run and in a bundle
 MAX_WEIGHT = 1e3
 WORD_WEIGHTS = ("word", "unknown_word", "word_bonus")
 
-
 Tokens = tuple[int, ...]
 
 
@@ -29,12 +26,6 @@ class AttentionScorer:
     log_probs: computes ln p of every token after each prefix of the sequences,
         (N, L) -> (N, L + 1, V).
     eos: the token that ends a sequence.
-
-    >>> def uniform(tokens):
-    ...     return np.log(np.full((len(tokens), tokens.shape[1] + 1, 4), 0.25))
-    >>> decoder = AttentionScorer(log_probs=uniform, eos=3)
-    >>> round(decoder.score([(1, 2)])[0], 2)  # 3 ln 0.25: two tokens and the end
-    -4.16
     """
 
     def __init__(self, *, log_probs: Callable[[Counts], Float64s], eos: int) -> None:
@@ -77,10 +68,7 @@ class Decoder(Protocol):
     def nbest(
         self, log_probs: LogProbs, attention: AttentionScorer | None = None
     ) -> Sequence[Hypothesis]:
-        """Return the hypotheses of a whole clip, (U, V), the best first; there is at least one.
-
-        attention: the attention decoder of the utterance, for a decoder that rescores.
-        """
+        """Return the hypotheses of a whole clip, (U, V), the best first; there is at least one."""
 
     def start(self) -> Any:
         """Begin a stream, and return its state, which belongs to this stream."""
@@ -96,11 +84,9 @@ class Decoder(Protocol):
 class DecoderWeights:
     """The weights of the language models and of the attention decoder, relative to CTC.
 
-    Attributes:
-        word, token: factors of the log-probabilities of words and of tokens.
-        word_bonus, token_bonus: added for each word and each token.
-        unknown_word: added for each word that the model of words does not know.
-        attention: factor of the attention decoder's log-probabilities when it rescores.
+    word, token, attention: factors of log-probabilities.
+    word_bonus, token_bonus: added for each word and each token.
+    unknown_word: added for each word that the model of words does not know.
     """
 
     word: float = 0.6
@@ -112,7 +98,7 @@ class DecoderWeights:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, float]) -> Self:
-        """Read weights by name; raise ConfigError for other names, and for unusable values."""
+        """Read weights by name."""
         names = [field.name for field in fields(cls)]
         is_valid = isinstance(values, Mapping) and all(
             name in names and isinstance(value, int | float) and abs(value) < MAX_WEIGHT
@@ -121,7 +107,6 @@ class DecoderWeights:
         if not is_valid:
             raise ConfigError(
                 f"The weights of a decoder are {', '.join(names)}, each a number between "
-                f"-{MAX_WEIGHT:g} and {MAX_WEIGHT:g}; got {str(values)[:100]}. Correct them, or "
-                "write null to have them fitted."
+                f"-{MAX_WEIGHT:g} and {MAX_WEIGHT:g}, but are {str(values)[:100]}."
             )
         return cls(**values)

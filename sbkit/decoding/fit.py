@@ -1,9 +1,5 @@
 """Fit a decoder to validation data: the weights of its models, and confidences.
 
-log-probabilities and reference texts -> a sample of them
--> errors with trial weights -> a quadratic function of the weights -> where it is lowest
--> confidences of words
-
 Legend: U frames, V vocabulary.
 """
 
@@ -21,7 +17,7 @@ from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, Decoder, DecoderWeights
-from sbkit.decoding.greedy import GreedyDecoder, find_speech
+from sbkit.decoding.greedy import GreedyDecoder, near_speech
 from sbkit.decoding.words import BEAM, FEATURES, GREEDY, Confidence, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.calibration import Calibration, measure_calibration
@@ -63,10 +59,9 @@ Order = tuple[str, str]  # the sort key of an utterance for filling a sample
 
 
 class ValidationUtterance(NamedTuple):
-    """An utterance of a validation set.
+    """An utterance of a validation set: (U, V), the reference, and what a decoder needs to rescore.
 
-    log_probs: (U, V); text: the reference; attention: for a decoder that rescores; id: decides
-    whether the utterance is in a sample.
+    id: decides whether the utterance is in a sample.
     """
 
     log_probs: LogProbs
@@ -101,7 +96,7 @@ def sample_utterances(
     for utterance in utterances:
         sample.append(utterance)
         likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1)
-        is_speech = find_speech(utterance.log_probs, silent)
+        is_speech = near_speech(utterance.log_probs, silent)
         counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES)[is_speech].sum())
         if sum(counts.values()) > 2 * max_tokens:
             last = _last_within(counts.items(), max_tokens)
@@ -129,10 +124,7 @@ def _last_within(counts: Iterable[tuple[Order, int]], max_tokens: int) -> Order:
 
 @dataclass(frozen=True)
 class FittedWeights:
-    """The chosen weights, and the errors with them.
-
-    by_words: False for a language without spaces between words, which has no WER.
-    """
+    """The chosen weights, and the errors with them; no WER unless ``by_words``."""
 
     weights: DecoderWeights
     errors: TextErrors
@@ -152,10 +144,7 @@ class FittedConfidence:
     """A confidence, and its calibration by cross-validation, on words that it was not fitted to.
 
     Both are None if there are too few words. The confidence is also None if it predicts no better
-    than the share of right words.
-
-    count, right: the number of words, and of right words.
-    cer: of the decoder that it belongs to.
+    than the share of right words. ``cer`` is that of the decoder.
     """
 
     confidence: Confidence | None
@@ -174,24 +163,17 @@ class FittedConfidence:
     def __str__(self) -> str:
         if self.calibration is None:
             return (
-                f"none, because {self.right} of {self.count} words are right: fitting needs two "
-                f"utterances with at least {MIN_RIGHT_AND_WRONG} right and {MIN_RIGHT_AND_WRONG} "
-                "wrong words"
+                f"none: {self.right} of {self.count} words are right, but fitting needs two "
+                f"utterances, and {MIN_RIGHT_AND_WRONG} words each that are right and wrong"
             )
         if self.confidence is not None:
             return f"{self.calibration}, by cross-validation"
-        return (
-            f"none, because it predicts unseen words no better than a constant: {self.calibration}"
-        )
+        return f"none: it predicts unseen words no better than a constant: {self.calibration}"
 
 
 @dataclass(frozen=True)
 class FittedDecoder:
-    """A decoder that was fitted to validation sets.
-
-    decoder: None for greedy decoding; weights: None if they were not fitted; confidences: by
-    decoder; splits: the names of the validation sets.
-    """
+    """A decoder that was fitted to validation sets, None for greedy decoding."""
 
     decoder: BeamDecoder | None
     weights: FittedWeights | None
@@ -208,8 +190,7 @@ class FittedDecoder:
             return ""
         return (
             f"the CER of the beam decoder, {100 * cer:.1f} %, is above that of greedy decoding, "
-            f"{100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or choose the "
-            "decoder greedy if characters matter more than words."
+            f"{100 * greedy_cer:.1f} % ({', '.join(self.splits)})"
         )
 
     @property
@@ -224,8 +205,7 @@ class FittedDecoder:
 
     @property
     def confidence_record(self) -> dict[str, Any]:
-        """What a bundle stores of the confidences, as plain data."""
-        return {name: fit.plain() for name, fit in self.confidences.items()}
+        return {name: fitted.plain() for name, fitted in self.confidences.items()}
 
 
 def fit_decoder(
@@ -238,12 +218,8 @@ def fit_decoder(
 ) -> FittedDecoder:
     """Fit the weights of a decoder, unless it has some, and the confidences of words.
 
-    Args:
-        decoder: None for greedy decoding, which has only confidences.
-        aligner: extracts the features of words, with the decoder's model of words.
-        utterances: this rank's share of `sample_utterances`.
-        splits: the names of the validation sets.
-        by_words: False for a language without spaces between words.
+    utterances: this rank's share of `sample_utterances`.
+    by_words: False for a language without spaces between words.
     """
     word_lm = None if decoder is None else decoder.language_models.words
     aligner = replace(aligner, word_lm=word_lm)
@@ -253,8 +229,8 @@ def fit_decoder(
         decoder = decoder.with_weights(weights.weights)
     confidences = fit_confidences(aligner, decoder, utterances)
     sets = ", ".join(splits) or "no validation set"
-    for name, fit in confidences.items():
-        logger.info(f"confidence of words, {name}: {fit} ({sets})")
+    for name, confidence in confidences.items():
+        logger.info(f"confidence of words, {name}: {confidence} ({sets})")
     fitted = FittedDecoder(decoder, weights, confidences, splits)
     if fitted.note:
         logger.info(fitted.note)
@@ -277,8 +253,6 @@ def fit_weights(
     function is fitted to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
     where this function is lowest, because the fewest errors on a few hundred words are a matter of
     luck.
-
-    Raises DataError if the validation sets are empty.
     """
     sets = ", ".join(splits)
     count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
@@ -300,8 +274,8 @@ def fit_weights(
         errors = count_all_errors(trials, utterances, decoder.tokenizer, on_utterance)
         if not errors[0].utterances:
             raise DataError(
-                "The weights of a decoder are fitted to a validation set, but it is empty. Write "
-                "the weights into the YAML, or name a set."
+                "The weights of a decoder cannot be fitted to an empty validation set. Write them "
+                "into the YAML."
             )
         smooth = _fit_quadratic(
             points, np.array([error_of(trial, by_words=by_words) for trial in errors])
@@ -398,10 +372,7 @@ def fit_confidences(
 
 
 class LabeledWords(NamedTuple):
-    """The features of an utterance's decoded words, and which are right.
-
-    text: the reference; characters: the edits between the text and the reference.
-    """
+    """An utterance's reference, the features of its decoded words, and which words are right."""
 
     text: str
     features: dict[str, Float64s]
@@ -410,10 +381,7 @@ class LabeledWords(NamedTuple):
 
 
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
-    """Fit a confidence to the words of utterances, independently of their order.
-
-    Features and prior are fixed, so cross-validation only measures the fit.
-    """
+    """Fit a confidence to the words of utterances, independently of their order."""
 
     def sort_key(words: LabeledWords) -> tuple[str, list[list[float]]]:
         return words.text, [values.tolist() for values in words.features.values()]
@@ -430,11 +398,11 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
     predicted = np.zeros(len(right))
     for fold in range(NUM_FOLDS):
         is_held_out = utterances % NUM_FOLDS == fold
-        confidence = _fit(_select(features, ~is_held_out), right[~is_held_out])
+        confidence = _fit_features(_select(features, ~is_held_out), right[~is_held_out])
         predicted[is_held_out] = confidence(_select(features, is_held_out))
     calibration = measure_calibration(predicted.tolist(), right.tolist())
     is_useful = calibration is not None and (calibration.NCE or 0.0) > 0
-    fitted = _fit(features, right) if is_useful else None
+    fitted = _fit_features(features, right) if is_useful else None
     return FittedConfidence(fitted, calibration, len(right), num_right, cer)
 
 
@@ -442,7 +410,7 @@ def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:
     return {name: values[mask] for name, values in features.items()}
 
 
-def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
+def _fit_features(features: dict[str, Float64s], right: Bools) -> Confidence:
     """Fit weights to standardized features, except nearly constant ones, and undo the scaling."""
     used = {name: values for name, values in features.items() if values.std() > MIN_FEATURE_SCALE}
     stacked = np.stack([*used.values()], 1) if used else np.zeros((len(right), 0))
@@ -459,8 +427,7 @@ def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
 def fit_logistic(features: Float64s, right: Bools) -> tuple[float, Float64s]:
     """Fit bias and weights of a logistic regression by Newton's method: (N, K), (N,) -> (K,).
 
-    Iteratively reweighted least squares with a ridge, which the bias lacks (Bishop, 2006, "Pattern
-    recognition and machine learning", 4.3.3 and 4.5.1).
+    The weights have a ridge, the bias has none (Bishop 2006, 4.3.3 and 4.5.1).
     """
     inputs = np.concatenate([np.ones((len(features), 1)), features], 1)
     penalty = np.diag([1e-9, *[PRIOR_PRECISION] * features.shape[1]])

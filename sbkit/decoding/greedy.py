@@ -1,7 +1,5 @@
 """Greedy decoding, and the hypotheses that every decoder returns.
 
-Greedy decoding takes the best token of each frame, merges repeats and drops blanks.
-
 Legend: U frames, V vocabulary.
 """
 
@@ -15,20 +13,18 @@ from sbkit.base.arrays import Bools, Counts, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.text.vocabulary import Vocabulary
 
-REACH = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
+REACH_FRAMES = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
 LOWEST = -1e4  # finite, so that any text can be aligned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """A token sequence with natural logarithmic scores.
+    """A token sequence without blanks, with natural logarithmic scores.
 
-    Attributes:
-        tokens: ids without blanks.
-        score: the sum of the three scores below.
-        ctc_score: ln p(tokens | audio) over the alignments that the search kept.
-        lm_score: the weighted sum of all scorers, hotword rewards included.
-        attention_score: weighted ln p(tokens, end | audio) of an attention decoder.
+    score: the sum of the three scores below.
+    ctc_score: ln p(tokens | audio) over the alignments that the search kept.
+    lm_score: the weighted sum of all scorers, hotword rewards included.
+    attention_score: weighted ln p(tokens, end | audio) of an attention decoder.
     """
 
     tokens: tuple[int, ...]
@@ -43,28 +39,25 @@ def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
     if log_probs.shape[1] != vocab_size:
         raise DataError(
             f"The tokenizer has {vocab_size} tokens, but the model's log-probabilities have "
-            f"{log_probs.shape[1]} columns. Decode with the model's own tokenizer."
+            f"{log_probs.shape[1]} columns."
         )
     best = log_probs.max(1, initial=-np.inf)  # NaN where the frame contains one
     if not np.isfinite(best).all():
         frame = int(np.flatnonzero(~np.isfinite(best))[0])
         raise DataError(
             f"The largest log-probability of a frame must be finite, but in frame {frame} it is "
-            f"{float(best[frame])}. Look for NaN or infinity in the audio or the model's weights."
+            f"{float(best[frame])}."
         )
 
 
-def find_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
-    """Return which frames (U, V) are at most `REACH` from one whose best token has sound: (U,).
-
-    Beam search appends tokens only there, so it writes nothing where greedy decoding hears
-    nothing, however long that lasts.
+def near_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
+    """Return which frames (U, V) are near one whose best token has sound: (U,).
 
     silent: the tokens without sound, blank and space.
     """
     has_sound = ~np.isin(log_probs.argmax(1), [*silent])
-    totals = np.pad(has_sound, (REACH + 1, REACH)).cumsum()
-    is_near: Bools = totals[2 * REACH + 1 :] > totals[: -2 * REACH - 1]
+    totals = np.pad(has_sound, (REACH_FRAMES + 1, REACH_FRAMES)).cumsum()
+    is_near: Bools = totals[2 * REACH_FRAMES + 1 :] > totals[: -2 * REACH_FRAMES - 1]
     return is_near
 
 
@@ -72,7 +65,7 @@ def mask_silence(log_probs: LogProbs, silent: Collection[int]) -> LogProbs:
     """Return log-probabilities (U, V) that allow only silent tokens in frames without speech."""
     masked = log_probs.copy()
     has_sound = ~np.isin(np.arange(log_probs.shape[1]), [*silent])
-    masked[np.ix_(~find_speech(log_probs, silent), has_sound)] = LOWEST
+    masked[np.ix_(~near_speech(log_probs, silent), has_sound)] = LOWEST
     return masked
 
 

@@ -26,10 +26,7 @@ FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".lst", ".list")  # 
 
 
 def read_hotwords(source: str) -> list[str]:
-    """Return the phrases of a file, one per line, or of a list with commas or lines between them.
-
-    The name of a folder counts as a phrase. Raises SbkitError if the file is missing or unreadable.
-    """
+    """Return the phrases of a file, one per line, or of a list split at commas or lines."""
     file = Path(source)
     is_file = source.lower().endswith(FILE_SUFFIXES) or source.startswith(("/", "./", "../", "~/"))
     with suppress(OSError):  # phrases may be longer than the name of a file
@@ -42,10 +39,7 @@ def read_hotwords(source: str) -> list[str]:
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Normalize phrases like transcripts; return those that can be spelled, and the others.
-
-    texts: the phrases; a string is one phrase.
-    """
+    """Normalize phrases like transcripts; return those that can be spelled, and the others."""
     texts = [texts] if isinstance(texts, str) else texts
     phrases: dict[str, None] = {}
     refused: dict[str, None] = {}
@@ -86,10 +80,9 @@ class PhraseState(NamedTuple):
 class HotwordScorer:
     """Add the reward of a phrase when the end of a word completes it.
 
-    A phrase counts only if it begins and ends with whole words; marks that the phrase lacks
-    count as spaces. If two phrases end together, the larger reward counts. A partly spelled phrase
-    has credit in proportion to its characters, so that the beam keeps it; the credit is taken back
-    if the text continues differently.
+    A phrase begins and ends with whole words; marks that it lacks count as spaces. If two end
+    together, the larger reward counts. A partly spelled phrase has credit in proportion to its
+    characters, so that the beam keeps it; it is taken back if the text continues differently.
     """
 
     def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
@@ -101,7 +94,6 @@ class HotwordScorer:
         return PhraseState(self._root.children[SPACE], False)
 
     def step(self, state: PhraseState, token: int) -> tuple[float, Hashable]:
-        """Return the reward and the change of credit for a token, and the next state."""
         total = 0.0
         for letter in self._tokenizer.texts[token]:
             if letter in self._tokenizer.marks and letter not in state.node.children:
@@ -112,7 +104,6 @@ class HotwordScorer:
         return total, state
 
     def end(self, state: PhraseState) -> float:
-        """Return the reward of a completed phrase, minus the credit of a partly spelled one."""
         score = 0.0
         if state.in_word:
             score, state = self._spell(state, SPACE)

@@ -8,8 +8,8 @@ depends only on the prefix.
 The sum over alignments grows with the number of frames in which a token may stand, so in long
 silence the tokens that a blank of 0.99 leaves become words. Therefore tokens are appended only near
 frames in which greedy decoding hears something, and not where a blank is certain. Skipping blanks
-by their probability alone is usual (`blank_skip_threshold` of torchaudio's CUDA decoder; Wang et
-al., 2022, arXiv 2210.16481), but a model that has learned little is never certain.
+by their probability alone (Wang et al., 2022, arXiv 2210.16481) fails for a model that has learned
+little, which is never certain.
 
 Legend: U frames, V vocabulary.
 """
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sbkit.base.arrays import Bools, LogProbs
-from sbkit.decoding.greedy import REACH, Hypothesis, check_log_probs, find_speech
+from sbkit.decoding.greedy import REACH_FRAMES, Hypothesis, check_log_probs, near_speech
 from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
@@ -38,15 +38,13 @@ MAX_CACHED_STATES = 1 << 17  # each takes 1 to 4 kB with its arcs; with fewer, d
 class BeamSettings:
     """How a beam search prunes, and which tokens it may append.
 
-    Attributes:
-        beam_size: hypotheses kept after each frame.
-        token_threshold: natural log-probability that a token must exceed to be appended at a frame.
-            The best token of a frame is always tried; blanks and repeats always count.
-        max_candidates: tokens appended at a frame, the likeliest first; None for no limit.
-        excluded: tokens that are never appended, such as `<unk>`.
-        silent: tokens without sound. A token is appended only where `find_speech` finds speech; at
-            any frame if there are none.
-        blank_threshold: natural log-probability of the blank above which nothing is appended.
+    token_threshold: natural log-probability that a token must exceed to be appended at a frame. The
+        best token of a frame is always tried; blanks and repeats always count.
+    max_candidates: tokens appended at a frame, the likeliest first; None for no limit.
+    excluded: tokens that are never appended, such as `<unk>`.
+    silent: tokens without sound. A token is appended only where `near_speech` finds speech; at any
+        frame if there are none.
+    blank_threshold: natural log-probability of the blank above which nothing is appended.
     """
 
     vocab_size: int
@@ -140,17 +138,13 @@ class Prefix:
     Two prefixes are equal only if they are one object. A prefix does not refer to its parent, so
     that a part of the tree that no prefix of the beam leads to is freed at once.
 
-    Attributes:
-        path: the tokens.
-        token: the last token, -1 for none.
-        state: the state of the scorers.
-        added: the sum of the scorers.
-        in_blank, in_token: ln p of the alignments that end in a blank, and in the token.
-        total: ln of the sum of both.
-        score: total + added.
-        was_blank, was_total: in_blank and total one frame earlier.
-        frame: index of the latest frame at which the prefix was in the beam.
-        children: by token, the longer prefixes that were ever in the beam.
+    token: the last token, -1 for none.
+    state, added: the state and the sum of the scorers.
+    in_blank, in_token: ln p of the alignments that end in a blank, and in the token.
+    total: ln of the sum of both; score: total + added.
+    was_blank, was_total: in_blank and total one frame earlier.
+    frame: index of the latest frame at which the prefix was in the beam.
+    children: by token, the longer prefixes that were ever in the beam.
     """
 
     path: Path
@@ -199,8 +193,6 @@ class PrefixBeamSearch:
     `decode` takes a whole clip. A stream takes `start`, `advance` for each part and `finish`, with
     the same results wherever it is cut.
 
-    settings: `sbkit.decoding.prefix_beam.BeamSettings`.
-
     >>> import numpy as np
     >>> search = PrefixBeamSearch(settings=BeamSettings(vocab_size=3))
     >>> frames = np.log(np.array([[0.4, 0.5, 0.1], [0.5, 0.4, 0.1]]))
@@ -218,7 +210,6 @@ class PrefixBeamSearch:
         return self.finish(self.advance(self.start(), log_probs))
 
     def start(self) -> BeamState:
-        """Return the state before the first frame."""
         if len(self._states) > MAX_CACHED_STATES:
             self._states = {}
         state = self._automaton_state(tuple(scorer.start() for scorer in self._scorers))
@@ -228,13 +219,12 @@ class PrefixBeamSearch:
     def advance(self, state: BeamState, log_probs: LogProbs) -> BeamState:
         """Return the state after more frames, natural log-probabilities (U, V).
 
-        The earlier state is no longer valid. Raises DataError for another vocabulary, or for
-        frames without a finite largest value.
+        The earlier state is no longer valid.
         """
         check_log_probs(log_probs, self.settings.vocab_size)
         recent = np.concatenate([state.recent, log_probs])
-        is_speech = find_speech(recent, self.settings.silent)
-        num_waiting = int((~is_speech[-REACH:]).sum())
+        is_speech = near_speech(recent, self.settings.silent)
+        num_waiting = int((~is_speech[-REACH_FRAMES:]).sum())
         new = slice(len(state.recent) - state.num_waiting, len(recent) - num_waiting)
         frames = make_frames(recent[new], is_speech[new], self.settings)
         beam = state.beam
@@ -245,7 +235,7 @@ class PrefixBeamSearch:
             else:
                 self._read_silence(beam, max(frame.log_probs))
         num_frames = state.num_frames + len(frames)
-        return BeamState(num_frames, beam, recent[-2 * REACH :], num_waiting)
+        return BeamState(num_frames, beam, recent[-2 * REACH_FRAMES :], num_waiting)
 
     def finish(self, state: BeamState) -> list[Hypothesis]:
         """Return the hypotheses of a clip that ends here, the best first.

@@ -6,9 +6,8 @@ The path visits the tokens of all utterances in order. Unlike in the paper, it m
 text out: before, between and after the utterances it may stay in a gap, which accepts any token at
 GAP_PENALTY, and it may skip an utterance at SKIP_PENALTY. So text may be missing or added.
 
-Only WINDOW_STATES are compared in a frame, and the path is traced back block by block from the
-states at the start of each block. So time and memory grow with the frames, but not with the length
-of the text. The text that one frame may skip is limited: usually to three quarters of a window.
+Only WINDOW_STATES are compared in a frame, and the path is traced back block by block, so time and
+memory grow with the frames, but not with the text. A frame may skip three quarters of a window.
 
 Legend: U frames, V vocabulary, N states: gap, tokens of an utterance, gap, ..., gap; W of them are
 in the window.
@@ -32,6 +31,9 @@ SCORE_FRAMES = 10  # 0.4 s, about a word: the 30 of the paper find fewer words t
 PAUSE_FRAMES = 5  # 0.2 s
 # How a state was reached: from the same state, the one before, over a gap, from the gap before.
 STAY, NEXT, OVER_GAP, SKIP = range(4)
+
+FrameBlock = tuple[int, Float32s]
+"""The first state of a window, and the scores of its states before a block of frames: (W,)."""
 
 
 class AlignedUtterance(NamedTuple):
@@ -69,14 +71,6 @@ def _emissions(log_probs: LogProbs, silent: Collection[int]) -> Float32s:
     return np.column_stack([log_probs, any_token, gap]).astype(np.float32)
 
 
-@dataclass(frozen=True, eq=False)
-class _FrameBlock:
-    """The states of a window, and their scores before the first frame of a block: (W,)."""
-
-    first: int
-    scores: Float32s
-
-
 class _Window:
     """The window of states from ``first`` on, which the frames of a block are scored in."""
 
@@ -110,7 +104,7 @@ class _Window:
         return scores, steps
 
 
-def segment(
+def align_utterances(
     log_probs: LogProbs,
     utterances: Sequence[Sequence[int]],
     *,
@@ -146,13 +140,13 @@ def segment(
 
 def _run_forward(
     states: _States, log_probs: LogProbs, silent: Collection[int]
-) -> tuple[list[_FrameBlock], int]:
+) -> tuple[list[FrameBlock], int]:
     """Return the scores before each block, and the last state of the best path, a gap."""
     num_states = len(states.columns)
     scores = np.full(min(WINDOW_STATES, num_states), -np.inf, np.float32)
     scores[0] = 0.0
     first = 0
-    blocks: list[_FrameBlock] = []
+    blocks: list[FrameBlock] = []
     for start in range(0, len(log_probs), BLOCK_FRAMES):
         best = int(scores.argmax())
         # The best state is too far ahead while a passage is heard that resembles a later one.
@@ -162,7 +156,7 @@ def _run_forward(
         added = np.full(shift, -np.inf, np.float32)
         scores = np.concatenate([scores[shift:], added]) - scores.max()
         first += shift
-        blocks.append(_FrameBlock(first, scores))
+        blocks.append((first, scores))
         window = _Window(states, first)
         for frame in _emissions(log_probs[start : start + BLOCK_FRAMES], silent):
             scores, _ = window.advance(scores, frame)
@@ -174,26 +168,25 @@ def _trace_back(
     states: _States,
     log_probs: LogProbs,
     silent: Collection[int],
-    blocks: Sequence[_FrameBlock],
+    blocks: Sequence[FrameBlock],
     state: int,
 ) -> tuple[Counts, Float32s]:
     """Return the state of each frame on the best path that ends in a state, and its ln p: (U,)."""
     path = np.zeros(len(log_probs), np.int64)
     emitted = np.zeros(len(log_probs), np.float32)
     for block_index in range(len(blocks) - 1, -1, -1):
-        block = blocks[block_index]
+        first, scores = blocks[block_index]
         start = block_index * BLOCK_FRAMES
         emissions = _emissions(log_probs[start : start + BLOCK_FRAMES], silent)
-        window = _Window(states, block.first)
-        scores = block.scores
+        window = _Window(states, first)
         steps = np.empty((len(emissions), len(scores)), np.int8)
         for index, frame in enumerate(emissions):
             scores, steps[index] = window.advance(scores, frame)
         for index in range(len(emissions) - 1, -1, -1):
-            while steps[index, state - block.first] == SKIP:
+            while steps[index, state - first] == SKIP:
                 state = int(states.gaps[np.searchsorted(states.gaps, state) - 1])
             frame = emissions[index]
-            step = int(steps[index, state - block.first])
+            step = int(steps[index, state - first])
             column = states.columns[state]
             path[start + index] = state
             emitted[start + index] = frame[column]

@@ -2,11 +2,9 @@
 
 log-probabilities, tokens, beam -> alignment -> features of words -> confidences
 
-Times are from forced alignment: Viterbi over the text with blanks between its tokens. The text of
-any decoder can be aligned, so times do not depend on the decoder. CTC emits a token in one or two
-of the frames that it is spoken in, so a word begins before its first token and ends after its last
-one. Where there is a pause, a word is extended by offsets that were fitted to data with known
-times. Without a pause, two words meet in the middle.
+Times are from forced alignment: Viterbi over the text with blanks between its tokens. CTC emits a
+token in one or two of the frames that it is spoken in, so a word begins before its first token and
+ends after its last one: it is extended by offsets that were fitted to data with known times.
 
 A confidence is a logistic function of a word's features, fitted to a validation set (`fit.py`).
 Without a fit there is none, because raw posteriors say less than the share of right words does.
@@ -73,10 +71,7 @@ class TimedWord:
 
 
 def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
-    """Return the first frame of each token and the frame after its last: (U, V) -> L pairs.
-
-    Raises DataError if the text has more tokens than the frames can hold.
-    """
+    """Return the first frame of each token and the frame after its last: (U, V) -> L pairs."""
     if not tokens:
         return []
     states = np.full(2 * len(tokens) + 1, blank)
@@ -104,8 +99,8 @@ def _best_path(scores: Float64s, can_skip: Bools) -> Counts:
     state = num_states - 1 if best[-1] >= best[-2] else num_states - 2
     if num_frames == 0 or best[state] == -np.inf:
         raise DataError(
-            f"A text of {num_states // 2} tokens cannot be aligned with {num_frames} frames, "
-            "because they are too few. Align it with its own audio."
+            f"A text of {num_states // 2} tokens cannot be aligned with {num_frames} frames: they "
+            "are too few."
         )
     path = np.empty(num_frames, np.int64)
     for frame in range(num_frames - 1, -1, -1):
@@ -168,17 +163,14 @@ class WordOffsets:
 
 @dataclass(frozen=True)
 class Confidence:
-    """A logistic function: bias + sum of weight * feature are the log odds that a word is right.
-
-    weights: by feature, for some of FEATURES.
-    """
+    """A logistic function: bias + sum of weight * feature are the log odds that a word is right."""
 
     bias: float
     weights: Mapping[str, float]
 
     @classmethod
     def from_plain(cls, values: Mapping[str, float]) -> Self:
-        """Read {bias: ..., FEATURE: ...}; raise KeyError, TypeError or ValueError if invalid."""
+        """Read {bias: ..., FEATURE: ...}; raise LookupError, TypeError or ValueError if invalid."""
         weights = dict(values)
         is_bounded = all(abs(weight) <= MAX_WEIGHT for weight in weights.values())
         if not is_bounded or not weights.keys() <= {BIAS, *FEATURES}:
@@ -209,10 +201,9 @@ class WordFeatures:
 def features_of_audio(log_probs: LogProbs, words: Sequence[TimedWord]) -> dict[str, Float64s]:
     """Compute the features of words from log-probabilities: (U, V), W words -> (W,) each.
 
-    entropy: mean entropy of the tokens over the word's frames (Tsallis, of order 1/3; 0 if a token
-    is certain, 1 if all are equally probable; Laptev and Ginsburg, 2022, arXiv 2212.08703).
+    entropy: mean Tsallis entropy of the tokens over the word's frames, 0 if a token is certain, 1
+    if all are equally probable (Laptev and Ginsburg, 2022, arXiv 2212.08703).
     posterior: log odds of the word's least probable token, taking each token at its best frame.
-    length: logarithm of the number of letters.
     """
     log_probs = log_probs.astype(np.float64)
     vocab_size = log_probs.shape[1]
@@ -267,19 +258,8 @@ def features_of_language(lm: NgramModel, words: Sequence[str]) -> dict[str, Floa
 class WordAligner:
     """Compute the times and confidences of a text's words from the frames of a whole clip.
 
-    Attributes:
-        samples_per_frame, sample_rate: convert frames to seconds.
-        offsets: how far words extend beyond the frames of their tokens.
-        word_lm: a language model of words, or None.
-        confidence: None for words without confidences.
-        hotwords: words that get no confidence, because the confidence was fitted to words that were
-            decoded without hotwords.
-
-    >>> aligner = WordAligner(  # doctest: +SKIP
-    ...     tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000
-    ... )
-    >>> aligner.align(log_probs, tokenizer.encode("hello"), samples=16_000)  # doctest: +SKIP
-    (Word(text='hello', start=0.12, end=0.48, confidence=None),)
+    hotwords: words that get no confidence, because the confidence was fitted to words that were
+        decoded without hotwords.
     """
 
     tokenizer: Tokenizer
@@ -317,7 +297,6 @@ class WordAligner:
     def extract_features(
         self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
     ) -> WordFeatures:
-        """Align tokens with log-probabilities (U, V), and compute the features of their words."""
         words = self._align(log_probs, tokens, beam)
         texts = [word.text for word in words]
         features = features_of_audio(log_probs, words)

@@ -1,8 +1,5 @@
 """Measure the quality of word confidences.
 
-Good confidences are higher for right words than for wrong ones. Calibrated confidences equal the
-share of right words: of the words with 0.9, nine in ten are right.
-
 Legend: N words.
 """
 
@@ -60,8 +57,7 @@ def measure_calibration(
 ) -> Calibration | None:
     """Compare confidences, between 0 and 1 exclusive, with the truth of each word: (N,), (N,).
 
-    Returns None if there are no words. Source of the ECE: Naeini, Cooper and Hauskrecht (2015,
-    "Obtaining well calibrated probabilities using Bayesian binning").
+    None if there are no words. Source of the ECE: Naeini, Cooper and Hauskrecht 2015.
     """
     num_words = len(confidences)
     if not num_words:
@@ -105,8 +101,7 @@ def _nce(values: Float64s, is_right: Bools) -> float:
 
     H is the entropy of all words if each is right with the mean probability. E is the sum of
     log2(p) over the right words and log2(1 - p) over the wrong words, with their confidences p.
-    Sources: the documentation of sclite in NIST SCTK; Siu, Gish and Richardson (1997, "Improved
-    estimation, evaluation and applications of confidence measures for speech recognition").
+    Source: Siu, Gish and Richardson 1997.
     """
     share = is_right.mean()
     entropy = -(is_right.sum() * np.log2(share) + (~is_right).sum() * np.log2(1 - share))

@@ -1,11 +1,7 @@
 """Compare runs: which makes the fewest errors, and does each of the others make more?
 
 run folders, or folders of `sbkit score --out` -> the utterances of their common test sets
--> for each run its rates and their distance from the best run's, with intervals; the sentences that
-its language model has seen, and the settings that differ -> plain data
--> a table
-
-Runs that keep case and punctuation are compared with others by their normalized texts.
+-> rates and settings as plain data -> a table
 
 An interval is valid for one pair of runs. Among many runs, one is the best by chance.
 """
@@ -74,25 +70,17 @@ class ComparedRun(NamedTuple):
 
 
 def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
-    """Compare two or more runs on every common test set; return plain data.
-
-    folders: of runs, or of `sbkit score --out`; each has a `summary.json`.
-
-    Raises:
-        BundleError: one has no results, or the bundle of the run has another decoder now.
-        DataError: the runs have no common test set, or its references differ.
-    """
+    """Compare runs, or folders of `sbkit score --out`, on every common test set."""
     runs = [*map(Path, folders)]
     results_of_runs = [read_results(folder) for folder in runs]
-    test_of_runs = [results["test"] for results in results_of_runs]
     sets_of_runs = {folder: list_test_sets(folder) for folder in runs}
     names = list(dict.fromkeys(chain.from_iterable(sets_of_runs.values())))
     common = [name for name in names if all(name in sets for sets in sets_of_runs.values())]
     if not common:
         available = (f"{run} has {', '.join(sets) or 'none'}" for run, sets in sets_of_runs.items())
         raise DataError(
-            f"The runs cannot be compared, because they have no common test set: "
-            f"{'; '.join(available)}. Score all on the same data: sbkit score RUN DATA --out DIR."
+            f"The runs have no common test set: {'; '.join(available)}. Score them on the same "
+            "data: sbkit score RUN DATA --out DIR"
         )
     test: FigureDict = {}
     for name in common:
@@ -107,9 +95,9 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
     settings = {
         letter: {
             **read_records(folder).get(SETTINGS, {}),
-            "decoder": results.get(common[0], {}).get("decoder"),
+            "decoder": results["test"].get(common[0], {}).get("decoder"),
         }
-        for letter, folder, results in zip(letters, runs, test_of_runs, strict=True)
+        for letter, folder, results in zip(letters, runs, results_of_runs, strict=True)
     }
     return {
         "runs": [str(folder) for folder in runs],
@@ -130,8 +118,6 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     the fewest errors of words, and of characters among equals. For two runs, also returns the
     utterances whose errors differ most, the largest difference first. A language without spaces
     between words has no WER.
-
-    Raises DataError if the references differ, even normalized.
     """
     is_normalized = len({hash_references(run.utterances) for run in runs}) > 1
     if is_normalized:
@@ -151,9 +137,8 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     best_totals = {rate: sum(best_counts[rate], ErrorCounts()) for rate in rates}
     rows: list[FigureDict] = []
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
-        is_best = run.num_errors == best.num_errors
-        row: FigureDict = {"letter": letter, "run": run.name, "is_best": is_best}
-        row["rank"] = sum(other.num_errors < run.num_errors for other in runs)
+        rank = sum(other.num_errors < run.num_errors for other in runs)
+        row: FigureDict = {"letter": letter, "run": run.name, "is_best": not rank, "rank": rank}
         counts = run.counts(rates)
         for rate, interval in intervals_of(counts, grouping).items():
             total = sum(counts[rate], ErrorCounts())
@@ -176,18 +161,11 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
 def _require_same_references(name: str, run: ComparedRun, best: ComparedRun) -> None:
     keys = Counter(utterance.key for utterance in run.utterances)
     best_keys = Counter(utterance.key for utterance in best.utterances)
-    run_ids = Counter(id for id, _ in (keys - best_keys).elements())
-    best_ids = Counter(id for id, _ in (best_keys - keys).elements())
-    if not run_ids and not best_ids:
-        return
-    changed = run_ids & best_ids  # the same id with another text
-    raise DataError(
-        f"The runs cannot be compared, because the references of {name} differ. Utterances only in "
-        f"{run.name}: {(run_ids - changed).total()}; only in {best.name}: "
-        f"{(best_ids - changed).total()}; with different texts: {changed.total()}; for example "
-        f"{min(changed or run_ids | best_ids)}. Score both on the same data: sbkit score RUN DATA "
-        "--out DIR."
-    )
+    if different := (keys - best_keys) | (best_keys - keys):
+        raise DataError(
+            f"The references of {name} in {run.name} and {best.name} differ, for example of "
+            f"{min(different)[0]}. Score both on the same data: sbkit score RUN DATA --out DIR"
+        )
 
 
 def _most_changed(a: ComparedRun, b: ComparedRun) -> list[FigureDict]:

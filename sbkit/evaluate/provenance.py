@@ -79,8 +79,7 @@ def describe_difference(
 ) -> str | None:
     """Return a phrase such as "not measured with this decoder"; None if nothing differs.
 
-    measured: the provenance stored with the score.
-    current: the present provenance; None for a score without a run, which cannot be outdated.
+    current: None for a score without a run, which cannot be outdated.
     """
     if current is None:
         return None
@@ -91,9 +90,7 @@ def describe_difference(
     ]
     if not phrases:
         return None
-    *first_phrases, last = phrases
-    enumeration = f"{', '.join(first_phrases)} and {last}" if first_phrases else last
-    return f"not measured with {enumeration}"
+    return f"not measured with {' or '.join(phrases)}"
 
 
 def read_json(file: Path) -> Any:

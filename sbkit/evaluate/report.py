@@ -47,17 +47,11 @@ def write_report(
 ) -> None:
     """Write the page of a run. The same input gives the same bytes.
 
-    Args:
-        file: the page.
-        title: the name of the run.
-        test: the figures of each test set, as in `summary.json`.
-        utterances: of each test set of a recognizer.
-        clips: returns clips to play.
-        metrics: of the recipe, in the order of the table.
-        notes: lines below the title.
-        provenance: the last line of the page.
-        pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
-        data: the figures of the data report.
+    test: the figures of each test set, as in `summary.json`.
+    utterances: of each test set of a recognizer.
+    notes: lines below the title; provenance: the last line of the page.
+    pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
+    data: the figures of the data report.
     """
     with_text = [name for name in test if name in utterances]
     by_words = all(all_have_word_boundaries(utterances[name]) for name in with_text)
@@ -143,10 +137,7 @@ def order_by_use(utterances: Sequence[ScoredUtterance]) -> list[ScoredUtterance]
 
 
 def row(scored: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
-    """Return an utterance as plain data; ``clips``: MP3 in base64 by id.
-
-    ``marks``: S, D, I or = (right) for each word pair.
-    """
+    """Return an utterance as plain data; ``marks``: S, D, I or = (right) for each word pair."""
     greedy = None if scored.greedy is None else scored.greedy.hypothesis
     is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
     times = [[round(word.start, 3), round(word.end, 3), word.confidence] for word in scored.words]
@@ -168,10 +159,7 @@ def row(scored: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
 
 
 def confusions(pairs: Counter[tuple[str, str]]) -> dict[str, list[FigureDict]]:
-    """Return the most frequent errors by kind, given how often words and counterparts are aligned.
-
-    The reference of an inserted word is "", and so is the hypothesis of a deleted one.
-    """
+    """Return the most frequent errors by kind, given how often words are aligned."""
     errors: dict[str, list[FigureDict]] = {"Substituted": [], "Deleted": [], "Inserted": []}
     wrong = (pair for pair in pairs if pair[0] != pair[1])
     for pair in sorted(wrong, key=lambda pair: (-pairs[pair], pair)):

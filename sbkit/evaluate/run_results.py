@@ -18,8 +18,7 @@ SETTINGS = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by d
 def read_results(folder: Path) -> FigureDict:
     """Return the `summary.json` of a run or a folder of scores, for all that tell its figures.
 
-    Raises BundleError if there is none, or if it was measured with another bundle than that of the
-    run, whose decoder `sbkit tune` may have replaced.
+    `sbkit tune` may have replaced the decoder that it was measured with.
     """
     summary, config = read_json(folder / SUMMARY), read_json(folder / BUNDLE_CONFIG)
     if summary is None:
@@ -32,8 +31,7 @@ def read_results(folder: Path) -> FigureDict:
     if difference := describe_difference(results.get(PROVENANCE), current):
         raise BundleError(
             f"The scores in {folder} are those of another decoder or model: {difference}. Call "
-            f"`test()` of the run, which replaces them, or measure its model: sbkit score {folder} "
-            "--out DIR"
+            f"`test()` of the run, or measure its model: sbkit score {folder} --out DIR"
         )
     return results
 

@@ -22,10 +22,7 @@ EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 
 def require_columns(report_by: Sequence[str], tests: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError if a test set lacks one of the columns of `report_by`.
-
-    tests: the columns of each test set, by its name.
-    """
+    """Raise ConfigError if a test set lacks a column; ``tests``: the columns of each by name."""
     for name, test_columns in tests.items():
         columns = [*dict.fromkeys([*test_columns, LENGTH])]
         for column in report_by:
@@ -55,8 +52,9 @@ def measure_slices(
         by_value: dict[str, list[Result]] = defaultdict(list)
         for value, result in zip(values, results, strict=True):
             by_value[value or EMPTY_VALUE].append(result)
-        parts = sorted(by_value.items(), key=lambda part: len(part[1]))  # equal sizes share draws
-        figures = {value: {"utterances": len(part), **measure(part)} for value, part in parts}
+        # Groups of equal size share the draws of their intervals.
+        groups = sorted(by_value.items(), key=lambda group: len(group[1]))
+        figures = {value: {"utterances": len(group), **measure(group)} for value, group in groups}
         slices[name] = {value: figures[value] for value in sorted(figures)}
     return slices
 

@@ -13,7 +13,6 @@ from rich.cells import cell_len
 from sbkit.text.word import Word
 
 FigureDict = dict[str, Any]  # rates, counts and intervals by name, for JSON
-ERROR_KINDS = ("substitutions", "deletions", "insertions")
 UNIT_OF_RATE = {"WER": "words", "CER": "characters"}
 BLANK_FRAMES, TOKENS_WRITTEN = "blank_frames", "tokens_written"  # metrics of a validation
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
@@ -50,19 +49,17 @@ class ErrorCounts:
     def rate(self) -> float:
         """Return the errors per word or character of the references.
 
-        Insertions may make it larger than 1. An empty reference counts as one word, as in jiwer, so
-        the rate is finite, sortable and valid in JSON: 0.0 for an empty hypothesis, else the number
-        of insertions.
+        An empty reference counts as one word, as in jiwer, so the rate is finite and valid in JSON.
         """
         return self.errors / max(self.reference_length, 1)
 
     def by_kind(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ERROR_KINDS}
+        return {name: getattr(self, name) for name in ("substitutions", "deletions", "insertions")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextErrors:
-    """The error counts of one text or more; ``sum(errors, TextErrors())`` adds those of a split.
+    """The error counts of one text or more, whose rates are NaN without any.
 
     >>> errors = count_errors("call the north office", "call the nor office")
     >>> errors.words.errors, errors.wer, errors.characters.errors
@@ -82,12 +79,10 @@ class TextErrors:
 
     @property
     def wer(self) -> float:
-        """Return the word error rate; NaN of no utterance."""
         return self.words.rate if self.utterances else math.nan
 
     @property
     def cer(self) -> float:
-        """Return the character error rate; NaN of no utterance."""
         return self.characters.rate if self.utterances else math.nan
 
     def counts_by_rate(self, *, include_wer: bool) -> dict[str, ErrorCounts]:
@@ -110,15 +105,12 @@ class GreedyCounts(NamedTuple):
 class ScoredUtterance:
     """An utterance with its reference and its hypothesis.
 
-    Attributes:
-        greedy: the result of greedy decoding, if the hypothesis is from another decoder.
-        speaker: "" if unknown.
-        seconds: of audio, None if unknown.
-        words: the timed words of the hypothesis, if they were aligned.
-        by_words: False for a language without spaces between words, which has no WER.
-        counts_of_greedy: in a validation.
-        normalizer: the name and hash of what normalized the texts, "" if unknown.
-        normalized: the same utterance with texts that another normalizer wrote.
+    greedy: the result of greedy decoding, if the hypothesis is from another decoder.
+    speaker, normalizer: "" if unknown; the normalizer has a name and a hash.
+    words: the timed words of the hypothesis, if they were aligned.
+    by_words: False for a language without spaces between words, which has no WER.
+    counts_of_greedy: in a validation.
+    normalized: the same utterance with texts that another normalizer wrote.
     """
 
     id: str
@@ -161,15 +153,11 @@ def all_have_word_boundaries(scored: Iterable[ScoredUtterance]) -> bool:
     return all(utterance.by_words for utterance in scored)
 
 
-def split_units(text: str, *, by_words: bool) -> list[str]:
-    """Split a text into the units of an alignment: its words, or its characters."""
-    return text.split() if by_words else list(SPACE.join(text.split()))
-
-
 def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> UnitPairs:
     """Pair each word, or character, with its counterpart, "" if there is none."""
-    units = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
-    return align_units(*units)
+    if by_words:
+        return align_units(reference.split(), hypothesis.split())
+    return align_units(*(SPACE.join(text.split()) for text in (reference, hypothesis)))
 
 
 def align_units(

@@ -1,24 +1,17 @@
 """The results of a recognizer on a test set: its figures, and files for people and for programs.
 
 `wer_SET.txt` has every utterance with its aligned errors. `utterances_SET.jsonl` has a line for
-each utterance, sorted by id:
-
-    id, reference, hypothesis    texts as they were scored, before any further normalizer
-    reference_words, reference_characters    counts
-    word_errors, character_errors    substitutions, deletions and insertions
-    by_words                     false for a language without spaces between words; its lines have
-                                 neither reference_words nor word_errors
-    seconds, speaker             null if unknown
-    greedy                       the text of greedy decoding, if another decoder was used
-    normalized                   reference and hypothesis by a further normalizer, if there is one
-    words                        of the hypothesis: text, start and end in seconds, and confidence
-                                 if there is a calibrated one
+each utterance, sorted by id. Its texts are as they were scored, its `normalized` ones by a further
+normalizer, and `greedy` is the text of greedy decoding, if another decoder was used. Counts are in
+words and characters, or only characters in a language without spaces. Times are in seconds.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -27,23 +20,25 @@ from sbkit.base.files import to_json, write_lines_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
-from sbkit.evaluate.marks import describe_marks, measure_marks
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     ErrorCounts,
     FigureDict,
     ScoredUtterance,
     TextErrors,
+    align_units,
     all_have_word_boundaries,
     format_alignment,
     total_errors,
     word_correctness,
 )
+from sbkit.text.normalization import is_mark
 from sbkit.text.word import Word
 
 PROVENANCE = "provenance"  # a record beside the figures (`sbkit/evaluate/provenance.py`)
 UTTERANCES_PREFIX = "utterances_"
 UTTERANCES_SUFFIX = ".jsonl"
+CAPITALS = "capitals"  # beside punctuation marks
 ERROR_KEYS = {"WER": "word_errors", "CER": "character_errors"}  # in figures and in lines
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
@@ -64,10 +59,7 @@ def write_results(
     figures: FigureDict,
     labels: object = None,
 ) -> FigureDict:
-    """Write the utterances of a test set for people and for programs; return notes.
-
-    Suspicious transcripts are ranked in a table of their own.
-    """
+    """Write the utterances of a test set for people and for programs; return notes."""
     write_wer(folder / f"wer_{name}.txt", results, figures)
     write_utterances(utterances_file(folder, name), results)
     notes = [*describe_silence(results)]
@@ -154,12 +146,7 @@ def _describe_utterance(utterance: ScoredUtterance) -> Iterator[str]:
 
 
 def describe_results(figures: FigureDict) -> str:
-    """Describe both rates of a test set with their counts and 95 % intervals, in one line.
-
-    The line also has the rates of texts that another normalizer wrote, those of greedy decoding, if
-    another decoder was used, the precision and recall of punctuation marks and capitals, and the
-    quality of the confidences, if there are any.
-    """
+    """Describe the figures of a test set in one line."""
     line = _describe_rates(figures)
     if "normalized" in figures:
         line += f"; {_describe_normalized(figures['normalized'])}"
@@ -190,7 +177,7 @@ def _describe_rates(figures: FigureDict) -> str:
 
 
 def _counts_by_rate(figures: FigureDict) -> dict[str, ErrorCounts]:
-    """Return the counts of `rates_and_counts`: of words, if there is a WER, and of characters."""
+    """Return the counts of `rates_and_counts`."""
     return {
         rate: ErrorCounts(**figures[ERROR_KEYS[rate]], reference_length=figures[unit])
         for rate, unit in UNIT_OF_RATE.items()
@@ -303,6 +290,78 @@ def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
         counts["WER"] = [utterance.errors.words for utterance in scored]
     intervals = intervals_of(counts, grouping)
     return {f"{rate}_interval": asdict(interval) for rate, interval in intervals.items()}
+
+
+# ---- punctuation marks and capitals
+
+
+def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
+    """Return the precision and recall of each mark, the most frequent first, and of capitals.
+
+    Words are paired with the words of the reference as if neither had marks or capitals. A mark is
+    right if both words of a pair have it, even if the word itself is wrong. A precision is None if
+    the model wrote none, a recall if the references have none.
+    """
+    right, written, expected = Counter[str](), Counter[str](), Counter[str]()
+    for utterance in scored:
+        split = str.split if utterance.by_words else _marked_characters
+        references, hypotheses = split(utterance.reference), split(utterance.hypothesis)
+        pairs = align_units(references, hypotheses, key=lambda word: _without_marks(word).lower())
+        for reference, hypothesis in pairs:
+            in_reference, in_hypothesis = _find_marks(reference), _find_marks(hypothesis)
+            right.update(name for name, _ in (in_reference & in_hypothesis).elements())
+            written.update(name for name, _ in in_hypothesis.elements())
+            expected.update(name for name, _ in in_reference.elements())
+    names = sorted(expected | written, key=lambda name: (name == CAPITALS, -expected[name], name))
+    return {
+        name: {
+            "precision": right[name] / written[name] if written[name] else None,
+            "recall": right[name] / expected[name] if expected[name] else None,
+            "right": right[name],
+            "written": written[name],
+            "expected": expected[name],
+        }
+        for name in names
+    }
+
+
+def describe_marks(figures: Mapping[str, FigureDict]) -> str:
+    """Write precision and recall in one line."""
+    return "; ".join(
+        f"{name if name == CAPITALS else repr(name)} {_percent(row['precision'])} and "
+        f"{_percent(row['recall'])} "
+        f"({row['right']} right / {row['written']} written / {row['expected']} expected)"
+        for name, row in figures.items()
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.1f} %"
+
+
+def _marked_characters(text: str) -> list[str]:
+    """Split a text into characters, each with the marks behind it."""
+    characters: list[str] = []
+    for char in "".join(text.split()):
+        if is_mark(char) and characters:
+            characters[-1] += char
+        else:
+            characters.append(char)
+    return characters
+
+
+@lru_cache(maxsize=1 << 16)
+def _without_marks(word: str) -> str:
+    """Return a word without marks."""
+    return "".join(char for char in word if not is_mark(char))
+
+
+@lru_cache(maxsize=1 << 16)
+def _find_marks(word: str) -> Counter[tuple[str, int]]:
+    """Count the marks of a word, and its capitals by their place: iPhone and Iphone share none."""
+    marks = [(char, 0) for char in word if is_mark(char)]
+    letters = enumerate(_without_marks(word))
+    return Counter([*marks, *((CAPITALS, place) for place, char in letters if char.isupper())])
 
 
 # ---- for programs

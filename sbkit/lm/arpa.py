@@ -17,14 +17,13 @@ from codecs import BOM_UTF8
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from sbkit.base.arrays import Bools, Float32s, Float64s, Int64s
 from sbkit.base.errors import DataError
 from sbkit.base.files import iter_raw_lines, write_bytes_atomically
-from sbkit.lm.ngram import BEGIN, END, MAX_ORDER, SPECIAL, UNKNOWN, Grams, NgramModel
+from sbkit.lm.ngram import BEGIN, END, SPECIAL, UNKNOWN, Grams, NgramModel
 
 LN_10 = math.log(10)
 LOG10_ZERO = -99.0  # by convention, the log10 of no probability
@@ -35,18 +34,14 @@ MAX_PREAMBLE_LINES = 1000  # above the data, such as IRSTLM's
 
 
 def is_arpa(file: Path) -> bool:
-    r"""Check whether a file is named like an ARPA file, or has its `\data\`.
-
-    Raises DataError for a binary file of KenLM, which would be read as text in a wrong encoding.
-    """
+    r"""Check whether a file is named like an ARPA file, or has its `\data\`."""
     if file.name.removesuffix(".gz").endswith(".arpa"):
         return True
     lines = iter_raw_lines(file, subject="The text of a language model")
     for line in islice(lines, MAX_PREAMBLE_LINES):
         if line.startswith(KENLM_HEADER):
             raise DataError(
-                f"{file} is a binary file of KenLM, which only KenLM reads. Name the ARPA file "
-                "that it was made from.",
+                f"{file} is a binary file of KenLM. Name the ARPA file that it was made from.",
                 where=str(file),
             )
         if line.removeprefix(BOM_UTF8).strip() == DATA_HEADER:
@@ -55,7 +50,7 @@ def is_arpa(file: Path) -> bool:
 
 
 def read_arpa(path: Path | str) -> NgramModel:
-    """Read a model from an ARPA file; raise DataError if it is truncated or inconsistent.
+    """Read a model from an ARPA file.
 
     If the file has no `<unk>`, unknown words have no probability: a log10 of -99, as is usual in
     ARPA files. Back-offs of the highest order have no effect and are dropped.
@@ -73,14 +68,6 @@ def read_arpa(path: Path | str) -> NgramModel:
     last = grams[-1]
     grams[-1] = Grams(last.keys, last.log_probs, np.zeros_like(last.backoffs))
     return NgramModel(words, tuple(grams))
-
-
-class ArpaRow(NamedTuple):
-    """An n-gram as a line of the file has it."""
-
-    log10_prob: float
-    words: list[bytes]
-    log10_backoff: float
 
 
 class ArpaFile:
@@ -104,9 +91,7 @@ class ArpaFile:
 
     def error(self, fault: str) -> DataError:
         """Return the error that the file has a fault; ``fault`` is a sentence without its stop."""
-        return DataError(
-            f"{self._path} is not a valid ARPA file: {fault}. Make or fetch the file again."
-        )
+        return DataError(f"{self._path} is not a valid ARPA file: {fault}.")
 
     def line_error(self, expected: str) -> DataError:
         """Return the error that the last line is not what is ``expected`` there."""
@@ -131,14 +116,12 @@ class ArpaFile:
             counts.append(int(count))
         if not counts:
             raise self.line_error("'ngram 1=COUNT'")
-        if len(counts) > MAX_ORDER:
-            raise self.error(f"it has n-grams of {len(counts)} orders, more than {MAX_ORDER}")
         if self._line != b"\\1-grams:":
             raise self.line_error("\\1-grams:")
         return counts
 
-    def read_row(self, order: int, count: int) -> ArpaRow:
-        """Read the next of the ``count`` n-grams of an order."""
+    def read_row(self, order: int, count: int) -> tuple[float, list[bytes], float]:
+        """Return the log10 probability, the words and the log10 back-off of the next n-gram."""
         fields = self.next_line().split()
         try:
             log10_prob = max(float(fields[0]), LOG10_ZERO)  # tools also write -inf
@@ -148,27 +131,21 @@ class ArpaFile:
             log10_prob = log10_backoff = math.nan
         is_valid = log10_prob <= 0 and math.isfinite(log10_prob) and math.isfinite(log10_backoff)
         if not is_valid or len(fields) not in (order + 1, order + 2):
-            words = "1 word" if order == 1 else f"{order} words"
-            raise self.line_error(
-                f"one of {count} {order}-grams (a log10 probability, {words} and perhaps a "
-                "back-off)"
-            )
-        return ArpaRow(log10_prob, fields[1 : order + 1], log10_backoff)
+            raise self.line_error(f"one of {count} {order}-grams")
+        return log10_prob, fields[1 : order + 1], log10_backoff
 
 
 def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
     log10_by_word: dict[str, tuple[float, float]] = {}  # probability and back-off
     for _ in range(count):
-        row = file.read_row(1, count)
+        log10_prob, (content,), log10_backoff = file.read_row(1, count)
         try:
-            word = row.words[0].decode()
+            word = content.decode()
         except UnicodeDecodeError:
             raise file.line_error("a word in UTF-8") from None
         if word == "<UNK>":
             word = SPECIAL[UNKNOWN]
-        if word in log10_by_word:
-            raise file.line_error(f"{word!r} only once among the unigrams")
-        log10_by_word[word] = row.log10_prob, row.log10_backoff
+        log10_by_word[word] = log10_prob, log10_backoff
     log10_by_word.setdefault(SPECIAL[UNKNOWN], (LOG10_ZERO, 0.0))
     for word in (SPECIAL[BEGIN], SPECIAL[END]):
         if word not in log10_by_word:
@@ -192,28 +169,23 @@ def _read_grams(
     word_ids = array("q")
     log10_values = array("d")  # a probability and a back-off for each n-gram
     for _ in range(count):
-        row = file.read_row(order, count)
+        log10_prob, words, log10_backoff = file.read_row(order, count)
         try:
-            word_ids.extend([ids[word] for word in row.words])
+            word_ids.extend([ids[word] for word in words])
         except KeyError:
             raise file.line_error("only words that are listed as unigrams") from None
-        log10_values.extend((row.log10_prob, row.log10_backoff))
+        log10_values.extend((log10_prob, log10_backoff))
     keys, has_prefix = _find_keys(np.array(word_ids, np.int64).reshape(-1, order), lower_orders)
     if not has_prefix.all():
         raise file.error(f"some {order}-grams begin with a {order - 1}-gram that it does not list")
     order_by_key = np.argsort(keys)
     keys = keys[order_by_key]
-    if (np.diff(keys) == 0).any():
-        raise file.error(f"it lists some {order}-grams more than once")
     log_probs, backoffs = _to_columns(np.array(log10_values).reshape(-1, 2)[order_by_key])
     return Grams(keys, log_probs, backoffs)
 
 
 def _find_keys(words: Int64s, lower_orders: Sequence[Grams]) -> tuple[Int64s, Bools]:
-    """Compute the keys of n-grams, and whether all their prefixes exist.
-
-    (N, order) word ids -> (N,), (N,). The key of an n-gram without its prefix is meaningless.
-    """
+    """Return the keys of n-grams, and whether all their prefixes exist: (N, order) -> 2 x (N,)."""
     num_words = len(lower_orders[0])
     is_found = np.ones(len(words), bool)
     indices = words[:, 0]  # of the prefix among the n-grams of its order
@@ -228,11 +200,7 @@ def _find_keys(words: Int64s, lower_orders: Sequence[Grams]) -> tuple[Int64s, Bo
 
 
 def write_arpa(model: NgramModel, path: Path | str) -> None:
-    """Write a model as an ARPA file atomically, in the order of its ids.
-
-    Numbers are written with nine digits, enough for a float32. A value that is read back differs
-    only by the rounding of its conversion to log10 and back.
-    """
+    """Write a model as an ARPA file atomically, with nine digits, enough for a float32."""
     counts = [f"ngram {order}={len(grams)}" for order, grams in enumerate(model.grams, start=1)]
     sections = ["\\data\\\n" + "\n".join(counts) + "\n"]
     prefixes = [""]  # by index in the order below

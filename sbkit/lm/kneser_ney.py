@@ -4,8 +4,8 @@ Chen and Goodman, "An empirical study of smoothing techniques for language model
 the choices of Heafield et al., "Scalable modified Kneser-Ney language model estimation" (2013):
 below the highest order, the count of an n-gram is the number of different words before it, or, if
 it begins with `<s>`, its frequency; unigrams are interpolated with the uniform distribution over
-all words, `<unk>` and `</s>`. lmplz counts the last n-gram of each order by its frequency. That
-oversight is not repeated, so discounts of tiny texts may differ.
+all words, `<unk>` and `</s>`. lmplz counts the last n-gram of each order by its frequency, which is
+not repeated here, so discounts of tiny texts may differ.
 
 Legend: T tokens, V words, N n-grams of one order.
 """
@@ -29,8 +29,7 @@ MIN_WEIGHT = float(np.finfo(np.float32).tiny)  # replaces zero, which has no log
 class TrainedNgrams:
     """A model and the size of its training text.
 
-    fallback_orders: orders whose discounts could not be estimated and are 0.5, 1 and 1.5;
-    num_tokens: the number of words in the text.
+    fallback_orders: orders whose discounts could not be estimated and are 0.5, 1 and 1.5.
     """
 
     model: NgramModel
@@ -58,7 +57,6 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> TrainedNgrams:
     sentences: each a list of words, or a text with spaces between them; a string is one sentence.
 
     An order whose discounts cannot be estimated has lmplz's ``--discount_fallback``.
-    Raises ConfigError for an order out of range, DataError for a text without words.
 
     >>> trained = train([["call", "me"], ["call", "the", "office"]], order=2)
     >>> trained.model.order, trained.num_tokens
@@ -66,8 +64,7 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> TrainedNgrams:
     """
     if not 1 <= order <= MAX_ORDER:
         raise ConfigError(
-            f"The order of a language model must be from 1 to {MAX_ORDER}, but is {order}. Use 3 "
-            "for words, 6 for characters."
+            f"The order of a language model must be from 1 to {MAX_ORDER}, but is {order}."
         )
     sentences = [sentences] if isinstance(sentences, str) else sentences
     words, ids = index_words(sentences)
@@ -86,7 +83,7 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> TrainedNgrams:
 def index_words(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Int64s]:
     """Assign ids to the words of sentences: -> different words (V,), ids of the text (T,).
 
-    Each sentence is between `<s>` and `</s>`. Raises DataError for a text without words.
+    Each sentence is between `<s>` and `</s>`.
     """
     first_ids: defaultdict[str, int] = defaultdict()
     first_ids.default_factory = first_ids.__len__
@@ -99,10 +96,7 @@ def index_words(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], In
         text_ids.extend(map(first_ids.__getitem__, its_words))
         text_ids.append(END)
     if len(first_ids) == len(SPECIAL):
-        raise DataError(
-            "A language model needs a text with at least one word, but this text has none. Check "
-            "the file and the normalizer."
-        )
+        raise DataError("A language model needs a text with at least one word.")
     words = sorted(list(first_ids)[len(SPECIAL) :])
     sorted_ids = np.arange(len(first_ids))
     sorted_ids[[first_ids[word] for word in words]] = np.arange(len(SPECIAL), len(first_ids))

@@ -71,7 +71,7 @@ class NgramModel:
 
     @cached_property
     def start(self) -> int:
-        """Return the state after `<s>`."""
+        """The state after `<s>`."""
         return self.score(NO_HISTORY, BEGIN)[1]
 
     def __contains__(self, word: object) -> bool:
@@ -86,10 +86,7 @@ class NgramModel:
         return text if self.table is None else normalize(text, "", self.table)
 
     def score(self, state: int, word: int) -> tuple[float, int]:
-        """Return the natural log-probability of a word after a state, and the state after it.
-
-        Two histories with equal states have equal futures.
-        """
+        """Return the natural log-probability of a word after a state, and the state after it."""
         words, shorter, states, begins, log_probs, backoffs = self._columns
         total = 0.0
         while state:

@@ -1,12 +1,7 @@
-"""Language models are trained on texts, or read from an ARPA file.
-
-normalized text -> its words -> model of words
-                -> its tokens -> model of tokens -> one file of both
-"""
+"""Language models of words and of tokens are trained on texts, or read from an ARPA file."""
 
 import hashlib
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -40,10 +35,9 @@ from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentence
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 # A model of words without case and punctuation may have a few abbreviations with them.
 MAX_MARKED_SHARE = 0.02
-# Bytes of text that a model learns from, of more text in drawn sentences; and the memory that a
-# byte takes to be counted, in 3-grams of words or 6-grams of characters.
+# Bytes of text that a model learns from, of more text in drawn sentences: counting 3-grams of words
+# takes 22 times as much memory, 6-grams of characters 60 times.
 MAX_TEXT_BYTES = {WORDS: 75_000_000, TOKENS: 30_000_000}
-MEMORY_OF_BYTE = {WORDS: 22, TOKENS: 60}
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +62,12 @@ class LmText:
 
     @classmethod
     def from_knob(cls, value: Any) -> "LmText":
-        """Sort the files: null, a path or a list of paths; raises SbkitError if one is unusable."""
+        """Sort the files: null, a path or a list of paths."""
         names = value if isinstance(value, list) else [value]
         files = [Path(name).expanduser() for name in names if name is not None]
         arpa = next(filter(is_arpa, files), None)
         if arpa is not None and len(files) > 1:
-            raise ConfigError(
-                f"`lm_text` names the ARPA file {arpa} with other files. Name it alone, or only "
-                "texts."
-            )
+            raise ConfigError(f"`lm_text` names the ARPA file {arpa} with others. Name it alone.")
         source = " ".join(map(checksum, files))
         return cls(files=files if arpa is None else [], arpa=arpa, source=source)
 
@@ -115,8 +106,6 @@ def ensure_language_models(
     """Make the language models of a run, unless the file has them; return messages about them.
 
     orders: of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no model.
-
-    Raises SbkitError if the ARPA file cannot be read, or has another order or another spelling.
     """
     to_plain = partial(plain_text, table=spelling.table)
     excluded = set(map(to_plain, chain.from_iterable(text.held_out.values())))
@@ -147,14 +136,15 @@ def ensure_language_models(
         count = plural(num_left_out, "sentence")
         left_out = f"{count} left out, because {' or '.join(text.held_out)} has the same"
         if not sentences and any(orders.values()):
-            raise DataError(f"`lm_text` has no sentence to learn from ({left_out}). Name more.")
+            raise DataError(f"`lm_text` has no sentence to learn from ({left_out}).")
         messages.append(f"lm_text: {left_out}")
     words = Counter(chain.from_iterable(map(str.split, sentences)))
     spelling_notes = _check_spelling(words, spelling.tokenizer)
     for name, order in orders.items():
         if order and name not in models:
             drawn, _ = draw_sentences(sentences, MAX_TEXT_BYTES[name])
-            logger.info(_describe_size(name, order, drawn, num_sentences))
+            of_all = f"{len(drawn):,} of {num_sentences:,} sentences"
+            logger.info(f"language model of {name}: training on {of_all}")
             split = spelling.words if name == WORDS else spelling.tokens
             trained = train(map(split, drawn), order=order)
             table = spelling.word_table if name == WORDS else None
@@ -195,8 +185,6 @@ def write_language_model(
 
     sentences: normalized; tokenizer: for a model of tokens, a run, a bundle or the file of a
     tokenizer, None for a model of words.
-    Raises SbkitError if a file cannot be read or written, the tokens do not spell the text, or the
-    order is out of range.
     """
     require_writable(out.parent, option="--out")
     if tokenizer is None:
@@ -218,19 +206,6 @@ def write_language_model(
     return "\n".join(messages)
 
 
-def _describe_size(name: str, order: int, drawn: Sequence[str], num_sentences: int) -> str:
-    """Describe what a model will learn from, and what it takes."""
-    megabytes = MEMORY_OF_BYTE[name] * sum(len(text.encode()) for text in drawn) / 1e6
-    # With a space before the first token of BPE, and the end of the sentence
-    num_tokens = sum((text.count(" ") if name == WORDS else len(text)) + 2 for text in drawn)
-    all_sentences = f" drawn of {num_sentences:,}" if len(drawn) < num_sentences else ""
-    return (
-        f"language model of {name}: counting up to {order * num_tokens:,} n-grams in "
-        f"{plural(len(drawn), 'sentence')}{all_sentences}, in up to "
-        f"{math.ceil(megabytes):,} MB of memory"
-    )
-
-
 def _describe(name: str, trained: TrainedNgrams) -> str:
     line = (
         f"language model of {name}: {trained.model.order}-grams of {trained.num_tokens} {name} in "
@@ -246,8 +221,8 @@ def _describe(name: str, trained: TrainedNgrams) -> str:
 def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
     """Return a message about the share of words that the tokens cannot spell, if there are any.
 
-    Raises DataError if more than half of the letters are in no token: the text is of another
-    language. (A word of Chinese is a whole sentence, most of which may have a rare letter.)
+    If more than half of the letters are in no token, the text is of another language. (A word of
+    Chinese is a whole sentence, most of which may have a rare letter.)
     """
     known_letters = {*"".join(tokenizer.texts)}
     num_letters = num_known = num_spelled = 0
@@ -259,8 +234,7 @@ def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
     message = f"{share:.1%} of the text's words have letters that no token spells"
     if num_known < MIN_SPELLED_SHARE * num_letters:
         raise DataError(
-            f"The recognizer's tokens cannot spell this text: {message}. Train the language model "
-            "on a text in the letters of the training transcripts."
+            f"The recognizer's tokens cannot spell the text of the language model: {message}."
         )
     return [message] if num_spelled < words.total() else []
 
@@ -268,7 +242,7 @@ def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
 def _read_arpa_model(
     file: Path, orders: Mapping[str, int], spelling: Spelling
 ) -> dict[str, NgramModel]:
-    """Read a model of words or of tokens; raise an error if its order or spelling does not fit."""
+    """Read a model of words or of tokens."""
     tokenizer = spelling.tokenizer
     model = read_arpa(file)
     words = model.words[len(SPECIAL) :]
@@ -279,10 +253,9 @@ def _read_arpa_model(
         name = WORDS
         num_spelled = sum(tokenizer.letters(word) != "" for word in words)
     if model.order != orders[name]:
-        option = f"{name[:-1]}_lm_order"
         raise ConfigError(
-            f"{file} is a {model.order}-gram model of {name}, but `{option}` is {orders[name]}. "
-            f"Set `{option}: {model.order}`."
+            f"{file} is a {model.order}-gram model of {name}. Set `{name[:-1]}_lm_order: "
+            f"{model.order}`."
         )
     if num_spelled <= MIN_SPELLED_SHARE * len(words):
         raise DataError(

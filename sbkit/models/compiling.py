@@ -1,8 +1,4 @@
-"""`compile: True` compiles the repeated blocks of the model, each class once.
-
-A block is compiled for any number of utterances and frames. Random numbers are PyTorch's own, so
-that a compiled run has the losses of a plain one.
-"""
+"""`compile: True` compiles the repeated blocks of the model, each class once, for any sizes."""
 
 import logging
 import warnings
@@ -41,6 +37,7 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
         warnings.filterwarnings("ignore", ".*builtin .torch._C._nn.scaled_dot_product_attention")
         leave_uncompiled(scaled_dot_product_attention)
     for block in blocks:
+        # Random numbers are PyTorch's own, so that a compiled run has the losses of a plain one.
         block.compile(dynamic=True, options={"fallback_random": True})
     counts = Counter(type(block).__name__ for block in blocks)
     logger.info(f"compiling {', '.join(f'{n} {name}' for name, n in counts.items()) or 'nothing'}")

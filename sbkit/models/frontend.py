@@ -7,7 +7,7 @@ mel bins, C channels, D model width, N convolutions.
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +70,7 @@ class ConvFrontEnd(nn.Module):
 
     @property
     def convs(self) -> list[FrameConv]:
-        numbers = range(1, NUM_CONVS[self.subsampling.stride] + 1)
-        return [cast("FrameConv", self.get_submodule(f"conv{number}")) for number in numbers]
+        return [layer for layer in self.children() if isinstance(layer, FrameConv)]
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         past_inputs: list[Tensor] | None = None
@@ -106,9 +105,7 @@ class ConvFrontEnd(nn.Module):
     def _convolve(
         self, features: Tensor, lengths: Tensor, past_inputs: list[Tensor] | None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Convolve, causally if there are past inputs of the convolutions.
-
-        past_inputs: N x (B, PAST_FRAMES, ...), or None.
+        """Convolve, causally if there are past inputs, N x (B, PAST_FRAMES, ...).
 
         Returns frames (B, U, D), their lengths, and the past inputs of the next chunk.
         """

@@ -7,15 +7,11 @@ A part takes a batch and its lengths, and returns frames and their number:
 
     forward(x, lengths) -> (y, lengths)
 
-Lengths are whole numbers (B,), on the CPU in training. Audio is float in the scale of int16. The
-attribute `subsampling` of a part, a `Subsampling` or its stride, says how many frames it returns;
-without it, as many as it takes. `sees_padding` says that its output depends on how far x is padded.
-A layer of torch.nn takes x alone, and keeps the frames. Modules of SpeechBrain are wrapped by
-`sbkit/models/speechbrain_parts.py`.
+Lengths are whole numbers (B,), on the CPU in training. Audio is float in the scale of int16.
+`docs/guide/own-parts.md` describes the attributes `subsampling` and `sees_padding` of a part.
 """
 
 import inspect
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -26,29 +22,15 @@ from sbkit.base.errors import ConfigError
 MAX_SHOWN = 5  # lengths in an error
 FRACTIONS = {"wav_len", "wav_lens"}  # arguments
 MAX_SPARE_FRAMES = 1  # at the end, whose windows reach past the input
-FORMS = {  # of x and y, by the key of the part
-    "compute_features": "audio (B, S) and features (B, T, M)",
-    "CNN": "features (B, T, M) and frames (B, U, D)",
-    "Transformer": "frames (B, U, D) and states (B, U, D)",
-    "encoder": "audio (B, S) and states (B, U, D)",
-}
-WRAPPER = (
-    "Wrap it in a class with `subsampling = sbkit.audio.lengths.Subsampling(4, 3)`, if it returns "
-    "(n + 3) // 4 frames of n, and `def forward(self, x, lengths): return self.inner(x), "
-    "self.subsampling.count(lengths)` (docs/guide/own-parts.md)."
-)
-SPEECHBRAIN = (
-    "Put it into !new:sbkit.models.speechbrain_parts.SpeechBrainLayers; in place of "
-    "TransformerASR, write SpeechBrainTransformer of the same module."
-)
+WRAPPER = "Wrap it in a class whose forward takes and returns both (docs/guide/own-parts.md)."
 
 
 def check_signature(name: str, module: nn.Module) -> None:
     """Raise ConfigError for a module that does not take (x, lengths), with whole lengths."""
     if (getattr(module.forward, "__module__", None) or "").startswith("speechbrain."):
         raise ConfigError(
-            f"`{name}` is {type(module).__name__} of SpeechBrain, which takes lengths as fractions "
-            f"of the longest. {SPEECHBRAIN}"
+            f"`{name}` is {type(module).__name__} of SpeechBrain. Put it into SpeechBrainLayers or "
+            "SpeechBrainTransformer of sbkit.models.speechbrain_parts."
         )
     signature = inspect.signature(module.forward)
     try:
@@ -59,9 +41,8 @@ def check_signature(name: str, module: nn.Module) -> None:
         ) from None
     for argument in FRACTIONS & signature.parameters.keys():
         raise ConfigError(
-            f"`{name}` is called with lengths as whole numbers, but `{argument}` is SpeechBrain's "
-            f"name of fractions of the longest. Let forward of {type(module).__name__} take whole "
-            "numbers, and name them `lengths`."
+            f"`{name}` gets lengths as whole numbers, but `{argument}` is SpeechBrain's name of "
+            "fractions of the longest. Name it `lengths`."
         )
 
 
@@ -76,8 +57,8 @@ class Part:
             check_signature(name, module)
         elif any(hasattr(layer, "batch_first") for layer in module.modules()):
             raise ConfigError(
-                f"`{name}` is {type(module).__name__} of torch.nn. Called with x alone, its layers "
-                f"see the padding, and without `batch_first` mix utterances. {WRAPPER}"
+                f"`{name}` is {type(module).__name__} of torch.nn, whose layers see the padding or "
+                f"mix utterances. {WRAPPER}"
             )
 
     @property
@@ -87,9 +68,8 @@ class Part:
             return Subsampling(declared)
         if not isinstance(declared, Subsampling):
             raise ConfigError(
-                f"`subsampling` of {type(self.module).__name__} in `{self.name}` must be its "
-                f"stride or an sbkit.audio.lengths.Subsampling, but is of type "
-                f"{type(declared).__name__}. Give it another name, if it is something else."
+                f"`subsampling` of {type(self.module).__name__} in `{self.name}` must be a stride "
+                f"or a Subsampling, but is of type {type(declared).__name__}. Give it another name."
             )
         return declared
 
@@ -97,11 +77,16 @@ class Part:
         output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths)
         is_pair = isinstance(output, tuple | list) and len(output) == 2
         if not is_pair or not all(isinstance(tensor, Tensor) for tensor in output):
-            self._refuse(f"returns an object of type {type(output).__name__}")
+            raise ConfigError(
+                f"`{self.name}` must return (y, lengths), but returns an object of type "
+                f"{type(output).__name__}. {WRAPPER}"
+            )
         y, frame_lengths = output
         if y.ndim != 3 or y.shape[0] != x.shape[0] or frame_lengths.shape != lengths.shape:
-            shapes = f"{tuple(y.shape)} and {tuple(frame_lengths.shape)}"
-            self._refuse(f"returns tensors of shape {shapes} for {tuple(x.shape)}")
+            raise ConfigError(
+                f"`{self.name}` must return (B, T, D) and lengths (B,), but returns shape "
+                f"{tuple(y.shape)} and {tuple(frame_lengths.shape)} for {tuple(x.shape)}. {WRAPPER}"
+            )
         if frame_lengths.device.type == "cpu" and not torch.compiler.is_exporting():
             self._check_counts(x, lengths, y, frame_lengths)
         return y, frame_lengths
@@ -112,24 +97,13 @@ class Part:
         expected = self.subsampling.count(lengths).tolist()
         declared = int(self.subsampling.count(torch.tensor(x.shape[1])))
         num_spare = y.shape[1] - declared
-        if (
-            counts != expected
-            or max(counts, default=0) > y.shape[1]
-            or num_spare > MAX_SPARE_FRAMES
-        ):
+        is_longer = max(counts, default=0) > y.shape[1]
+        if counts != expected or is_longer or num_spare > MAX_SPARE_FRAMES:
             raise ConfigError(
                 f"`{self.name}` returns {y.shape[1]} frames of {x.shape[1]}, with lengths "
-                f"{counts[:MAX_SHOWN]}, but declares {declared} and {expected[:MAX_SHOWN]}. Let "
-                "its class declare `subsampling = sbkit.audio.lengths.Subsampling(4, 3)`, if it "
-                "returns (n + 3) // 4 frames of n, and return `self.subsampling.count(lengths)`; "
-                "SpeechBrainLayers takes `subsampling: 4` and `offset: 3`."
+                f"{counts[:MAX_SHOWN]}, but declares {declared} and {expected[:MAX_SHOWN]}. Set "
+                "`subsampling` of its class, or of SpeechBrainLayers (docs/guide/own-parts.md)."
             )
-
-    def _refuse(self, fault: str) -> NoReturn:
-        raise ConfigError(
-            f"`{self.name}` must return (y, lengths), x and y being {FORMS[self.name]}, but {fault}"
-            f". {WRAPPER}"
-        )
 
 
 class FeatureExtractor(Part):
@@ -149,11 +123,8 @@ class FeatureExtractor(Part):
 class Backbone(Part):
     """The last part of an encoder, which returns the states, and may decode tokens against them.
 
-    The module may have more methods: ``encode_with_intermediate(x, lengths)`` for inter-CTC returns
-    the states after its middle and after its end. ``decode(tokens, states, lengths)`` is the
-    attention decoder, and the attribute `decoding_modules` names the children that only decoding
-    runs. ``encode_and_decode(x, lengths, tokens)`` returns states, lengths and decoded tokens, for
-    a decoder that trains only together with its encoder.
+    `docs/guide/own-parts.md` describes the optional methods of its module. One more,
+    ``encode_and_decode``, is for a decoder that trains only together with its encoder.
     """
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,8 +132,8 @@ class Backbone(Part):
         method = getattr(self.module, "encode_with_intermediate", None)
         if method is None:
             raise ConfigError(
-                f"`inter_ctc_weight` is above 0.0, but {type(self.module).__name__} has no method "
-                "encode_with_intermediate(x, lengths). Set it to 0.0, or use sbkit's Transformer."
+                f"`inter_ctc_weight` is above 0.0, but {type(self.module).__name__} has no "
+                "encode_with_intermediate. Set it to 0.0."
             )
         return method(x, lengths)
 
@@ -180,9 +151,8 @@ class Backbone(Part):
         method = getattr(self.module, "decode", None)
         if method is None:
             raise ConfigError(
-                f"{type(self.module).__name__} in `{self.name}` has no decode(tokens, states, "
-                "lengths), the attention decoder. Add it, or use CTC only: train with "
-                "`ctc_weight: 1.0`, decode with `attention_rescoring: False`."
+                f"{type(self.module).__name__} in `{self.name}` has no attention decoder. "
+                "Train with `ctc_weight: 1.0`, or decode with `attention_rescoring: False`."
             )
         return method(tokens, states, frame_lengths)
 

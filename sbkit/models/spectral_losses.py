@@ -20,10 +20,10 @@ NEGATIVE_SLOPE = 0.1
 
 
 def stft_magnitudes(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Transform audio (B, S) with each window; yield its magnitudes, a mask and the hop.
+    """Yield for each window the magnitudes of audio, (B, S) -> (B, F, T), a mask and the hop.
 
-    Magnitudes (B, F, T) past the end of an utterance are zero, so that its loss is the same in
-    every batch. The mask (B, 1, T) is true within an utterance. The hop is in samples.
+    Magnitudes past the end of an utterance are zero, so that its loss is the same in every batch.
+    The mask (B, 1, T) is true within an utterance. The hop is in samples.
     """
     for size in WINDOW_SIZES:
         hop = size // 4
@@ -56,9 +56,8 @@ def spectral_distance(actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor
 
 
 class SpectrogramDiscriminator(nn.Module):
-    """Score each frame of a spectrogram; return the least-squares GAN loss of the scores.
+    """Score each frame of a spectrogram, recorded audio with 1 and decoded audio with 0.
 
-    It is trained to score recorded audio with 1 and decoded audio with 0.
     Source: the multi-resolution discriminator of UnivNet (arXiv 2106.07889), reduced in size.
     """
 

@@ -28,18 +28,14 @@ WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
 
 @dataclass(frozen=True)
 class StreamingConfig:
-    """The chunk and left context of an encoder; ``chunk_frames`` None means whole clips.
-
-    >>> StreamingConfig.parse({"chunk_ms": 640, "left_ms": 2560}, frame_ms=40)
-    StreamingConfig(chunk_frames=16, left_frames=64)
-    """
+    """The chunk and left context of an encoder; ``chunk_frames`` None means whole clips."""
 
     chunk_frames: int | None
     left_frames: int
 
     @classmethod
     def parse(cls, declared: Mapping[str, object], *, frame_ms: int) -> Self:
-        """Read `streaming` of a YAML, in frames of ``frame_ms``; raises ConfigError if invalid."""
+        """Read `streaming` of a YAML, in frames of ``frame_ms``."""
         match declared:
             case {"chunk_ms": int(chunk_ms), "left_ms": int(left_ms), **rest} if (
                 rest in ({}, {"lookahead_ms": 0})  # no frame sees past its chunk
@@ -49,9 +45,8 @@ class StreamingConfig:
             ):
                 return cls(chunk_ms // frame_ms, left_ms // frame_ms)
         raise ConfigError(
-            "`streaming` must be {chunk_ms: .., left_ms: .., lookahead_ms: 0} with multiples of "
-            f"the {frame_ms} ms of a frame and a chunk_ms above 0, but is {dict(declared)}. "
-            "Correct it; for more context to the right, raise chunk_ms."
+            "`streaming` must be {chunk_ms: .., left_ms: .., lookahead_ms: 0}, in multiples of the "
+            f"{frame_ms} ms of a frame, but is {dict(declared)}."
         )
 
     def draw(self) -> "StreamingConfig":
@@ -90,15 +85,13 @@ class BlockState(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkState:
-    """The state of sessions, one per row of its tensors.
+    """The state of sessions, one per row of its tensors, which are never modified.
 
-    No tensor is ever modified, so a state may be shared. To save it, save the plain tensors of
-    `vars(state)`; the class is built from them again.
+    To save it, save the plain tensors of `vars(state)`; the class is built from them again.
     """
 
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
-        """Join the states of sessions of any age to one batch."""
         columns = zip(*(vars(state).values() for state in states), strict=True)
         return cls(*map(torch.cat, columns))
 
@@ -143,11 +136,10 @@ def streaming_network(model: object) -> StreamingNetwork | None:
 
 
 def require_causal_level(features: object) -> None:
-    """Raise ConfigError if features depend on the level of a whole utterance."""
+    """Raise ConfigError for features by the level of a whole utterance, known only at its end."""
     if isinstance(features, Fbank) and features.level == "utterance":
         raise ConfigError(
-            "`level` must be `running` for a model that runs chunk by chunk, since the level of "
-            "an utterance is known only at its end. Write `level: running`."
+            "`level` must be `running` for a model that runs chunk by chunk, but is `utterance`."
         )
 
 

@@ -26,7 +26,7 @@ BLOCK_CONTEXT = 3  # frames that a block sees to each side
 def fourier_basis(window: int) -> Tensor:
     """Return the matrix that weights a window by a Hann window and Fourier-transforms it.
 
-    ``window`` is in samples. The matrix is (window, 2 F): the real parts, then the imaginary parts.
+    It is (window, 2 F): the real parts, then the imaginary parts.
     """
     spectra = torch.fft.rfft(torch.hann_window(window, dtype=torch.float64).diag())
     return torch.cat([spectra.real, spectra.imag], 1).float()
@@ -45,16 +45,13 @@ def inverse_basis(window: int) -> Tensor:
 
 
 def window_margins(hop: int) -> tuple[int, int]:
-    """Return the samples of a window before and after the hop in its center.
-
-    If ``hop`` is odd, there is one more sample after it.
-    """
+    """Return the samples of a window before and after the hop in its center."""
     margins = (WINDOW_HOPS - 1) * hop
     return margins // 2, margins - margins // 2
 
 
 class LogMel(nn.Module):
-    """Compute log-mel features, (B, S), (B,) -> (B, U, 2 M), (B,).
+    """Compute log-mel features of audio between -1 and 1, (B, S), (B,) -> (B, U, 2 M), (B,).
 
     Each hop has a window of four hops, centered on it. A frame concatenates the features of two
     hops. The last frame of an utterance may extend past its end; later frames are zero. The Fourier
@@ -79,7 +76,6 @@ class LogMel(nn.Module):
         self.register_buffer("filters", filters, persistent=False)  # (F, M)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the features of audio between -1 and 1."""
         before, after = window_margins(self.hop_samples)
         tail = -audio.shape[1] % self.frame_samples  # completes the last frame
         padded = pad(audio, (before, after + tail))
@@ -112,7 +108,6 @@ class ConvNeXtBlock(nn.Module):
         self.scale = nn.Parameter(torch.full((d_model,), scale))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Add the output of the block to x. The mask hides the frames past an utterance's end."""
         hidden = gelu(self.up(self.norm(self.conv(x * mask))))
         return x + self.scale * self.down(self.dropout(hidden))
 
@@ -172,7 +167,6 @@ class VocoderDecoder(nn.Module):
         self.context = num_layers * BLOCK_CONTEXT + fine_frames  # frames to each side
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Run the blocks, double the frames, and overlap-add the windows of their spectra."""
         x = self.upsample(self.blocks(states, mask)).unflatten(2, (FRAME_HOPS, -1)).flatten(1, 2)
         fine_mask = mask.repeat_interleave(FRAME_HOPS, 1)  # (B, T, 1)
         x = self.head(self.norm(self.fine_blocks(x, fine_mask)))  # (B, T, 2 F)

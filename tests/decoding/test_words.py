@@ -95,17 +95,6 @@ def test_offsets_extend_words_into_pauses_within_the_clip() -> None:
     assert to_samples([], start=-1.0, end=3.0) == []
 
 
-def test_words_do_not_overlap_with_any_offsets() -> None:
-    random = np.random.default_rng(0)
-    for _ in range(300):
-        cuts = np.sort(random.choice(60, 2 * random.integers(1, 9), replace=False))
-        start, end = random.uniform(-25, 25, 2).tolist()
-        spans = cuts.reshape(-1, 2).tolist()
-        bounds = np.ravel(to_samples(spans, start=start, end=end, samples=600))
-        assert (np.diff(bounds) >= 0).all()
-        assert bounds.min() >= 0 and bounds.max() <= 600
-
-
 # -- features
 
 

@@ -34,10 +34,6 @@ def test_words_that_are_all_right_or_wrong_have_no_auc(right: bool, error: float
     assert measure_calibration([], []) is None
 
 
-def test_one_right_word_has_an_auc() -> None:
-    assert measured([0.9, 0.7], [True, False]).AUC == 1.0
-
-
 def test_reliability_bins_are_tenths() -> None:
     confidences = [tenth / 10 + offset for tenth in range(10) for offset in (0.01, 0.09)]
     words, means, right = zip(*reliability_bins(confidences, [True, False] * 10), strict=True)

@@ -184,22 +184,10 @@ A, B = ScoredUtterance("a", "one", "one"), ScoredUtterance("b", "two", "two")
 A_RIGHT = ScoredUtterance("a", "hi ann", "hi ann")
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (
-            [A, B, ScoredUtterance("c", "three", "")],
-            [A, ScoredUtterance("b", "too", "")],
-            "only in x: 1; only in y: 0; with different texts: 1; for example b. Score",
-        ),
-        ([A, B], [A, B, B], "only in y: 1; only in x: 0; .*; for example b. Score"),  # twice
-    ],
-)
-def test_compare_refuses_other_references(
-    x: list[ScoredUtterance], y: list[ScoredUtterance], message: str
-) -> None:
-    with pytest.raises(SbkitError, match=f"references of test differ.*{message}"):
-        compare("test", [ComparedRun("x", x), ComparedRun("y", y)])
+@pytest.mark.parametrize("others", [[A, ScoredUtterance("b", "too", "")], [A, B, B]])
+def test_compare_refuses_other_references(others: list[ScoredUtterance]) -> None:
+    with pytest.raises(SbkitError, match="references of test in y and x differ, for example of b"):
+        compare("test", [ComparedRun("x", [A, B]), ComparedRun("y", others)])
 
 
 def test_case_and_marks_are_normalized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,14 +209,8 @@ def test_case_and_marks_are_normalized(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("test: 2 utterances, 4 words, 16 characters")
 
 
-def test_compare_has_letters_for_any_number_of_runs() -> None:
-    runs = [ComparedRun(str(n), [A]) for n in range(1001)]
-    letters = [row["letter"] for row in compare("test", runs)["rows"]]
-    assert (letters[:2], letters[25:28], letters[-1]) == (["A", "B"], ["Z", "27", "28"], "1001")
-
-
 def test_compare_refuses_runs_without_a_common_test_set(tmp_path: Path) -> None:
     a = Path(write_run(tmp_path / "a", {"test": [A]}))
     b = Path(write_run(tmp_path / "b", {"other": [A]}))
-    with pytest.raises(SbkitError, match=r"test set: .*a has test; .*b has other\. Score"):
+    with pytest.raises(SbkitError, match="test set: .*a has test; .*b has other"):
         compare_runs([a, b])

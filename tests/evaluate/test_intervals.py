@@ -74,15 +74,6 @@ def test_one_unit_has_no_interval() -> None:
         assert (interval.low, interval.high, interval.unit) == (None, None, grouping.unit)
 
 
-def test_units_are_counted_in_the_singular_and_plural() -> None:
-    one, three = (
-        Interval(low=None, high=None, unit="speaker or clip", unit_count=count) for count in (1, 3)
-    )
-    assert str(one) == "no interval over 1 speaker or clip"
-    assert one.describe_units() == "only 1 speaker or clip"
-    assert str(three) == "no interval over 3 speakers or clips"
-
-
 def test_draw_of_empty_references_is_finite() -> None:
     interval = rate_interval(np.array([1, 0]), np.array([0, 4]), clips(2))
     assert (interval.low, interval.high) == (0.0, 2.0)  # two insertions, as `ErrorCounts.rate`

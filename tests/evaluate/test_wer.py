@@ -1,6 +1,5 @@
-"""Error counts equal a Levenshtein distance by its definition, and add up over a split."""
+"""Errors are counted by kind, and add up over a split."""
 
-import random
 from dataclasses import astuple
 
 import pytest
@@ -10,7 +9,6 @@ from sbkit.evaluate.wer import (
     count_errors,
     format_alignment,
     total_errors,
-    word_correctness,
 )
 
 
@@ -33,19 +31,6 @@ def test_count_errors_of_one_utterance(
     assert astuple(errors.words) == words
     assert astuple(errors.characters) == characters
     assert errors.utterances == 1
-
-
-def test_count_errors_equals_the_edit_distance() -> None:
-    numbers = random.Random(0)
-    for _ in range(300):
-        reference, hypothesis = (_random_text(numbers) for _ in range(2))
-        errors = count_errors(reference, hypothesis)
-        assert errors.words.errors == _edit_distance(reference.split(), hypothesis.split())
-        assert errors.characters.errors == _edit_distance([*reference], [*hypothesis])
-        assert errors.words.reference_length == len(reference.split())
-        right = word_correctness(reference.split(), hypothesis.split())
-        num_right = len(reference.split()) - errors.words.substitutions - errors.words.deletions
-        assert (len(right), sum(right)) == (len(hypothesis.split()), num_right)
 
 
 def test_scores_add_counts_instead_of_averaging_rates() -> None:
@@ -81,18 +66,3 @@ def test_align_puts_characters_in_columns_without_words() -> None:
     """A space is a visible character, because it counts for the CER."""
     lines = ("今␣天气**", "今*天气好", "  D    I")
     assert format_alignment("今 天气", "今天气好", by_words=False) == lines
-
-
-def _random_text(numbers: random.Random) -> str:
-    lengths = [numbers.randint(1, 3) for _ in range(numbers.randint(0, 6))]
-    return " ".join("".join(numbers.choices("abc", k=length)) for length in lengths)
-
-
-def _edit_distance(reference: list[str], hypothesis: list[str]) -> int:
-    above = list(range(len(hypothesis) + 1))
-    for i, expected in enumerate(reference, start=1):
-        row = [i]
-        for j, actual in enumerate(hypothesis, start=1):
-            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (expected != actual)))
-        above = row
-    return above[-1]

@@ -35,14 +35,6 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "lm.safetensors"
 
 
-def test_models_are_trained_once_and_again_for_other_text(file: Path, tokenizer: Tokenizer) -> None:
-    message, *_ = train_models(file, tokenizer)
-    assert message.startswith("language model of words: 2-grams of 60 words in 12 sentences, 11 ")
-    assert "too little text" in message
-    assert train_models(file, tokenizer, []) == []
-    assert train_models(file, tokenizer, source="others")
-
-
 def test_models_learn_from_as_much_text_as_fits_into_memory(
     file: Path,
     tokenizer: Tokenizer,
@@ -54,11 +46,10 @@ def test_models_learn_from_as_much_text_as_fits_into_memory(
     monkeypatch.setattr(training, "MAX_TEXT_BYTES", {"words": 200, "tokens": 100})
     messages = train_models(file, tokenizer)
     first = file.read_bytes()
-    sizes = [
-        "words: counting up to 110 n-grams in 9 sentences drawn of 12, in up to 1 MB of memory",
-        "tokens: counting up to 279 n-grams in 4 sentences drawn of 12, in up to 1 MB of memory",
+    sizes = [("words", 9), ("tokens", 4)]
+    assert caplog.messages == [
+        f"language model of {name}: training on {count} of 12 sentences" for name, count in sizes
     ]
-    assert caplog.messages == [f"language model of {size}" for size in sizes]
     assert "46 words in 9 sentences" in messages[0] and "85 tokens in 4 sentences" in messages[1]
     train_models(file, tokenizer, source="again")
     assert file.read_bytes().replace(b"again", b"these") == first
@@ -97,7 +88,7 @@ def test_arpa_file_replaces_model_of_its_kind(file: Path, tokenizer: Tokenizer, 
 def test_arpa_file_of_other_order_or_spelling_is_refused(file: Path, tokenizer: Tokenizer) -> None:
     arpa = file.with_name("talks.arpa")
     write_arpa(train([text.split() for text in TEXTS], order=2).model, arpa)
-    with pytest.raises(SbkitError, match="2-gram model of words, .* is 3. Set `word_lm"):
+    with pytest.raises(SbkitError, match="2-gram model of words. Set `word_lm_order: 2`"):
         train_models(file, tokenizer, [], words=3, arpa=arpa)
     write_arpa(train([text.upper().split() for text in TEXTS], order=2).model, arpa)
     with pytest.raises(SbkitError, match="spell only 0 of the 11 words of .* Train it on text"):
@@ -161,7 +152,7 @@ def test_lm_command_normalizes_and_spells_a_text_like_the_transcripts_of_the_run
     command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
     (tmp_path / "hyperparams.yaml").write_text("language: en\n")
     text.write_text("птица поёт\n" * 9)
-    with pytest.raises(SbkitError, match="tokens cannot spell this text"):
+    with pytest.raises(SbkitError, match="tokens cannot spell the text"):
         sbkit(command)
     assert not out.exists()
     text.write_text("A naïve bird\n" * 9)
@@ -191,15 +182,6 @@ def test_save_and_load_keep_the_models(file: Path, models: dict[str, NgramModel]
         assert sentence_log_prob(loaded["words"], words) == expected
 
 
-def test_equal_models_give_equal_bytes(file: Path, models: dict[str, NgramModel]) -> None:
-    metadata, contents = {name: name for name in "abcdefgh"}, set()
-    for _ in range(3):
-        save(models, file, metadata=metadata)
-        contents.add(file.read_bytes())
-    assert len(contents) == 1
-    assert metadata.items() <= load(file)[1].items()
-
-
 def change(file: Path, name: str, array: Array, **orders: object) -> None:
     arrays = safetensors.numpy.load_file(file) | {name: array}
     metadata = {"orders": json.dumps({"words": 3, "tokens": 2} | orders)}
@@ -220,16 +202,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
     "no metadata": lambda file: safetensors.numpy.save_file({"a": np.zeros(2)}, file),
     "an order of thousands": lambda file: change(file, "more", FEW, words=5000),
-    "an order of text": lambda file: change(file, "more", FEW, words="3"),
-    "no order": lambda file: change(file, "more", FEW, words=0),
     "floats for keys": lambda file: change(file, "words.keys_2", FEW.astype(np.float32)),
     "other first words": lambda file: change(file, "words.words", np.frombuffer(b"a\nb", np.uint8)),
-    "no text": lambda file: change(file, "words.words", np.array([255, 254], np.uint8)),
     "unsorted": lambda file: change(file, "words.keys_2", FEW),
     "another size": lambda file: change(file, "words.log_probs_1", np.zeros(3, np.float32)),
     "not a number": change_last("log_probs", np.nan),
-    "above one": change_last("log_probs", 0.5),
-    "infinite": change_last("backoffs", np.inf),
     "beyond the words": change_last("keys", 1 << 60),
 }
 
@@ -238,6 +215,5 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_load_refuses_damaged_file(file: Path, models: dict[str, NgramModel], damage: str) -> None:
     save(models, file, metadata={})
     DAMAGES[damage](file)
-    message = r"is not a file of language models, or is damaged .*\. Train them"
-    with pytest.raises(SbkitError, match=message):
+    with pytest.raises(SbkitError, match="is not a file of language models, or is damaged"):
         load(file)

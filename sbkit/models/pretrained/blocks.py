@@ -64,15 +64,12 @@ class FeatureProjection(nn.Sequential):
         norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"]) if is_normed else nn.Identity()
         self.add_module("layer_norm", norm)
         self.add_module("projection", nn.Linear(channels, config["hidden_size"]))
-        self.add_module("dropout", Dropout(config["feat_proj_dropout"]))
 
 
 class Attention(nn.Module):
-    """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D).
+    """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D)."""
 
-    names: in the files, of the projections of query, key, value and output.
-    """
-
+    # In the files: the projections of query, key, value and output
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
 
     def __init__(self, config: Config, *, bias: bool = True) -> None:
@@ -99,10 +96,7 @@ class Attention(nn.Module):
 
 
 class FeedForwardModule(nn.Module):
-    """Project up, and down again: (B, U, D) -> (B, U, D).
-
-    names: in the files, of the two projections.
-    """
+    """Project up, and down again: (B, U, D) -> (B, U, D); ``names`` are those in the files."""
 
     def __init__(
         self,

@@ -60,8 +60,7 @@ class ConformerLayer(nn.Module):
 class ConvolutionModule(nn.Module):
     """Gate, depthwise convolution, norm, activation: (B, U, D), (B, U) -> (B, U, D).
 
-    past, future: frames that a frame sees to each side.
-    norm: its name in the files, and the module.
+    A frame sees ``past`` and ``future`` frames. ``norm``: its name in the files, and the module.
     """
 
     def __init__(
@@ -189,11 +188,7 @@ class CausalConvolution(ConvolutionModule):
 
 
 class StridedConvs(nn.Module):
-    """Subsample by strided convolutions of the spectrogram: (B, T, M), (B,) -> (B, U, D), (B,).
-
-    Frames of padding are set to zero before each. All but the first are depthwise, each followed by
-    a pointwise convolution.
-    """
+    """Subsample by strided convolutions of the spectrogram: (B, T, M), (B,) -> (B, U, D), (B,)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -3,10 +3,10 @@
 Legend: B utterances, S samples, T frames of 10 ms, W samples of a window, K frequencies, M mel
 bins.
 
-Filters and windows are computed in float64, as in the extractors. With `Fbank`'s filters, which
-torchaudio computes in float32, the quietest bins of real speech differed from w2v-BERT's by up to
-0.02; with these, by 2e-6. In evaluation on the CPU, spectra are also computed in float64, as in
-`Fbank`. Parakeet's extractor computes them in float32: such bins differ by up to 1e-4.
+Filters and windows are computed in float64, as in the extractors. With filters in float32, the
+quietest bins of real speech differed from w2v-BERT's by up to 0.02; with these, by 2e-6. In
+evaluation on the CPU, spectra are also computed in float64, as in `Fbank`; Parakeet's extractor
+computes them in float32, which differs by up to 1e-4.
 """
 
 from functools import lru_cache
@@ -46,10 +46,7 @@ def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, 
 
 
 class NormalizedAudio(nn.Module):
-    """Normalize each clip to mean 0 and variance 1, if ``do_normalize`` is true.
-
-    (B, S), (B,) -> (B, S, 1), (B,).
-    """
+    """Normalize each clip, if ``do_normalize`` is true: (B, S), (B,) -> (B, S, 1), (B,)."""
 
     subsampling = Subsampling(1)
 

@@ -1,17 +1,8 @@
 """The folder of a pretrained encoder, as `save_pretrained` or a download from a hub writes it.
 
-Its files are read as data: nothing is executed, and no connection is opened (`hub.py` downloads).
-Weights are mapped and copied tensor by tensor into the parts of a YAML, so that they are in memory
-only once. Parameters that the files do not have, such as adapters, keep their initial values.
-
-The configuration is `config.json`, completed with defaults. Keys and defaults are Hugging Face's
-(transformers 5.23, `models/*/configuration_*.py`). Keys that no module here reads are dropped, and
-three are added:
-
-    do_normalize   whether clips get zero mean and unit variance; always with a group norm
-    sample_rate    Hz
-    source         name, commit on the hub (`revision`), license and SHA-256 of the weights of the
-                   base model; null: random weights
+Its files are read as data: nothing is executed. Keys and defaults of the configuration are Hugging
+Face's (transformers 5.23, `models/*/configuration_*.py`). Keys that no module here reads are
+dropped, and `do_normalize`, `sample_rate` and `source` are added.
 """
 
 import hashlib
@@ -60,24 +51,18 @@ def name_of(folder: Path) -> str:
 
 
 def file_in(folder: Path, name: str) -> Path | None:
-    """Return the path of a file in the folder, None if missing; links in the hub's cache resolved.
-
-    Raises:
-        BundleError: it links to nothing or out of the folder, or is not a file.
-    """
+    """Return the path of a file in the folder, with links resolved, None if it is missing."""
     path = folder / name
     real = Path(os.path.realpath(path))  # `resolve` raises RuntimeError for a loop of links
     if not (path.is_symlink() or path.exists()):
         return None
-    if not real.is_relative_to(root_of(folder).resolve()):
-        raise BundleError(f"{path} links to {real}, outside its folder. {DOWNLOAD_AGAIN}")
-    if not real.is_file():
-        raise BundleError(f"{path} is not a file, or an incomplete download. {DOWNLOAD_AGAIN}")
+    if not real.is_relative_to(root_of(folder).resolve()) or not real.is_file():
+        raise BundleError(f"{path} is not a file of its folder. {DOWNLOAD_AGAIN}")
     return real
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any] | None:
-    """Read a JSON file, None if missing; raises SbkitError if it is damaged."""
+    """Read a JSON file, None if missing."""
     if (file := file_in(folder, name)) is None:
         return None
     with parsing_errors(folder / name, WHOLE_FILE, fix=DOWNLOAD_AGAIN, is_json=True):
@@ -94,24 +79,16 @@ def weight_names(folder: Path) -> list[str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of the weights.
-
-    Raises:
-        BundleError: a file is missing. Pickles are not read, since loading one runs its code.
-    """
+    """Return the files of the weights; raises BundleError if one is missing."""
     files = {name: file_in(folder, name) for name in weight_names(folder)}
     if missing := [name for name, file in files.items() if file is None]:
         pickles = [name for name in PICKLES if (folder / name).exists()]
         if pickles and not (folder / INDEX).exists():
             raise BundleError(
-                f"{folder} has only {pickles[0]}, a pickle, which is not read because loading it "
-                f"runs code. Download {WEIGHTS}, or load the model with transformers, if you trust "
-                "it, and call its save_pretrained."
+                f"{folder} has only {pickles[0]}, a pickle, whose loading runs code. Download "
+                f"{WEIGHTS}, or convert it (docs/guide/fine-tuning.md)."
             )
-        raise BundleError(
-            f"{folder} has no {missing[0]}. It must contain {WEIGHTS}, or {INDEX} and every file "
-            "that it names. Download the model again."
-        )
+        raise BundleError(f"{folder} has no {missing[0]}. Download the model again.")
     return [file for file in files.values() if file is not None]
 
 
@@ -193,7 +170,7 @@ PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.js
 
 
 def read_encoder_config(folder: Path) -> Config:
-    """Read the configuration of an encoder from a folder; raises SbkitError as `read_settings`."""
+    """Read the configuration of an encoder, and hash its weights."""
     config = read_settings(folder)
     source = {
         "name": name_of(folder),
@@ -205,25 +182,14 @@ def read_encoder_config(folder: Path) -> Config:
 
 
 def read_settings(folder: Path) -> Config:
-    """Read the configuration of an encoder, without its source and its weights.
-
-    Raises:
-        ConfigError: the family, the architecture or a size is not supported.
-        BundleError: a file of the folder is missing or damaged.
-    """
+    """Read the configuration of an encoder, without its source and its weights."""
     settings = read_json(folder, CONFIG)
     if settings is None:
-        raise BundleError(
-            f"`pretrained` must be a folder with {CONFIG}, but {folder} has none. Pass a folder "
-            "written by save_pretrained or a download."
-        )
+        raise BundleError(f"`pretrained` must be a folder with {CONFIG}, but {folder} has none.")
     processor = read_json(folder, PROCESSOR) or {}  # where transformers 5 writes the features
     features = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
     if "sampling_rate" not in features:
-        raise BundleError(
-            f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it, or save the "
-            "feature extractor of the model into the folder."
-        )
+        raise BundleError(f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it.")
     encoder_settings = settings.get("encoder_config") or {}  # in a model with a head
     settings = {**settings, **encoder_settings, **features}
     settings = {**settings, "sample_rate": features["sampling_rate"]}
@@ -240,7 +206,7 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
     if family not in DEFAULTS:
         raise ConfigError(
             f"`model_type` in {source_file} must be {', '.join(DEFAULTS)}, but is {family}."
-            f"{did_you_mean(str(family), DEFAULTS)} Use a model of one of these families."
+            f"{did_you_mean(str(family), DEFAULTS)}"
         )
     if family == "whisper":
         names = {key: name for key, name in WHISPER_NAMES.items() if name in settings}
@@ -249,7 +215,7 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
     for key, requirement in _faults({**settings, **config}, DEFAULTS[family]):
         raise ConfigError(
             f"`{key}` in {source_file} must be {requirement}, but is "
-            f"{config.get(key, settings.get(key))}. Correct it, or use another model."
+            f"{config.get(key, settings.get(key))}. Use another model."
         )
     return {"model_type": family, **config, "source": settings.get("source")}
 
@@ -314,15 +280,7 @@ Stored = dict[str, Any]  # slices of the files, keyed by the names of tensors si
 
 
 def check_weights(folder: Path, config: Config, *, layers: int | None = None) -> None:
-    """Compare the names and shapes of a folder's tensors with its config, without reading them.
-
-    layers: `layers` of the `PretrainedEncoder` that will be loaded.
-
-    Raises:
-        BundleError: names or shapes differ.
-        ConfigError: the encoder does not have so many layers.
-        DeviceError: these layers do not fit into memory.
-    """
+    """Compare the names and shapes of a folder's tensors with its config, without reading them."""
     with torch.device("meta"):
         encoder = PretrainedEncoder(config=config, layers=layers, mask_time_prob=0.0)
         parts = [PretrainedFrontEnd(config=config), encoder]
@@ -332,18 +290,12 @@ def check_weights(folder: Path, config: Config, *, layers: int | None = None) ->
     if needed > free:
         raise DeviceError(
             f"The weights of {folder} take {needed / 2**30:.1f} GiB in float32, but only "
-            f"{free / 2**30:.1f} GiB of memory are free. Use a smaller model or a larger machine."
+            f"{free / 2**30:.1f} GiB of memory are free."
         )
 
 
 def load_weights(folder: Path, objects: Iterable[object]) -> str:
-    """Load the weights of a folder into the pretrained parts among the objects.
-
-    Returns a line for the log.
-
-    Raises:
-        BundleError: a tensor is missing, not finite, or of another shape.
-    """
+    """Load the weights of a folder into the parts among the objects; return a line for the log."""
     parts = [part for part in objects if isinstance(part, PretrainedFrontEnd | PretrainedEncoder)]
     tensors, stored = _match_tensors(folder, parts)
     with torch.no_grad():
@@ -366,7 +318,10 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     for file in weight_files(folder):
         with parsing_errors(file, WHOLE_FILE, fix=DOWNLOAD_AGAIN):
             slices: Any = safe_open(file, framework="pt")
-            stored |= {_current_name(name): slices.get_slice(name) for name in [*slices.keys()]}
+            for name in [*slices.keys()]:
+                module, _, last = name.rpartition(".")
+                current_name = f"{module}.{RENAMED[last]}" if last in RENAMED else name
+                stored[current_name] = slices.get_slice(name)
     tensors: dict[str, Tensor] = {}
     for part in parts:
         for name, tensor in part.state_dict(keep_vars=True).items():
@@ -378,12 +333,6 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     faults = {name: _fault(stored.get(name), tensor) for name, tensor in tensors.items()}
     _check_no_faults(folder, faults)
     return tensors, stored
-
-
-def _current_name(name: str) -> str:
-    """Return the name of a tensor since torch 2.0, which renamed those of weight norm."""
-    module, _, last = name.rpartition(".")
-    return f"{module}.{RENAMED[last]}" if last in RENAMED else name
 
 
 def _fault(stored: Any, tensor: Tensor) -> str | None:

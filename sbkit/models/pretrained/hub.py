@@ -2,8 +2,6 @@
 
 Its configuration, model card and safetensors are downloaded, never a pickle or code. A model that
 is complete in the cache is used without any connection, whatever the hub has by now.
-`huggingface_hub` keeps the cache below HF_HOME, and reads HF_ENDPOINT (a mirror), HF_HUB_OFFLINE,
-HF_TOKEN and HTTPS_PROXY.
 """
 
 import logging
@@ -39,14 +37,11 @@ def find_folder(path_or_id: str, revision: str | None = None) -> Path:
     """Return the folder that `pretrained` names: a path, or a model of the hub.
 
     revision: a branch, a tag or a commit of the model; None: its branch `main`.
-
-    Raises SbkitError if there is no such folder or model, or if it cannot be downloaded.
     """
     if (folder := Path(path_or_id).expanduser()).is_dir():
         if revision not in (None, commit_of(folder)):
             raise ConfigError(
-                f"`pretrained_revision` is of a model of the hub, but {path_or_id} is a folder. "
-                "Leave it out."
+                f"`pretrained_revision` is of a model of the hub, but {path_or_id} is a folder."
             )
         return folder
     revision = revision or "main"
@@ -55,7 +50,7 @@ def find_folder(path_or_id: str, revision: str | None = None) -> Path:
     if not MODEL_ID.fullmatch(path_or_id):
         raise ConfigError(
             "`pretrained` must name a folder, or a model of the hub as OWNER/NAME, but "
-            f"{path_or_id} is neither. Correct it."
+            f"{path_or_id} is neither."
         )
     from huggingface_hub import constants  # not needed for a folder
 
@@ -92,8 +87,7 @@ def _download(model: str, revision: str) -> Path:
         if CONFIG not in sizes or sizes.keys().isdisjoint([WEIGHTS, INDEX]):
             raise BundleError(
                 f"{model} must have {CONFIG} and {WEIGHTS} on the hub, but has "
-                f"{listed(sorted(sizes), max_names=8)}. Use another model, or convert a pickle, "
-                "which sbkit does not because loading it runs code (docs/guide/fine-tuning.md)."
+                f"{listed(sorted(sizes), max_names=8)} (docs/guide/fine-tuning.md)."
             )
         names = [*SMALL_FILES] if WEIGHTS in sizes else [*SMALL_FILES, INDEX]
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=names))
@@ -114,24 +108,20 @@ def _explain(model: str, revision: str, error: Exception) -> str | None:
         return f"{model} is gated. Accept its terms at {hub}/{model}, and {LOG_IN}."
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            f"`pretrained` is {model}, which is neither a folder here nor a public model of {hub}. "
-            f"Correct it, or {LOG_IN}."
+            f"{model} is neither a folder here nor a public model of {hub}; if private, {LOG_IN}."
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return (
-            f"`pretrained_revision` must be a branch, a tag or a commit of {model} on {hub}, but "
-            f"is {revision}. Correct it."
-        )
+        return f"`pretrained_revision` is {revision}, which {model} on {hub} does not have."
     if isinstance(error, errors.OfflineModeIsEnabled):
         return (
             f"HF_HUB_OFFLINE forbids downloading {model} (revision {revision}), which is not "
-            f"complete in {constants.HF_HUB_CACHE}. Unset it, or copy the model there."
+            f"complete in {constants.HF_HUB_CACHE}."
         )
     if isinstance(error, OSError) and error.errno is not None:
         return None
     # Its HTTP client may raise anything.
     reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
     return (
-        f"{model} cannot be downloaded from {hub} ({reason}). Check the connection, and "
-        "HTTPS_PROXY, HF_ENDPOINT and HF_TOKEN; then rerun the same command."
+        f"{model} cannot be downloaded from {hub} ({reason}). Check the connection, HTTPS_PROXY, "
+        "HF_ENDPOINT and HF_TOKEN."
     )

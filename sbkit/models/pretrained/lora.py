@@ -19,13 +19,7 @@ SCALE_SUFFIX = ".lora_scale"  # in a state_dict, marks a layer that has an adapt
 class LoraLinear(nn.Linear):
     """Add a trainable update, which starts at zero, to a Linear layer: (..., I) -> (..., O).
 
-    The adapter takes the device and dtype of the layer. ``lora_scale``, alpha / R, is a buffer, so
-    that a state_dict has all that `merge_adapters` needs.
-
-    >>> from torch import rand
-    >>> layer, x = nn.Linear(3, 2), rand(1, 3)
-    >>> LoraLinear(layer, rank=1, alpha=2)(x).equal(layer(x))
-    True
+    ``lora_scale``, alpha / R, is a buffer, so that a state_dict has all that is merged.
     """
 
     lora_scale: Tensor
@@ -49,7 +43,6 @@ def add_adapters(
     """Freeze a module, and add adapters to some of its Linear layers, in place.
 
     projections: names of layers, each the last component of a path such as `layers.0.q_proj`.
-    alpha: the update is multiplied by alpha / rank; None means ``rank``.
     """
     require_in_range({"rank": rank}, {"rank": POSITIVE_COUNT})
     module.requires_grad_(False)
@@ -58,7 +51,7 @@ def add_adapters(
     if not projections or not names.issuperset(projections):
         raise ConfigError(
             f"`projections` of `lora` is {projections!r}, but the Linear layers of the encoder are "
-            f"{', '.join(sorted(names))}. Choose from these."
+            f"{', '.join(sorted(names))}."
         )
     for path, layer in layers.items():
         parent, _, name = path.rpartition(".")

@@ -3,9 +3,8 @@
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
 frame, C channels, D width.
 
-All take `config`: the settings of the folder of the pretrained model, keyed as in its
-`config.json`. Each has a ``body`` that implements a family, with the tensor names of its file. This
-module implements the training that all families share.
+All take `config`, keyed as the `config.json` of the pretrained model. Each has a ``body`` that
+implements a family, with the tensor names of its file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -57,7 +56,7 @@ FAMILIES = {  # keyed by the `model_type` of a `config.json`
 
 
 class PretrainedPart(nn.Module):
-    """Call the body of a family, which returns frames and their number: (B, ...), (B,) -> same."""
+    """Call the body of a family: (B, ...), (B,) -> (B, ...), (B,)."""
 
     body: Any
 
@@ -99,7 +98,7 @@ class PretrainedEncoder(nn.Module):
 
     layers: how many layers to use, from the first; null: all.
     intermediate_layer: the layer that an inter-CTC loss reads, from 1; null: the middle one.
-    dropout, attention_dropout, activation_dropout, feat_proj_dropout: rates, in training.
+    dropout, attention_dropout, activation_dropout: rates, in training.
     layerdrop: the probability that training skips a layer.
     mask_time_prob, mask_time_length: in training, the share of frames in masks, with overlaps
         counted twice, and the frames of a mask.
@@ -112,7 +111,7 @@ class PretrainedEncoder(nn.Module):
 
     RANGES: ClassVar = {
         **dict.fromkeys(("mask_time_prob", "mask_channel_prob", "layerdrop", "dropout"), SHARE),
-        **dict.fromkeys(("attention_dropout", "activation_dropout", "feat_proj_dropout"), SHARE),
+        **dict.fromkeys(("attention_dropout", "activation_dropout"), SHARE),
         **dict.fromkeys(("mask_time_length", "mask_channel_length"), POSITIVE_COUNT),
         "layers": replace(LAYER, advice="Pass null for all layers."),
         "intermediate_layer": LAYER,
@@ -128,7 +127,6 @@ class PretrainedEncoder(nn.Module):
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         activation_dropout: float = 0.1,
-        feat_proj_dropout: float = 0.0,
         layerdrop: float = 0.1,
         mask_time_prob: float = 0.65,
         mask_time_length: int = 10,
@@ -146,8 +144,8 @@ class PretrainedEncoder(nn.Module):
             valid = Range(low=1, high=last, integer=True, advice="Choose one of these layers.")
             require_in_range({key: layer}, {key: valid})
         self.intermediate_layer = middle
-        rates = {"hidden_dropout": dropout, "feat_proj_dropout": feat_proj_dropout}
-        rates |= {"attention_dropout": attention_dropout, "activation_dropout": activation_dropout}
+        rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
+        rates["activation_dropout"] = activation_dropout
         self.body: Any = family.body({**config, **rates, "num_hidden_layers": count})
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)

@@ -7,8 +7,7 @@ Sources: Baevski et al. 2020 (wav2vec 2.0), Hsu et al. 2021 (HuBERT), Chen et al
 bias of attention by relative position, gated by the query). XLS-R and MMS are wav2vec 2.0.
 
 `feat_extract_norm` is `layer`, where each convolution normalizes over channels, or `group`, where
-only the first does, over time. With `do_stable_layer_norm` the blocks normalize before attention
-and feed-forward, otherwise after each sum.
+only the first does, over time.
 """
 
 import math
@@ -59,10 +58,7 @@ class ConvEncoder(nn.Module):
 
 
 class ConvLayer(nn.Module):
-    """Layer ``index`` of the encoder: strided convolution, norm and activation.
-
-    (B, T, C), (B,) -> (B, T', C'), (B,).
-    """
+    """Strided convolution, norm and activation: (B, T, C), (B,) -> (B, T', C'), (B,)."""
 
     def __init__(self, config: Config, index: int) -> None:
         super().__init__()
@@ -145,7 +141,6 @@ class Wav2Vec2(Body):
         return self.encoder.dropout(x), position_bias
 
     def normalize_output(self, x: Tensor) -> Tensor:
-        """Normalize the output if the blocks do not: (B, U, D) -> (B, U, D)."""
         return self.encoder.layer_norm(x) if self.norm_first else x
 
 
@@ -162,8 +157,7 @@ class PositionalConv(nn.Module):
         self.activation = ACTIVATIONS[config["feat_extract_activation"]]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve; an even kernel returns one frame more, which is dropped."""
-        return self.activation(self.conv(x)[:, : x.shape[1]])
+        return self.activation(self.conv(x)[:, : x.shape[1]])  # an even kernel adds a frame
 
 
 class Wav2Vec2Block(nn.Module):
@@ -198,10 +192,7 @@ class GatedAttention(Attention):
     def add_positions(
         self, query: Tensor, x: Tensor, position_bias: Tensor | None
     ) -> PositionedQuery:
-        """Return the query, and the shared bias scaled by gates: (H, U, U) -> (B, H, U, U).
-
-        The gates are computed from x, (B, U, D).
-        """
+        """Return the query, and the shared bias scaled by gates of x: (H, U, U) -> (B, H, U, U)."""
         assert position_bias is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()

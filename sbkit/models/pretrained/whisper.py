@@ -20,10 +20,7 @@ KERNEL, STRIDE = 3, 2  # of the second convolution
 
 
 class WhisperConvs(nn.Module):
-    """Convolve twice, and halve the frames: (B, T, M), (B,) -> (B, U, D), (B,).
-
-    Features are zero in the padding.
-    """
+    """Convolve twice, and halve the frames: (B, T, M), (B,) -> (B, U, D), (B,)."""
 
     subsampling = Subsampling(STRIDE, 2 - KERNEL + STRIDE)
 

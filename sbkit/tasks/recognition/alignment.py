@@ -19,7 +19,7 @@ from sbkit.base.arrays import Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.segmentation import AlignedUtterance, segment
+from sbkit.decoding.segmentation import AlignedUtterance, align_utterances
 from sbkit.decoding.words import WordOffsets
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.tasks.recognition.predict import Transcriber
@@ -115,7 +115,7 @@ def align(
     spelled = [_to_tokens(bundle, " ".join(sentence.split())) for sentence in sentences]
     spelled = [(sentence, tokens) for sentence, tokens in spelled if tokens]
     tokenizer = bundle.tokenizer
-    utterances = segment(
+    utterances = align_utterances(
         output.log_probs,
         [tokens for _, tokens in spelled],
         vocabulary=tokenizer.vocabulary,

@@ -37,7 +37,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("wav2vec2", {}),
     ("wav2vec2", LARGE),
     ("wav2vec2", {"feat_extract_norm": "layer"}),
-    ("wav2vec2", {"do_stable_layer_norm": True, "conv_bias": True}),
     ("hubert", {}),
     ("hubert", LARGE),
     ("hubert", {"feat_proj_layer_norm": False}),

@@ -96,11 +96,6 @@ def link_elsewhere(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to("../elsewhere.safetensors")
 
 
-def link_in_a_loop(folder: Path) -> None:
-    remove("model.safetensors")(folder)
-    (folder / "model.safetensors").symlink_to("model.safetensors")
-
-
 def rename(old: str, new: str) -> Change:
     return map_weights(lambda tensors: {n.replace(old, new): t for n, t in tensors.items()})
 
@@ -109,12 +104,9 @@ Q_PROJ = "encoder.layers.0.attention.q_proj.weight"
 BAD: dict[str, tuple[Change, str]] = {
     "family": (set_config(model_type="data2vec"), "`model_type` in .* wav2vec2, .* is data2vec"),
     "adapter": (set_config(add_adapter=True), "`add_adapter` in .* false, but is True"),
-    "MMS adapters": (set_config(adapter_attn_dim=16), "`adapter_attn_dim` in .* null, but is 16"),
     "remote code": (set_config(auto_map={"AutoModel": "x.Y"}), "model's author is never run"),
     "heads": (set_config(num_attention_heads=5), r"multiple of `num_attention_heads` \(5\), but"),
-    "groups": (set_config(num_conv_pos_embedding_groups=7), "`num_conv_pos_embedding_groups`"),
     "kernels": (set_config(conv_kernel=[10, 3]), r"`conv_kernel` in .* as `conv_dim` \(3\), but"),
-    "no kernels": (set_config(conv_kernel=[]), "`conv_kernel` in .* a list, each a whole number"),
     "stride": (set_config(conv_stride=[5, 0, 2]), "`conv_stride` in .* each a whole number"),
     "size": (set_config(hidden_size=1 << 40), "`hidden_size` in .* a whole number from 1 to 65536"),
     "stacked": (
@@ -122,18 +114,16 @@ BAD: dict[str, tuple[Change, str]] = {
         r"must be `num_mel_bins` times `stride` of preprocessor_config.json, 160, but is 80",
     ),
     "activation": (set_config(hidden_act="mish"), "`hidden_act` in .* gelu or relu .* is mish"),
-    "norm": (set_config(feat_extract_norm="batch"), "`feat_extract_norm` in .* group or layer"),
     "wider": (set_config(hidden_size=48), r"\(24, 16\), not \(48, 16\)"),
     "no config": (remove("config.json"), "a folder with config.json, but .* has none"),
     "half a config": (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
     "no rate": (remove("preprocessor_config.json"), "no preprocessor_config.json with a sampling"),
     "pickle": (replace_by_pickle, "has only pytorch_model.bin, a pickle"),
-    "no weights": (remove("model.safetensors"), "has no model.safetensors. It"),
+    "no weights": (remove("model.safetensors"), "has no model.safetensors"),
     "half a download": (truncate, "model.safetensors must be a whole file"),
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
     "shard elsewhere": (move_shard_elsewhere, "has no ../other/model.safetensors"),
-    "link": (link_elsewhere, "links to .*elsewhere.safetensors, outside its folder"),
-    "link loop": (link_in_a_loop, "model.safetensors is not a file, or an incomplete download"),
+    "link": (link_elsewhere, "model.safetensors is not a file of its folder"),
     "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),
     "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Set `mask_time_prob: 0`"),
     "not finite": (
@@ -229,18 +219,6 @@ def test_license_is_read_from_the_model_card(folder: Path) -> None:
     ):
         (folder / "README.md").write_text(f"---\nlanguage: it\n{text}\n---\n# license: x\n")
         assert read_encoder_config(folder)["source"]["license"] == license
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_modules_read_every_key_that_a_config_keeps(model_type: str, tmp_path: Path) -> None:
-    config = read_encoder_config(make_folder(tmp_path, model_type))
-    # Keys that are only checked, have a default, or belong to another family or the run.
-    optional = ("position_embeddings_type", "feat_proj_layer_norm", "do_normalize", "source")
-    for removed in config.keys() - optional:
-        incomplete = {key: value for key, value in config.items() if key != removed}
-        with pytest.raises(KeyError, match=removed):
-            for part in (PretrainedFeatures, PretrainedFrontEnd, PretrainedEncoder):
-                part(config=incomplete)
 
 
 def test_quiet_clips_have_the_features_of_loud_ones(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.models.pretrained.lora import LoraLinear, add_adapters, merge_adapters
+from sbkit.models.pretrained.lora import LoraLinear, merge_adapters
 from sbkit.models.pretrained.parts import FAMILIES, PretrainedEncoder
 from tests.models.pretrained.folders import encode, make_parts, tiny_config
 
@@ -66,20 +66,10 @@ def test_adapter_adds_alpha_over_rank_times_its_product() -> None:
     torch.testing.assert_close(adapter(x), layer(x) + update)
 
 
-@pytest.mark.parametrize(("dtype", "device"), [(torch.bfloat16, "cpu"), (torch.float32, "meta")])
-def test_adapter_has_the_device_and_dtype_of_its_layer(dtype: torch.dtype, device: str) -> None:
-    encoder = nn.Sequential(nn.Linear(3, 2, device=device, dtype=dtype))
-    add_adapters(encoder, rank=1, projections=["0"])
-    placements = {(tensor.dtype, tensor.device.type) for tensor in encoder.state_dict().values()}
-    assert placements == {(dtype, device)}
-    assert encoder(torch.ones(1, 3, device=device, dtype=dtype)).dtype == dtype
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"projections": ["q_proj", "query"]}, r"is \['q_proj', 'query'\], but .* out_proj"),
-        ({"projections": []}, r"is \[\], but"),
         ({"rank": 0}, "`rank` must be a whole number of at least 1, but is 0"),
     ],
 )
