@@ -35,16 +35,14 @@ def require_effective(effective: Effective, *, device: str, precision: str) -> E
     """Return ``effective``; raises DeviceError if the model does not run as requested."""
     if device != effective.device:
         raise DeviceError(
-            f"The device {device} was requested, but the model runs on {effective.device}. `sbkit "
-            "doctor` lists the devices that can be used."
+            f"The device {device} was requested, but the model runs on {effective.device}. "
+            "`sbkit doctor` lists usable devices."
         )
-    accepted = [precision]
-    if precision != "fp32":
-        accepted.append(f"{precision} and fp32")  # some parts, such as features, may stay in fp32
-    if effective.precision not in accepted:
+    # Some parts, such as features, may stay in fp32.
+    if effective.precision not in (precision, f"{precision} and fp32"):
         raise DeviceError(
             f"The precision {precision} was requested, but the model runs with "
-            f"{effective.precision}. `sbkit doctor` lists the precisions that can be used."
+            f"{effective.precision}. `sbkit doctor` lists usable precisions."
         )
     return effective
 
@@ -68,14 +66,11 @@ class PickledAsCall:
 
 
 def require_process(process_id: int) -> None:
-    """Raise SbkitError in a fork of the process that loaded a model, whose call would hang.
-
-    A fork has none of the threads: neither the model's own nor those of OpenMP.
-    """
+    """Raise SbkitError in a fork of the process that loaded a model, as no thread is forked."""
     if os.getpid() != process_id:
         raise SbkitError(
-            "This model was loaded before its process was forked, and a fork has none of its "
-            "threads: load it in each process. As an argument of the function, it loads itself."
+            "This model was loaded before its process was forked: load it in each process, or pass "
+            "it as an argument."
         )
 
 
@@ -207,8 +202,5 @@ def model_errors(audio: object) -> AbstractContextManager[None]:
     return translate(
         Exception,  # the user's parts of a bundle may raise anything
         BundleError,
-        lambda error: (
-            f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}. The parts "
-            "of its bundle may not fit each other: export it again, or try a shorter file."
-        ),
+        lambda error: f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}.",
     )

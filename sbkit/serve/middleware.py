@@ -262,10 +262,7 @@ class Keys:
         if not keys:  # the server would be open to everyone
             raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one per line.")
         if not all(key.isascii() and key.isprintable() for key in keys):
-            raise ConfigError(
-                f"A key of `--api-key-file {self._file}` has a character that clients cannot send "
-                "in a header, such as ü or a tab. Write keys in printable ASCII."
-            )
+            raise ConfigError(f"A key of `--api-key-file {self._file}` is not printable ASCII.")
         self.digests = [*map(_digest, keys)]
 
 
@@ -291,11 +288,7 @@ class KeyGuard:
         # Compare all keys, each in a time that does not depend on the number of equal bytes.
         matches = [hmac.compare_digest(client_digest, digest) for digest in digests]
         if digests and not sum(matches):
-            raise ApiError(
-                401,
-                "The API key is missing or not valid for this server. Send the header "
-                "`Authorization: Bearer KEY`.",
-            )
+            raise ApiError(401, "The API key is missing or wrong (`Authorization: Bearer KEY`).")
         await self.app(scope, receive, send)
 
 
@@ -379,8 +372,7 @@ class Admission:
             async with asyncio.timeout(limits.answer_seconds):
                 await self.app(scope, receive, send)
         except TimeoutError:
-            seconds = f"{limits.answer_seconds:g} s"
-            message = f"The server did not answer within {seconds}. Try again, or send less."
+            message = f"The server did not answer within {limits.answer_seconds:g} s."
             raise ApiError(503, message) from None
         except asyncio.CancelledError:
             state.require_ready()  # raises ApiError if the grace time is over

@@ -298,8 +298,6 @@ async def last_of(results: AsyncGenerator[str | Transcript]) -> Transcript:
 class RecognitionService:
     """Transcribe the files and turns of many clients at a time.
 
-    streaming: the streaming model, if there is one.
-    detector: finds the start and the end of turns.
     silence: seconds that end a turn; None if only clients can end turns.
     """
 
@@ -314,11 +312,7 @@ class RecognitionService:
         metrics: Metrics,
         detector: VoiceDetector | None = None,
     ) -> None:
-        """Take a bundle whose model has its own thread.
-
-        shapes, wait_seconds: see `Batcher`.
-        max_seconds: the limit for a file or a turn.
-        """
+        """Open what clients need; shapes, wait_seconds: see `Batcher`."""
         self.sample_rate, self.language = bundle.config.sample_rate, bundle.config.language
         self.effective = bundle.model.effective
         self._max_seconds = max_seconds
@@ -364,9 +358,7 @@ class RecognitionService:
         """Yield the text of each segment as soon as it is final, then the transcript.
 
         audio: samples, or an open file, which is closed in the end.
-        times: whether to time the words.
-        phrases: that the decoder expects.
-        channel: of the file, counted from 0; None: all are mixed.
+        times, phrases, channel: as for `Transcriber.stream`.
 
         Raises:
             ApiError: the file is no audio, or too long, or has no such channel.

@@ -169,7 +169,6 @@ def test_load_in_thread_reads_back_the_precision_of_nodes(
 @pytest.mark.parametrize(
     ("builds", "cause"),
     [
-        ({"driver": False}, "there is no NVIDIA driver"),
         ({"driver": False, "providers": [CPU]}, "there is no NVIDIA driver"),  # whatever the wheel
         ({"providers": [CPU]}, "there is no onnxruntime with CUDA, or another wheel hides it"),
     ],
@@ -230,7 +229,7 @@ def test_load_in_thread_refuses_an_onnx_model_of_other_weights(
     stand_in(monkeypatch)
     assert effective(bundle, device="cpu").device == "cpu"
     edit_weights(bundle, lambda weights: {name: w + 1 for name, w in weights.items()})
-    with pytest.raises(SbkitError, match="was not made from the weights of its bundle"):
+    with pytest.raises(SbkitError, match="has other weights"):
         effective(bundle, device="cpu")
 
 

@@ -27,13 +27,12 @@ from sbkit.tasks.recognition.session import (
     Partial,
     Session,
     StreamingRecognizer,
-    advance_batch,
     forward_batch,
 )
 from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
-from tests.runtime.tones import CHUNK, RATE, finals, run, silence, speak, streaming_tones
+from tests.runtime.tones import RATE, finals, run, silence, speak, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"lm_texts": [*TEXTS, "a fox over the dog"]}
@@ -196,19 +195,6 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
         assert event.stable <= following.stable < len(following.text.split())
     assert max(event.stable for event in partials) == 3
     assert partials[0].plain().keys() == {"event", "seconds", "text", "stable"}
-    session = Session(recognizer)
-    session.feed(speak(tokenizer, "jumps over")[: CHUNK - 1])
-    assert not session.has_work
-    session.feed(silence(0.04)[:1])
-    assert session.has_work
-    (events,) = advance_batch([session])
-    assert isinstance(events, list)
-    assert [(event.text, event.stable) for event in events] == [("jumps", 0)]
-    assert not session.has_work
-    session.is_finished = True
-    assert session.has_work
-    session.finish()
-    assert not session.has_work and session.finish() == []
 
 
 def test_listening_imports_no_torch() -> None:
