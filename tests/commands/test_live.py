@@ -100,7 +100,7 @@ def test_listen_reads_standard_input(
     assert capsys.readouterr().out == "the dog\na quick fox\n"
     soundfile.write(header := io.BytesIO(), samples, RATE, "PCM_24", format="WAV")
     piped(monkeypatch, header.getvalue())
-    with pytest.raises(SbkitError, match="a WAV on standard input must have 16 bits"):
+    with pytest.raises(SbkitError, match="WAV on standard input must have 16 bits"):
         live("-")
 
 
@@ -238,5 +238,5 @@ def test_streaming_bundle_equals_its_whole_clip_transcripts(
 
 
 def test_listen_refuses_a_whole_clip_bundle(plain_bundle: Path) -> None:
-    with pytest.raises(SbkitError, match="This one, run by torch, only takes whole clips"):
+    with pytest.raises(SbkitError, match="run by torch, only takes whole clips"):
         run(["transcribe", str(plain_bundle), "--live", "a.wav", "--quiet"])

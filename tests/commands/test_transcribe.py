@@ -107,7 +107,7 @@ def test_transcribe_reads_raw_samples(
     samples, _ = soundfile.read(talks / "talks/b.flac", dtype="int16")
     content = io.BytesIO(samples.astype("<i2").tobytes() + b"\0")  # and half of one more
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=content))
-    with pytest.raises(SbkitError, match=r"or give --raw-rate HZ"):
+    with pytest.raises(SbkitError, match="give --raw-rate HZ"):
         run(["transcribe", "model", "-"])
     with pytest.raises(SbkitError, match="768000 Hz, but `--raw-rate` declares 16 Hz"):
         run(["transcribe", "model", "-", "--raw-rate", "16"])

@@ -54,11 +54,7 @@ class Codec(GraphModel):
         self.fingerprint = self.space.fingerprint(**codec)
 
     def encode(self, audio: AudioSource, sample_rate: float | None = None) -> Coded:
-        """Encode audio, which `stream_source` reads or converts.
-
-        Raises:
-            SbkitError: the file is not audio, or the array has non-finite samples.
-        """
+        """Encode audio, which `stream_source` reads or converts."""
         samples = np.concatenate([*stream_source(audio, sample_rate, self.sample_rate)])
         return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 

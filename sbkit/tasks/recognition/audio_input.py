@@ -38,10 +38,6 @@ def audio_blocks(
     sample_rate: the rate of the blocks in Hz.
     raw_rate: the rate of standard input without a header.
     pace: the speed of a file: 1 for real time, 0 for as fast as it can be read.
-
-    Raises:
-        DeviceError: there is no microphone, or PortAudio is missing.
-        SbkitError: the source is not audio, or the package for microphones is missing.
     """
     source = str(source)
     if source == MICROPHONE:
@@ -103,9 +99,8 @@ def _read_wav(content: BinaryIO) -> tuple[int, Iterator[Block]]:
                 read = partial(_read_frames, content, channels)
             return rate, _read_pcm(read, rate, channels=channels)
     raise DataError(
-        "To be transcribed while it arrives, a WAV on standard input must have 16 bits. Convert "
-        "it: ffmpeg -i ... -f s16le -ac 1 -ar 16000 - | sbkit transcribe ... - --live --raw-rate "
-        "16000"
+        "A WAV on standard input must have 16 bits. Convert it: ffmpeg -i ... -f s16le -ac 1 "
+        "-ar 16000 - | sbkit transcribe ... - --live --raw-rate 16000"
     )
 
 
@@ -127,8 +122,7 @@ def _microphone(sample_rate: int) -> Iterator[Samples]:
         sounddevice = require_package("sounddevice", extra="mic")
     except OSError as error:  # on Linux, the package does not contain PortAudio
         raise DeviceError(
-            f"The microphone needs PortAudio, which is missing ({error}). Install it, on Debian: "
-            "apt-get install libportaudio2"
+            f"PortAudio is missing ({error}). On Debian: apt-get install libportaudio2"
         ) from error
     recorded: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the recording has ended
     is_interrupted = False
@@ -152,8 +146,7 @@ def _microphone(sample_rate: int) -> Iterator[Samples]:
             stack.enter_context(stream)
         except sounddevice.PortAudioError as error:
             raise DeviceError(
-                f"The microphone cannot record at {sample_rate} Hz ({error}). Connect a microphone "
-                "and make it the default input of this machine."
+                f"The default microphone cannot record at {sample_rate} Hz ({error})."
             ) from error
         stack.enter_context(handle_signals((signal.SIGINT,), end_recording))
         while (block := recorded.get()) is not None:

@@ -22,16 +22,13 @@ def transcribe_live(options: Namespace) -> int:
 
     Final text goes to standard output, partial text to standard error. As JSON, all events go to
     standard output, one per line.
-
-    Raises SbkitError if the bundle or the source cannot be used, or the options do not fit.
     """
     names = ("out", "errors", "channel", "part")
     unsupported = [f"--{name}" for name in names if getattr(options, name) is not None]
     if len(options.files) != 1 or unsupported or options.format not in ("text", "json"):
         raise ConfigError(
             "`--live` takes one FILE, - or mic, and --format text or json, but was given "
-            f"{len(options.files)} with {' and '.join([options.format, *unsupported])}. Correct "
-            "that, or leave out --live."
+            f"{len(options.files)} with {' and '.join([options.format, *unsupported])}."
         )
     with StreamingRecognizer.load(options.bundle, **recognizer_options(options)) as recognizer:
         if not options.quiet:

@@ -113,9 +113,6 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         read_ahead_seconds: how much audio is read before the model runs on its segments.
         detector: finds the pauses where long audio is cut.
         encode: runs the model on segments, by default in batches of similar length.
-
-        Raises:
-            ConfigError: the detector needs another sample rate than the model.
         """
         self._bundle = bundle
         self._model = bundle.model
@@ -144,17 +141,8 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         detector: VoiceDetector | None = None,
         **options: Any,
     ) -> Self:
-        """Load a bundle with the options of `load_bundle`, and use it as the constructor does.
-
-        Raises:
-            SbkitError: the bundle is damaged, or the device, runtime or precision is unavailable.
-        """
-        bundle = load_in_thread(folder, **options)
-        try:
-            return cls(bundle=bundle, times=times, detector=detector)
-        except BaseException:
-            bundle.model.close()
-            raise
+        """Load a bundle with the options of `load_bundle`, and use it as the constructor does."""
+        return cls(bundle=load_in_thread(folder, **options), times=times, detector=detector)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -252,9 +240,6 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         """Yield the segments of a source with their log-probabilities, and decode nothing.
 
         audio, sample_rate, channel: as for `transcribe`.
-
-        Raises:
-            SbkitError: the source cannot be read.
         """
         for batch, inputs in self._encode_batches([audio], sample_rate, channel):
             for item, decoder_input in zip(batch, inputs, strict=False):
@@ -275,10 +260,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
     ) -> Iterator[_SegmentResult]:
         """Read and cut one source after the other; an error ends its source."""
         if isinstance(audios, Path | str | IOBase | bytes | Mapping):
-            raise DataError(
-                f"`{str(audios)[:100]}` is a single source. Pass a list of sources, or use "
-                "`transcribe`."
-            )
+            raise DataError(f"`{str(audios)[:100]}` is a single source. Pass a list of sources.")
         for audio in audios:
             file = str(audio) if isinstance(audio, Path | str) else None
             mixer = ChannelMixer(channel)

@@ -36,13 +36,9 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
     they are read.
 
     raw_rate: the sample rate of standard input without a header.
-
-    Raises SbkitError if a folder or a pattern has no audio, or standard input is not audio.
     """
     if raw_rate is not None and STANDARD_INPUT not in arguments:
-        raise ConfigError(
-            "`--raw-rate` describes standard input, but no FILE is -. Pass -, or leave it out."
-        )
+        raise ConfigError("`--raw-rate` describes standard input, but no FILE is -.")
     files: list[Path] = []
     with TemporaryDirectory() as folder:
         for argument in arguments:
@@ -58,13 +54,13 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
             elif num_plain < len(parts) and not path.exists():
                 matches = find_audio_files(Path(*parts[:num_plain]), parts[num_plain:])
             if not matches:
-                raise DataError(f"{argument} has no audio files. Correct the folder or pattern.")
+                raise DataError(f"{argument} has no audio files.")
             files += matches
         yield files
 
 
 def _save_standard_input(file: Path, raw_rate: int | None) -> None:
-    """Write standard input to a file; raises SbkitError if it is not audio."""
+    """Write standard input to a file."""
     if raw_rate is None:
         with file.open("wb") as content:
             shutil.copyfileobj(sys.stdin.buffer, content)
@@ -74,8 +70,8 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
             if error.reason != "not audio":  # other errors are raised when it is read
                 return
             raise DataError(
-                "Standard input is not recognized as audio. Pipe a file with a header, such as "
-                "WAV, or give --raw-rate HZ for samples of 16 bits (little-endian, mono)."
+                "Standard input has no header of audio. For samples of 16 bits (little-endian, "
+                "mono), give --raw-rate HZ."
             ) from error
         return
     check_rate("`--raw-rate`", raw_rate)

@@ -123,12 +123,9 @@ class Synthesizer(GraphModel):
     def read(self, text: str) -> Reading:
         """Turn a text into symbols; raises DataError if it is empty, too long or unreadable."""
         if not text.strip():
-            raise DataError("The text is empty. Write the text to speak.")
+            raise DataError("The text is empty.")
         if len(text) > MAX_TEXT_CHARACTERS:
-            raise DataError(
-                f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it "
-                "in parts."
-            )
+            raise DataError(f"The text has more than {MAX_TEXT_CHARACTERS} characters.")
         spoken = spell_out(text, self.language)
         texts = split_sentences(spoken.text, MAX_SENTENCE_CHARACTERS)
         sentences: list[list[int]] = []
@@ -143,8 +140,7 @@ class Synthesizer(GraphModel):
                 sentences.append([self._labels.encode(symbol) for symbol in readable])
         if not sentences:
             raise DataError(
-                f"{printable(text[:40])!r} has no words that this voice can read. Write words of "
-                f"its language, {self.language}."
+                f"{printable(text[:40])!r} has no words of this voice's language, {self.language}."
             )
         omitted = f"No training clip of this voice has {listed(unknown)}, which is omitted."
         notes = (*spoken.notes, *([omitted] if unknown else []))
