@@ -25,7 +25,7 @@ from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.recognition.audio_input import audio_blocks
+from sbkit.tasks.recognition.live import audio_blocks
 from tests.runs import ROOT
 from tests.runtime.bundles import make_run
 

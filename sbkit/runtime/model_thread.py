@@ -94,11 +94,7 @@ class ModelThread:
         return effective
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
-        """Call a function with the model, in the model's thread, and return its result.
-
-        Raises:
-            SbkitError: the model is closed, or this process is a fork of the one that loaded it.
-        """
+        """Call a function with the model, in the model's thread, and return its result."""
         require_process(self._process_id)
         with translate(RuntimeError, SbkitError, CLOSED):
             future = self._executor.submit(lambda: use(self._local.model))

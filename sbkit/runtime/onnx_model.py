@@ -241,10 +241,7 @@ def _parse_device(device: str) -> tuple[str, dict[str, str]]:
 
 
 def _read_back(session: Any, provider: str) -> Effective:
-    """Return where and how a session computes its matrix products and convolutions.
-
-    Raises DeviceError if a provider other than the requested one computes some of them.
-    """
+    """Return where and how a session computes its matrix products and convolutions."""
     subgraphs = session.get_provider_graph_assignment_info()
     nodes = [(graph.ep_name, node.op_type) for graph in subgraphs for node in graph.get_nodes()]
     heavy = [(name, op) for name, op in nodes if any(part in op for part in HEAVY_OPERATIONS)]

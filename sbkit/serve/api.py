@@ -126,10 +126,9 @@ class ServedModels:
         return engines[name]
 
     def pick_recognizer(self, name: str, languages: Sequence[str]) -> RecognitionService:
-        """Return the recognizer with a name.
+        """Return the recognizer with a name; raises ApiError for other languages than its own.
 
-        Raises ApiError if the request names languages, but neither the recognizer's nor auto. A
-        recognizer whose language is und (undetermined) accepts all languages.
+        A recognizer whose language is und (undetermined) accepts all languages.
         """
         recognizer = self.pick(RecognitionService, name)
         model_language = language_code(recognizer.language or "und")
@@ -322,8 +321,6 @@ class AudioInput(Fields, extra="forbid"):
         """Return the recognizer, and write it and its default silence into the options.
 
         default_model: the model that the client named when it connected.
-
-        Raises ApiError if no recognizer fits the options.
         """
         options = self.transcription
         model = options.model or default_model

@@ -147,8 +147,7 @@ class Batcher:
     def encode(self, segments: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on segments (S,), in batches shared with other requests.
 
-        Raises:
-            CancelledError: the request ended, or the batcher is closed.
+        Raises CancelledError if the request ended, or the batcher is closed.
         """
         with self._changed:
             if self._is_closed:
@@ -359,9 +358,6 @@ class RecognitionService:
 
         audio: samples, or an open file, which is closed in the end.
         times, phrases, channel: as for `Transcriber.stream`.
-
-        Raises:
-            ApiError: the file is no audio, or too long, or has no such channel.
         """
 
         def work(on_text: Callable[[str], None]) -> Transcript:
@@ -398,7 +394,6 @@ class RecognitionService:
     ) -> Callable[[int], Session | ClipTurn]:
         """Return a function that creates a turn, given the index of its first sample.
 
-        phrases: that the decoder expects.
         silence: seconds that end a turn if there is no detector.
         """
         streaming = self.streaming
@@ -417,9 +412,6 @@ class RecognitionService:
         """Process the audio fed to a turn and return its new events.
 
         A whole-clip turn has events only once it is finished.
-
-        Raises:
-            ApiError: a clip is too long.
         """
         if isinstance(turn, Session):
             return await self._sessions.advance(turn)

@@ -325,7 +325,7 @@ def test_bundle_omits_the_discriminator(trained: Path, bundle: Path) -> None:
 
 
 def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
-    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.Coding cannot be scored"):
+    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.Coding cannot score tables"):
         sbkit(["score", str(bundle), str(clip)])
 
 
@@ -407,5 +407,5 @@ def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Pa
 
 @pytest.mark.parametrize(("groups", "levels"), [(0, (8,)), (1, ()), (1, (1, 5))])
 def test_code_space_without_codes_is_refused(groups: int, levels: tuple[int, ...]) -> None:
-    with pytest.raises(SbkitError, match="at least one group, and levels of at least 2"):
+    with pytest.raises(SbkitError, match="levels of at least 2"):
         CodeSpace(groups, levels)

@@ -227,9 +227,7 @@ def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
         (np.zeros(100), "16000", "`sample_rate` must be a whole number of Hz, but is '16000'"),
         (["one.wav", "two.wav"], None, "must be a whole number of Hz, but is 'two.wav'"),
         ({"audio": np.zeros(100)}, None, "A mapping must have .*, but this one has audio"),
-        (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
         (np.zeros(0), RATE, "array is empty"),
-        (np.full(100, np.nan), RATE, "must lie between -1 and 1"),
     ],
 )
 def test_transcriber_refuses_arrays_that_are_no_audio(

@@ -15,13 +15,12 @@ import soundfile
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.decode import check_rate
-from sbkit.audio.io import declared_seconds, find_audio_files, stream_audio
+from sbkit.audio.io import STANDARD, declared_seconds, find_audio_files, stream_audio
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.machine import usable_cores
 from sbkit.logs.progress import progress_bar, shows_progress
 from sbkit.runtime.runtimes import model_options
 from sbkit.tasks.detection.predict import open_detector
-from sbkit.tasks.recognition.audio_input import STANDARD_INPUT
 from sbkit.tasks.recognition.predict import Transcriber
 
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
@@ -37,13 +36,13 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
 
     raw_rate: the sample rate of standard input without a header.
     """
-    if raw_rate is not None and STANDARD_INPUT not in arguments:
+    if raw_rate is not None and str(STANDARD) not in arguments:
         raise ConfigError("`--raw-rate` describes standard input, but no FILE is -.")
     files: list[Path] = []
     with TemporaryDirectory() as folder:
         for argument in arguments:
             path = Path(argument)
-            if argument == STANDARD_INPUT:
+            if path == STANDARD:
                 path = Path(folder, "stdin")
                 _save_standard_input(path, raw_rate)
             parts = path.parts
