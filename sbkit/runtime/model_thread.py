@@ -48,7 +48,10 @@ def require_effective(effective: Effective, *, device: str, precision: str) -> E
 
 
 class PickledAsCall:
-    """An object that pickles as the call that made it, because its model cannot be pickled."""
+    """An object that pickles as the call that made it, because its model cannot be pickled.
+
+    As a context manager, it is closed at the end of the block.
+    """
 
     _made_by: "partial[Self]"
 
@@ -63,6 +66,15 @@ class PickledAsCall:
     def __repr__(self) -> str:
         options = [f"{name}={value!r}" for name, value in self._made_by.keywords.items()]
         return f"{type(self).__name__}({', '.join([*map(repr, self._made_by.args), *options])})"
+
+    def close(self) -> None:
+        """End the thread of the model."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def require_process(process_id: int) -> None:

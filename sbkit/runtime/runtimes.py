@@ -288,9 +288,3 @@ class GraphModel(PickledAsCall):
 
     def close(self) -> None:
         self._thread.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -31,7 +31,7 @@ from sbkit.serve.middleware import (
     wrong_field,
 )
 from sbkit.serve.recognition import RecognitionService, last_of
-from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
+from sbkit.serve.tts import FILE_FORMATS, SpeechStream, Voice
 from sbkit.tasks.recognition.predict import Transcript
 from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
 from sbkit.text.languages import language_code
@@ -456,13 +456,13 @@ def _segment(index: int, words: Sequence[Word]) -> JsonObject:
 
 async def speech_response(fields: SpeechFields, voice: Voice) -> StreamingResponse:
     """Return speech that is sent while it is made; raises ApiError if the text cannot be spoken."""
-    parts = voice.speak(fields.input, fields.speed, fields.response_format)
+    speech = voice.speak(fields.input, fields.speed, fields.response_format)
     try:
-        notes: Sequence[str] = await anext(parts)
-        first_chunk: bytes = await anext(parts)
+        notes: Sequence[str] = await anext(speech)
+        first_chunk: bytes = await anext(speech)
     except SbkitError as error:
         raise ApiError(400, str(error), "input") from error
-    chunks = _speech_chunks(first_chunk, parts)
+    chunks = _speech_chunks(first_chunk, speech)
     if fields.stream_format == "sse":
         events = _speech_events(chunks, notes, num_characters=len(fields.input))
         return StreamingResponse(events, media_type=EVENT_STREAM)
@@ -478,15 +478,15 @@ def _notes_header(notes: Sequence[str]) -> str:
     return header
 
 
-async def _speech_chunks(first_chunk: bytes, parts: SpeechParts) -> AsyncGenerator[bytes]:
+async def _speech_chunks(first_chunk: bytes, speech: SpeechStream) -> AsyncGenerator[bytes]:
     """Yield the chunks of a file; its seconds go to the log."""
-    async with aclosing(parts):
+    async with aclosing(speech):
         yield first_chunk
-        async for part in parts:
-            if isinstance(part, bytes):
-                yield part
+        async for chunk in speech:
+            if isinstance(chunk, bytes):
+                yield chunk
             else:
-                request_facts.get()["audio_seconds"] = part
+                request_facts.get()["audio_seconds"] = chunk
 
 
 async def _speech_events(

@@ -47,7 +47,7 @@ from sbkit.tasks.recognition.session import (
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
 
-Part = TypeVar("Part")
+Sent = TypeVar("Sent")
 Result = TypeVar("Result")
 
 # Set when the request of a thread ends early, so that its segments are no longer run.
@@ -60,12 +60,12 @@ class Workers:
     def __init__(self, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
 
-    async def results(
+    async def run(
         self,
-        work: Callable[[Callable[[Part], None]], Result],
+        work: Callable[[Callable[[Sent], None]], Result],
         *,
         on_end: Callable[[], object] = lambda: None,
-    ) -> AsyncGenerator[Part | Result]:
+    ) -> AsyncGenerator[Sent | Result]:
         """Call ``work`` in a thread with a function ``send``; yield what it sends, then its result.
 
         Errors of ``work`` are raised here. Once this iterator is closed, ``send`` raises
@@ -74,29 +74,29 @@ class Workers:
         on_end: called when ``work`` has ended, or will not run.
         """
         loop = asyncio.get_running_loop()
-        parts = asyncio.Queue[Part | Future[Result]]()
+        queue = asyncio.Queue[Sent | Future[Result]]()
         cancelled = threading.Event()
 
-        def put(part: Part | Future[Result]) -> None:
+        def put(item: Sent | Future[Result]) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(parts.put_nowait, part)
+                loop.call_soon_threadsafe(queue.put_nowait, item)
 
-        def send(part: Part) -> None:
+        def send(item: Sent) -> None:
             if cancelled.is_set():
                 raise CancelledError
-            put(part)
+            put(item)
 
-        def run() -> Result:
+        def work_in_thread() -> Result:
             request_cancelled.set(cancelled)
             return work(send)
 
-        future = self._threads.submit(run)
+        future = self._threads.submit(work_in_thread)
         future.add_done_callback(lambda _: on_end())
         future.add_done_callback(put)
         try:
-            while not isinstance(part := await parts.get(), Future):
-                yield part
-            yield part.result()
+            while not isinstance(item := await queue.get(), Future):
+                yield item
+            yield item.result()
         finally:
             future.cancel()
             cancelled.set()
@@ -387,7 +387,7 @@ class RecognitionService:
             return result
 
         close = audio.close if isinstance(audio, IOBase) else lambda: None
-        return self._workers.results(work, on_end=close)
+        return self._workers.run(work, on_end=close)
 
     async def turns(
         self, phrases: tuple[str, ...], silence: float | None

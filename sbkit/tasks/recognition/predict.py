@@ -18,7 +18,6 @@ Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import IOBase
@@ -85,7 +84,7 @@ class _SegmentResult:
     is_last: bool = False  # of its source
 
 
-class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
+class Transcriber(PickledAsCall):
     """Transcribe files and arrays; made by `Transcriber.load`.
 
     It pickles as the call that loads it again, and cannot be used in a fork of its process.
@@ -251,9 +250,6 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
     def close(self) -> None:
         self._decoder_pool.close()
         self._model.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(
         self, audios: Iterable[AudioSource], sample_rate: float | None, channel: int | None

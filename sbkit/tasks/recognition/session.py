@@ -8,7 +8,6 @@ Legend: S samples, U frames, V vocabulary.
 
 from bisect import bisect
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -68,7 +67,7 @@ class EndpointRules:
 DEFAULT_RULES = EndpointRules()
 
 
-class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecognizer"]):
+class StreamingRecognizer(PickledAsCall):
     """A streaming model with its decoder, for any number of sessions; `load` opens a bundle.
 
     decoder, aligner: decode, and time the words.
@@ -107,9 +106,6 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
 
     def close(self) -> None:
         self.model.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, kw_only=True)
