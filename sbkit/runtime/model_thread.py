@@ -23,7 +23,7 @@ from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError, translate
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
-from sbkit.runtime.batch_shapes import BatchShapes, round_up
+from sbkit.runtime.batch_shapes import BatchShapes
 
 LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
 StreamingUse = Literal["no", "also", "only"]  # whether a model runs chunk by chunk
@@ -133,13 +133,13 @@ class ModelThread:
         clips: Sequence[Samples],
         shapes: BatchShapes,
         *,
-        on_batch: Callable[[int, int], object] = lambda clips, samples: None,
+        on_batch: Callable[[int], object] = lambda _: None,
     ) -> list[Encoded]:
         """Run the encoder on clips in batches of similar length; return outputs in their order.
 
         The batches run in parallel if the device allows it.
 
-        on_batch: called for each batch with its number of clips and the samples of a padded clip.
+        on_batch: called with the number of clips of each batch.
         """
         lengths = [len(clip) for clip in clips]
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
@@ -147,7 +147,7 @@ class ModelThread:
         outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
         output_of_clip: dict[int, Encoded] = {}
         for batch, batch_outputs in zip(batches, outputs, strict=True):
-            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.padded_lengths))
+            on_batch(len(batch))
             output_of_clip.update(zip(batch, batch_outputs, strict=True))
         return [output_of_clip[index] for index in range(len(clips))]
 

@@ -1,7 +1,6 @@
 """Load a bundle to run it, with torch or onnxruntime, which are imported then."""
 
 import ctypes
-import os
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -193,10 +192,9 @@ def _load_onnx(
     graphs = task.graphs
     if not graphs and streaming != "only":
         task.require_prediction("text", command="transcribe")
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # under torchrun, as with torch
     if device == AUTO:
-        device = "cpu" if why_no_cuda(ONNX) else gpu
-    device = gpu if device == "cuda" else device
+        device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
+    device = FIRST_GPU if device == "cuda" else device
     options = {"device": device, "precision": precision}
     model: OnnxModel | OnnxGraphs
     if graphs:

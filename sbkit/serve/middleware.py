@@ -41,7 +41,6 @@ WARMING, READY, DRAINING, STOPPING = "warming up", "ready", "draining", "stoppin
 PROBE_PATHS = ("/health/live", "/health/ready", "/metrics")  # polled all the time, so not logged
 LATENCIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-BATCH_SECONDS = (1, 2, 5, 10, 20, 30, 60)
 CLIENT_GONE = 499  # only for metrics, as in nginx: no client reads it
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 ERROR_HEADERS = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
@@ -172,7 +171,6 @@ class Metrics:
         self.sessions = counter("sessions", "realtime sessions so far")
         self.streams = histogram("stream_batch", "sessions of a batch", buckets=BATCH_SIZES)
         self.clips = histogram("batch_clips", "clips of a batch", buckets=BATCH_SIZES)
-        self.seconds = histogram("batch_seconds", "with padding", buckets=BATCH_SECONDS)
 
     def show(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value is read when Prometheus asks."""

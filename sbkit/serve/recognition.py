@@ -123,13 +123,13 @@ class Batcher:
 
     shapes: a closed table.
     wait_seconds: how long a segment waits for others while the model is idle.
-    on_batch: called for each batch with its number of clips and the samples of a padded clip.
+    on_batch: called with the number of clips of each batch.
     """
 
     thread: ModelThread
     shapes: BatchShapes
     wait_seconds: float
-    on_batch: Callable[[int, int], object]
+    on_batch: Callable[[int], object]
 
     def __post_init__(self) -> None:
         self._round_samples = self.thread.parallel_batches * self.shapes.max_samples
@@ -321,7 +321,7 @@ class RecognitionService:
         self._workers = workers
         self._metrics = metrics
         self.batcher = Batcher(
-            bundle.model, shapes=shapes, wait_seconds=wait_seconds, on_batch=self._on_batch
+            bundle.model, shapes=shapes, wait_seconds=wait_seconds, on_batch=metrics.clips.observe
         )
         self._sessions = SessionBatcher(metrics.streams.observe)
         self._transcriber = Transcriber(
@@ -433,7 +433,3 @@ class RecognitionService:
     def _check_seconds(self, seconds: float) -> None:
         if seconds > self._max_seconds:
             raise too_large(f"{self._max_seconds:g} s of audio")
-
-    def _on_batch(self, clips: int, samples: int) -> None:
-        self._metrics.clips.observe(clips)
-        self._metrics.seconds.observe(clips * samples_to_seconds(samples, self.sample_rate))
