@@ -31,7 +31,7 @@ from sbkit.tasks.recognition.session import (
 )
 from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
-from tests.runtime.scripted_speech import ScriptedSpeech
+from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import RATE, finals, run, silence, speak, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
@@ -109,9 +109,10 @@ def test_session_events_do_not_depend_on_block_size(
 def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> None:
     """Humming after the words has no tokens but is not silence: the utterance ends after it."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    audio = np.concatenate([speak(tokenizer, "the dog"), silence(4.0)])
-    end = len(speak(tokenizer, "the dog")) / RATE + 1.0
-    detector = VoiceDetector(SpeechUntil(end), SpeechRules(hang_over=0.3))
+    spoken, hum = speak(tokenizer, "the dog"), np.full(RATE, 300, np.int16)
+    audio = np.concatenate([spoken, hum, silence(3.0)])
+    end = len(spoken) / RATE + 1.0
+    detector = VoiceDetector(LoudSpeech(), SpeechRules(hang_over=0.3))
     session, events = Session(recognizer, detector=detector), list[Event]()
     for first in range(0, len(audio), size):
         events += session.push(audio[None, first : first + size])  # (1, S)
@@ -122,18 +123,6 @@ def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> Non
     padded = end + detector.rules.padding
     assert finals(events)[0].end == pytest.approx(padded + 1.2, abs=0.05)  # not the hang-over, too
     assert endpoint.seconds >= finals(events)[0].end
-
-
-class SpeechUntil(ScriptedSpeech):
-    """Speech from the first frame to a given time, whatever the audio."""
-
-    def __init__(self, end: float) -> None:
-        self.end = end
-
-    def advance(self, samples: Samples, state: int) -> tuple[Any, int]:
-        frames = len(samples) // self.step
-        after = state + frames
-        return (np.arange(state, after) * self.step < self.end * RATE).astype(float), after
 
 
 def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
