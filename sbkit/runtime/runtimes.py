@@ -93,9 +93,6 @@ def load_bundle(
     hotwords: phrases separated by commas, a list of them, or a file of them.
     user_modules: the user's modules that the bundle may import.
 
-    Raises:
-        SbkitError: the bundle is damaged, or the device, runtime or precision is not available.
-
     >>> bundle = load_bundle("my-model")  # doctest: +SKIP
     >>> bundle.transcribe([read_audio("talk.mp3", bundle.config.sample_rate)])  # doctest: +SKIP
     ['hello there']

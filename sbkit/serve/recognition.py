@@ -3,10 +3,9 @@
     segments of many requests -> one queue -> rounds -> batches of similar length -> the model
         -> the outputs that each request waits for
 
-A `Transcriber` cuts and decodes the audio of each request in a thread of its own, and calls
-`Batcher.encode`. The n-th segment of a call is due n rounds after its arrival, so that short
-requests overtake an hour of audio, but never starve it (fair queueing after Demers, Keshav and
-Shenker, 1989). The sessions of a streaming model share a batcher of their own.
+The n-th segment of a request is due n rounds after its arrival, so that short requests overtake an
+hour of audio, but never starve it (fair queueing after Demers, Keshav and Shenker, 1989). The
+sessions of a streaming model share a batcher of their own.
 """
 
 import asyncio

@@ -3,15 +3,10 @@
     sources -> segments -> batches of similar length, across sources -> log-probabilities
         -> joined at overlaps -> decoded -> a transcript for each source, in their order
 
-Audio is cut in pauses: where it is quiet, or between the speech that a voice detector finds. It
-arrives in blocks. READ_AHEAD_SECONDS of segments and one block are held in memory. A cut depends
-only on the 30 s before it, so the size of the blocks changes nothing.
-
-If there is no pause, two segments overlap. Their log-probabilities are joined at one frame, in the
+Audio is cut in pauses: where it is quiet, or between the speech that a voice detector finds. If
+there is no pause, two segments overlap. Their log-probabilities are joined at one frame, in the
 longest gap between two tokens of the first segment, so that no word is lost or repeated. A frame of
 CTC belongs to a fixed time, so this works with every decoder.
-
-Any number of threads may call one Transcriber.
 
 Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
@@ -87,7 +82,8 @@ class _SegmentResult:
 class Transcriber(PickledAsCall):
     """Transcribe files and arrays; made by `Transcriber.load`.
 
-    It pickles as the call that loads it again, and cannot be used in a fork of its process.
+    Any number of threads may call it. It pickles as the call that loads it again, and cannot be
+    used in a fork of its process.
 
     effective: where and how the model runs.
     sample_rate: of the model, in Hz; frame_seconds: from one frame to the next.
@@ -161,9 +157,6 @@ class Transcriber(PickledAsCall):
         channel: the one to transcribe, counted from 0; None: all are mixed.
         nbest: up to this many of the most probable texts are in `nbest`, and the first is the text.
             A model that decodes greedily uses beam search for them.
-
-        Raises:
-            DataError: the file is not audio, the array is not finite, or there is no such channel.
         """
         (transcript,) = self.stream([audio], sample_rate, channel=channel, nbest=nbest)
         if isinstance(transcript, SbkitError):

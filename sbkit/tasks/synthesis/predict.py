@@ -78,9 +78,6 @@ class Synthesizer(GraphModel):
 
         text: tags of SSML are left out.
         max_seconds: the longest speech, as estimated from the spelled-out text.
-
-        Raises:
-            DataError: the text is empty, too long or unreadable, or the speed is out of range.
         """
         if not MIN_SPEED <= speed <= MAX_SPEED:
             raise DataError(
@@ -91,15 +88,14 @@ class Synthesizer(GraphModel):
         seconds = sum(map(len, reading.sentences)) / SYMBOLS_PER_SECOND / speed
         if seconds > max_seconds:
             raise DataError(
-                f"Speech must be at most {max_seconds:g} s long, but this text takes about "
-                f"{seconds:.0f} s. Send it in parts."
+                f"Speech must be at most {max_seconds:g} s long, but takes about {seconds:.0f} s."
             )
         audio = (self._run_batch([(ids, speed)])[0] for ids in reading.sentences)
         notes = (*plain.notes, *reading.notes)
         return Speech(self._with_pauses(audio, len(reading.sentences), speed), notes)
 
     def speak(self, text: str, speed: float = 1.0) -> Signal:
-        """Return the audio of a text (S,); raises DataError as `stream`."""
+        """Return the audio of a text (S,)."""
         return np.concatenate([*self.stream(text, speed)])
 
     def synthesize(self, texts: Sequence[Reading], speeds: Sequence[float]) -> list[Signal]:
