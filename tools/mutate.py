@@ -107,8 +107,7 @@ def main() -> None:
         tests = sorted(set(chain(*noticing)))
         if tests and (failed := failing(copy, tests)):
             raise SbkitError(
-                f"{', '.join(failed)} fails without a fault, in a copy of the files in git. "
-                "Repair it, or add new files to git, and rerun the same command."
+                f"{', '.join(failed)} fails without a fault, in a copy of the files in git."
             )
 
 

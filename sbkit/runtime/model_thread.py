@@ -41,8 +41,7 @@ def require_effective(effective: Effective, *, device: str, precision: str) -> E
     # Some parts, such as features, may stay in fp32.
     if effective.precision not in (precision, f"{precision} and fp32"):
         raise DeviceError(
-            f"The precision {precision} was requested, but the model runs with "
-            f"{effective.precision}. `sbkit doctor` lists usable precisions."
+            f"{precision} was requested, but the model runs with {effective.precision}."
         )
     return effective
 
@@ -80,10 +79,7 @@ class PickledAsCall:
 def require_process(process_id: int) -> None:
     """Raise SbkitError in a fork of the process that loaded a model, as no thread is forked."""
     if os.getpid() != process_id:
-        raise SbkitError(
-            "This model was loaded before its process was forked: load it in each process, or pass "
-            "it as an argument."
-        )
+        raise SbkitError("This process is a fork of the model's: load it in each process.")
 
 
 class ModelThread:

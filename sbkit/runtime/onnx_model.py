@@ -73,8 +73,7 @@ class OnnxModel:
         onnxruntime = require_package("onnxruntime", extra="export")
         if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
             raise DeviceError(
-                f"onnxruntime {onnxruntime.__version__} cannot say where it runs a graph. Upgrade "
-                "onnxruntime, or onnxruntime-gpu."
+                f"onnxruntime {onnxruntime.__version__} cannot say where a graph runs. Upgrade it."
             )
         provider, provider_options = _parse_device(device)
         options = onnxruntime.SessionOptions()
@@ -93,8 +92,7 @@ class OnnxModel:
             )
         except Exception as error:  # onnxruntime has an exception for each of its error codes
             raise BundleError(
-                f"onnxruntime cannot load this ONNX model: {type(error).__name__} "
-                f"({str(error)[:200]}). Export it again."
+                f"onnxruntime cannot load a model: {type(error).__name__} ({str(error)[:200]})."
             ) from error
         self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)

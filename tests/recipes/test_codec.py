@@ -364,7 +364,7 @@ def test_read_codes_refuses_damaged_files(tmp_path: Path) -> None:
     assert np.array_equal(clip.codes, codes) and clip.samples == 2700
     whole = file.read_bytes()
     for content, match in (
-        (whole[:-1], "should have 35 bytes, but have 34"),
+        (whole[:-1], "it has 34 bytes, not 35"),
         (whole + b"\0", "truncated or changed"),
         (whole[:50], "truncated or changed"),
         (whole[:40], "is of another codec"),

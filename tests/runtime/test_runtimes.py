@@ -285,9 +285,7 @@ def test_doctor_notices_packages_that_fail(
 def test_old_onnxruntime_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     monkeypatch.delattr(StandInSession, "get_provider_graph_assignment_info")
-    with pytest.raises(
-        SbkitError, match=r"^onnxruntime 1\.23\.2 cannot say .* Upgrade onnxruntime"
-    ):
+    with pytest.raises(SbkitError, match=r"^onnxruntime 1\.23\.2 cannot say"):
         effective(bundle, device="cpu", precision="int8")
 
 

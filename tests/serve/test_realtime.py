@@ -253,10 +253,7 @@ BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
     "another language": (update(transcription={"language": "fr"}), "`language` must be en"),
     "a long silence": (silence_of(60_001), "less than or equal to 60000, but is 60001"),
     "infinity": (silence_of(math.inf), "a finite number, but is inf"),
-    "half a character": (
-        '{"type": "\\ud800", "event_id": "\\ud800"}',
-        "`type` must be a valid string",
-    ),
+    "half a character": ('{"type": "\\ud800", "event_id": "\\ud800"}', "a valid string"),
     "a flat field of the former beta": (
         '{"type": "session.update", "session": {"input_audio_format": "g711_ulaw"}}',
         "`input_audio_format` must be left out of a session, but is 'g711",

@@ -57,10 +57,7 @@ class CodeSpace:
     def check_head(self, name: str, outputs: int) -> None:
         """Raise ConfigError unless a head that predicts codes has one output for each."""
         if outputs != self.size:
-            raise ConfigError(
-                f"`{name}` has {outputs} outputs for {self.size} codes. Set its out_features to "
-                f"{self.size}."
-            )
+            raise ConfigError(f"`{name}` has {outputs} outputs for {self.size} codes.")
 
     def check(self, codes: npt.ArrayLike, *, subject: str) -> Codes:
         """Return codes (U, G) as int64; raises DataError, which names ``subject``, for others."""
@@ -113,8 +110,7 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
     count = math.prod(shape)
     if len(packed) != -(-count // 8):
         raise DataError(
-            f"{file} is truncated or changed: its codes should have {-(-count // 8)} bytes, but "
-            f"have {len(packed)}."
+            f"{file} is truncated or changed: it has {len(packed)} bytes, not {-(-count // 8)}."
         )
     bits = np.unpackbits(packed, count=count).reshape(shape).astype(np.int64)
     return Coded(space.check(bits @ (1 << np.arange(space.bits)[::-1]), subject=str(file)), samples)

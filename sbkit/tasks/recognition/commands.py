@@ -134,8 +134,7 @@ def _output_files(options: Namespace, files: Sequence[Path]) -> dict[Path, Path]
     if options.out is None:
         if len(files) > 1 and options.format in TIMED_FORMATS:
             raise ConfigError(
-                f"`--format {options.format}` prints one recording, but there are {len(files)}. "
-                "Pass --out DIR, where each gets a file of its own."
+                f"--format {options.format} prints one recording, not {len(files)}. Pass --out DIR."
             )
         return {}
     require_writable(options.out, option="--out")

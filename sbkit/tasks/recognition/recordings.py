@@ -69,8 +69,7 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
             if error.reason != "not audio":  # other errors are raised when it is read
                 return
             raise DataError(
-                "Standard input has no header of audio. For samples of 16 bits (little-endian, "
-                "mono), give --raw-rate HZ."
+                "Standard input has no header of audio. For 16-bit samples, give --raw-rate HZ."
             ) from error
         return
     check_rate("`--raw-rate`", raw_rate)
