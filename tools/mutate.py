@@ -107,7 +107,7 @@ def main() -> None:
         tests = sorted(set(chain(*noticing)))
         if tests and (failed := failing(copy, tests)):
             raise SbkitError(
-                f"{', '.join(failed)} fails without a fault, in a copy of the files in git."
+                f"{', '.join(failed)} fails without a fault, in a copy of git's files."
             )
 
 

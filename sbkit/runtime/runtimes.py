@@ -167,9 +167,7 @@ def require_supported(runtime: str, precision: str, compile: str | None) -> None
     """Raise ConfigError for options that do not fit together, DeviceError if torch is missing."""
     if runtime in PRECISIONS and precision not in PRECISIONS[runtime]:
         supported = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
-        raise ConfigError(
-            f"The precision {precision} is not supported by the runtime {runtime} ({supported})."
-        )
+        raise ConfigError(f"{precision} is not supported by the runtime {runtime} ({supported}).")
     if runtime not in ("torch", ONNX):
         raise ConfigError(f"The runtime must be torch or onnx, but is {runtime}.")
     if runtime == ONNX and compile is not None:
@@ -177,9 +175,7 @@ def require_supported(runtime: str, precision: str, compile: str | None) -> None
     if compile not in (None, *COMPILE_MODES):
         raise ConfigError(f"`compile` must be {' or '.join(COMPILE_MODES)}; got {compile}.")
     if runtime == "torch" and not has_torch():
-        raise DeviceError(
-            "The package torch is not installed. Install it, or use the runtime onnx."
-        )
+        raise DeviceError("torch is not installed. Install it, or use the runtime onnx.")
 
 
 def _load_onnx(

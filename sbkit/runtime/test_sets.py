@@ -61,9 +61,7 @@ def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datas
             raise ConfigError(f"{run} has no split `{split}`. It has {', '.join(named)}.")
         return {split: named[split]}
     if not splits.test:
-        raise DataError(
-            f"{run} has no test sets. Name data of your own: sbkit score {run} test.csv"
-        )
+        raise DataError(f"{run} has no test sets. Name your own: sbkit score {run} test.csv")
     return splits.test
 
 

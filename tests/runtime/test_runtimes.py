@@ -199,7 +199,7 @@ def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.M
     ("options", "says"),
     [
         ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
-        ({"precision": "bf16"}, "precision bf16 is not supported by the runtime onnx"),
+        ({"precision": "bf16"}, "bf16 is not supported by the runtime onnx"),
         ({"compile": "default"}, "compiles nothing"),
     ],
 )

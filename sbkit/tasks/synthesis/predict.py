@@ -80,9 +80,7 @@ class Synthesizer(GraphModel):
         max_seconds: the longest speech, as estimated from the spelled-out text.
         """
         if not MIN_SPEED <= speed <= MAX_SPEED:
-            raise DataError(
-                f"`speed` must be from {MIN_SPEED:g} to {MAX_SPEED:g}, but is {speed:g}."
-            )
+            raise DataError(f"`speed` must be from {MIN_SPEED:g} to {MAX_SPEED:g}, not {speed:g}.")
         plain = without_ssml(text)
         reading = self.read(plain.text)
         seconds = sum(map(len, reading.sentences)) / SYMBOLS_PER_SECOND / speed
