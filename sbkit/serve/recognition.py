@@ -278,11 +278,11 @@ class ClipTurn:
 
     phrases: tuple[str, ...]
     start: int
-    parts: list[Samples] = field(default_factory=list)
+    blocks: list[Samples] = field(default_factory=list)
     is_finished: bool = False
 
     def feed(self, samples: Samples) -> None:
-        self.parts.append(samples)
+        self.blocks.append(samples)
 
 
 async def last_of(results: AsyncGenerator[str | Transcript]) -> Transcript:
@@ -416,7 +416,7 @@ class RecognitionService:
             return await self._sessions.advance(turn)
         if not turn.is_finished:
             return ()
-        samples = np.concatenate(turn.parts)
+        samples = np.concatenate(turn.blocks)
         start = samples_to_seconds(turn.start, self.sample_rate)
         transcript = await last_of(self.transcribe(samples, times=True, phrases=turn.phrases))
         end = start + transcript.seconds
