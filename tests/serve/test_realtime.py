@@ -25,7 +25,7 @@ from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item
 from sbkit.serve.recognition import SessionBatcher
 from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
-from sbkit.tasks.recognition.session import Final, Session, StreamingRecognizer
+from sbkit.tasks.recognition.session import Final, Session
 from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import (
     StreamingToneModel,
@@ -33,6 +33,7 @@ from tests.runtime.tones import (
     silence,
     speak,
     streaming_bundle,
+    streaming_tones,
     tone_bundle,
 )
 from tests.serve.server import RunningServer, refusal, running_server, wait_for
@@ -402,27 +403,23 @@ def test_open_turn_is_transcribed_before_the_server_stops(tmp_path: Path) -> Non
         assert not server.thread.is_alive()
 
 
-class FailingModel(StreamingToneModel):
-    """Raise an error if audio begins with a loud sample."""
-
-    def advance(self, chunks: Sequence[Samples], states: Sequence[int]) -> list[Any]:
-        if any(chunk[0] > 30_000 for chunk in chunks):
-            raise ZeroDivisionError
-        return super().advance(chunks, states)
-
-
 @pytest.mark.parametrize("faulty", ["model", "decoder"])
 def test_fault_of_one_session_spares_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faulty: str
 ) -> None:
-    bundle, tokenizer, _ = tone_bundle(tmp_path, model_class=FailingModel)
-    recognizer = StreamingRecognizer(bundle=bundle)
+    recognizer, tokenizer, model = streaming_tones(tmp_path)
+    hear = model.advance
+
+    def refuse_loud(chunks: Sequence[Samples], states: Sequence[int]) -> list[Any]:
+        return 1 // 0 if any(chunk[0] > 30_000 for chunk in chunks) else hear(chunks, states)
+
     sessions = [Session(recognizer) for _ in range(3)]
     spoken = speak(tokenizer, "a fox")
     for session in sessions:
         session.feed(spoken)
         session.is_finished = True
     if faulty == "model":
+        monkeypatch.setattr(model, "advance", refuse_loud)
         sessions[1].pending[0] = 32_000
     else:
         monkeypatch.setattr(sessions[1], "decode_chunks", lambda _: 1 // 0)
