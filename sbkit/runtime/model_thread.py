@@ -67,7 +67,7 @@ class PickledAsCall:
         return f"{type(self).__name__}({', '.join([*map(repr, self._made_by.args), *options])})"
 
     def close(self) -> None:
-        """End the thread of the model."""
+        """End the thread of the model, if it has one."""
 
     def __enter__(self) -> Self:
         return self
