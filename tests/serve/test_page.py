@@ -140,6 +140,8 @@ def test_page_transcribes_a_file_with_a_whole_clip_model(
 
 def test_page_plays_a_voice(browser: Any, clip_server: RunningServer) -> None:
     """The page has the key of the test before."""
+    visit(browser, clip_server.url)
+    wait(find(browser, "#record")[0].is_enabled)
     find(browser, "#sentence")[0].send_keys("a fox")
     find(browser, "#speak")[0].click()
     wait(lambda: browser.execute_script("return spoken.ended"))
