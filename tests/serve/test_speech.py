@@ -37,17 +37,10 @@ def create(server: RunningServer, text: str, **more: Any) -> Any:
     return client.create(**{"model": "anna", "voice": "alloy", "input": text, **more})
 
 
-@pytest.mark.parametrize(
-    ("format", "media_type"),
-    [
-        *(("mp3", "mpeg"), ("opus", "ogg"), ("aac", "aac")),
-        *(("flac", "flac"), ("wav", "wav"), ("pcm", "pcm")),
-    ],
-)
-def test_speech_in_each_format_is_understood(
-    server: RunningServer, format: str, media_type: str
-) -> None:
+@pytest.mark.parametrize("format", ["mp3", "opus", "aac", "flac", "wav", "pcm"])
+def test_speech_in_each_format_is_understood(server: RunningServer, format: str) -> None:
     answer = create(server, f"{TEXT}. a lazy dog.", response_format=format)
+    media_type = {"mp3": "mpeg", "opus": "ogg"}.get(format, format)
     assert answer.response.headers["content-type"] == f"audio/{media_type}"
     content = answer.content
     if format == "pcm":
