@@ -95,12 +95,7 @@ def test_session_events_do_not_depend_on_block_size(
     expected = run(recognizer, [audio])
     assert [final.text for final in finals(expected)] == [*TEXTS]
     for seed in range(5):
-        events = run(recognizer, cut(audio, seed))
-        assert [final.text for final in finals(events)] == [*TEXTS]
-        assert [replace(event, seconds=0.0) for event in events] == [
-            replace(event, seconds=0.0) for event in expected
-        ]
-        assert [event.seconds for event in events] == [event.seconds for event in expected]
+        assert run(recognizer, cut(audio, seed)) == expected
     rules = [event.rule for event in expected if isinstance(event, Endpoint)]
     assert rules == ["silence"] * 3 + ["nothing"]
 

@@ -123,11 +123,8 @@ def test_hotwords_that_cannot_be_spelled_are_reported(
     bundle, tokenizer, _ = tone_bundle(tmp_path, lm_texts=SENTENCES)
     bundle = bundle.with_hotwords_option("Fox, 日本")
     assert "hotword 日本 is ignored: the model has no tokens" in caplog.text
-    assert describe_decoding(bundle) == {
-        "decoder": "beam",
-        "hotwords": ("fox",),
-        "refused_hotwords": ("日本",),
-    }
+    decoding = {"decoder": "beam", "hotwords": ("fox",), "refused_hotwords": ("日本",)}
+    assert describe_decoding(bundle) == decoding
     assert bundle.with_more_hotwords(["dog", "東京"]).refused_hotwords == ("日本", "東京")
     assert bundle.with_more_hotwords("lazy dog").decoder.phrases == ("fox", "lazy dog")
     audio = speak(tokenizer, SENTENCES[1])
