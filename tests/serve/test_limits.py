@@ -33,7 +33,6 @@ from tests.serve.server import (
 )
 
 CLIP = silence(0.5)
-TIMES = "timestamp_granularities[]"
 BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
 FORM_START = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
 LOST_REQUESTS = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="499"}}'
@@ -67,7 +66,7 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "two channels": (400, "`channel` must be a valid integer", form(channel="[0, 1]")),
     "no such channel": (422, "has no channel 1: it has 1, counted from 0", form(channel="1")),
     "another format": (400, "'json', 'text', 'srt',", form(response_format="xml")),
-    "times in JSON": (400, "`response_format` must be verbose_json", form(**{TIMES: "word"})),
+    "times in JSON": (400, "must be verbose_json", form(**{"timestamp_granularities[]": "word"})),
     "events of subtitles": (400, "be false with srt", form(response_format="srt", stream="true")),
 }
 

@@ -80,10 +80,6 @@ def browser(folder: Path, live: RunningServer) -> Iterator[Any]:
     )
 
 
-def text_of(browser: Any) -> list[str]:
-    return [part.text for part in find(browser, "#text p") if part.text]
-
-
 def words(browser: Any) -> list[str]:
     return [part.text for part in find(browser, "#text .word")]
 
@@ -102,7 +98,7 @@ def test_page_transcribes_the_microphone(browser: Any, live: RunningServer) -> N
     assert record.text == "Stop"
     record.click()
     wait(lambda: live.state.sessions == 0)
-    assert text_of(browser) == [*TEXTS]
+    assert [line.text for line in find(browser, "#text p") if line.text] == [*TEXTS]
     find(browser, "#text .word")[5].click()  # over
     wait(lambda: find(browser, ".word.now"))
     assert_no_faults(browser, live.url)
