@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,12 +49,8 @@ def test_demo_trains_scores_exports_and_transcribes(
 
 
 @pytest.mark.slow(20)
-@pytest.mark.parametrize("form", [["--ranks=2"], ["--ranks=1", "--shards"]])
 def test_runs_start_and_resume_on_an_invented_release(
-    form: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No clip has another length than its table states, and the last starts are in mid-epoch."""
     outputs: list[str] = []
@@ -70,17 +65,17 @@ def test_runs_start_and_resume_on_an_invented_release(
 
     for name, value in {"launch": launch, "MIN_CLIPS": 16, "NUM_EVALUATED": 20}.items():
         monkeypatch.setattr(bench_data, name, value)
-    arguments = ["--rows=200", f"--folder={tmp_path / 'data'}", *form]
+    arguments = ["--rows=200", f"--folder={tmp_path / 'data'}", "--ranks=2"]
     monkeypatch.setattr(sys, "argv", ["bench_data", *arguments])
     bench_data.main()
     _, _, _, _, *table = capsys.readouterr().out.splitlines()
-    assert len(table) == len(outputs) == (4 if "--shards" in form else 5)
+    assert len(table) == len(outputs) == 5
     for row in table:
         resident, private, pss = map(float, row.split("|")[4:7])
         assert 0 < private <= pss <= resident
     assert not any("but its corpus states" in output for output in outputs)
     resumed = [", in epoch 1" in output for output in outputs]
-    assert resumed[:4] == [False, False, False, True] and all(resumed[4:])
+    assert resumed == [False, False, False, True, True]
 
 
 def test_show_imports_nothing_heavy() -> None:
@@ -92,13 +87,6 @@ def test_show_folder_names_output_folder_of_command() -> None:
     yaml = str(ROOT / "hparams/ctc.yaml")
     assert show.folder([yaml, "--seed=5"]) == "results/ctc/en/5"
     assert show.folder([yaml, "--output_folder=there"]) == "there"
-
-
-def test_mutate_names_a_whole_run_that_exists() -> None:
-    """Otherwise pytest fails with every fault, and each counts as noticed."""
-    text = (ROOT / "tools/mutate.py").read_text("utf-8")
-    ((file, name),) = re.findall(r'(?m)^WHOLE_RUN = "(.+)::(.+)"$', text)
-    assert f"\ndef {name}(" in (ROOT / file).read_text("utf-8")
 
 
 def test_mutate_prints_fault_that_no_test_notices(

@@ -1,11 +1,10 @@
 """Measure the start of a run on many hours of data.
 
 python -m tools.bench_data --rows 1000000
-python -m tools.bench_data --rows 8000000 --shards   (of 10,000 hours)
 
-Writes a release with Common Voice's columns, or shards, whose clips are a few hundred files of
-noise. A small model with lazy audio then starts in new processes, up to its first step. `--folder`
-keeps the release for the next call; `--ranks 1` leaves out the start under torchrun.
+Writes a release with Common Voice's columns, whose clips are a few hundred files of noise. A small
+model with lazy audio then starts in new processes, up to its first step. `--folder` keeps the
+release for the next call; `--ranks 1` leaves out the start under torchrun.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -30,20 +28,16 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import soundfile
 from pyarrow import csv
 
 from recipes.debian.release import ReleaseRow
-from sbkit.audio.io import declared_seconds, encode_audio
+from sbkit.audio.io import declared_seconds
 from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import SbkitError, StopRequestedError
 from sbkit.base.process import run_main
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.config.overrides import parse_command
-from sbkit.data.manifest import MIX_FAULT
-from sbkit.data.shard import AUDIO, FACTS_KEY, WAV_HEADER_BYTES, ShardFacts
-from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.handlers import log_to_screen
 from sbkit.run.run import Run
@@ -51,7 +45,7 @@ from sbkit.train.brain import Brain
 from tools.bench import Figures, measure_once
 
 SAMPLE_RATE = 16_000
-ROWS_PER_SHARD = 7_000  # 1 GB of pcm
+ROWS_PER_BLOCK = 100_000  # made and written at a time
 MIN_CLIPS = 256  # of noise; many rows have the same
 MAX_LINKS = 50_000  # to a clip; ext4 allows 65,000
 NUM_EVALUATED = 1000  # rows of dev, and of test
@@ -73,7 +67,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--shards", action="store_true")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--begin", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -88,7 +81,7 @@ def measure_starts(folder: Path, options: argparse.Namespace) -> None:
     """Write the data unless they exist, and start a run in all ways."""
     data = options.folder or folder / "data"
     if not data.exists():
-        (write_shards if options.shards else write_release)(data, options.rows)
+        write_release(data, options.rows)
     run = folder / "run"
     arguments = (f"--data_folder={data}", f"--output_folder={run}", *SMALL)
 
@@ -185,7 +178,7 @@ def write_release(folder: Path, rows: int) -> None:
         soundfile.write(sources[-1], clip, SAMPLE_RATE, format="MP3")
     milliseconds = np.array([round(1000 * declared_seconds(source)) for source in sources])
     empty = asdict(ReleaseRow(client_id="", path="", sentence="", locale="en"))
-    for split, numbers, columns in _make_columns(rows, block_rows=100_000):
+    for split, numbers, columns in _make_columns(rows):
         constants = {name: pa.repeat(value, len(numbers)) for name, value in empty.items()}
         _append(folder / f"{split}.tsv", constants | columns)
         source_of = numbers % len(sources)
@@ -193,36 +186,6 @@ def write_release(folder: Path, rows: int) -> None:
         _append(folder / "clip_durations.tsv", durations)
         for path, source in zip(columns["path"], source_of.tolist(), strict=True):
             (folder / "clips" / path).hardlink_to(sources[source])
-
-
-def write_shards(folder: Path, rows: int) -> None:
-    """Write a corpus of shards; the clips of a split are the start of the same noise."""
-    noise = _make_noise(rows)
-    sizes = np.array([WAV_HEADER_BYTES + clip.nbytes for clip in noise])
-    names: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
-    folder.mkdir(parents=True)
-    for split, numbers, columns in _make_columns(rows, block_rows=ROWS_PER_SHARD):
-        if not names[split]:
-            longest = np.roll(max(noise, key=len), numbers[0])  # no clip is in two splits
-            wav = encode_audio(longest, SAMPLE_RATE, "WAV")
-            crcs = np.array([zlib.crc32(wav[:size]) for size in sizes.tolist()])
-        names[split].append(f"{split}-{len(names[split]):05d}")
-        clip_of = numbers % len(noise)
-        audio = pa.StructArray.from_arrays(
-            [np.zeros_like(numbers), sizes[clip_of], crcs[clip_of], columns["sentence_id"]],
-            ["start", "size", "crc32", "digest"],
-        )
-        texts = {"sentence": columns["sentence"], "speaker": columns["client_id"]}
-        samples = {"samples": np.array([len(clip) for clip in noise])[clip_of]}
-        no_faults = {MIX_FAULT: pa.repeat("", len(numbers))}
-        table = pa.table({"id": columns["path"], AUDIO: audio, **samples, **texts, **no_faults})
-        facts = json.dumps(asdict(ShardFacts(bytes=len(wav), left_out=())))
-        file = folder / f"{names[split][-1]}.parquet"
-        pq.write_table(table.replace_schema_metadata({FACTS_KEY: facts}), file)
-        file.with_suffix(".arrow").write_bytes(wav)
-    roles = {"train": ["train"], "valid": ["dev"], "test": ["test"]}
-    index = Index(sample_rate=SAMPLE_RATE, roles=roles, splits=names, corpus={})
-    (folder / INDEX_FILE).write_text(json.dumps({"format": INDEX_FORMAT, **asdict(index)}))
 
 
 def _make_noise(rows: int) -> list[Any]:
@@ -234,14 +197,14 @@ def _make_noise(rows: int) -> list[Any]:
     return [longest[: int(length * SAMPLE_RATE)] for length in seconds]
 
 
-def _make_columns(rows: int, *, block_rows: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def _make_columns(rows: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Yield blocks of each split: its name, the numbers of its rows, and columns of texts."""
     random = np.random.default_rng(0)
     words = _make_words(random)
     first = 0
     for split, size in (("train", rows), ("dev", NUM_EVALUATED), ("test", NUM_EVALUATED)):
-        for start in range(first, first + size, block_rows):
-            numbers = np.arange(start, min(start + block_rows, first + size))
+        for start in range(first, first + size, ROWS_PER_BLOCK):
+            numbers = np.arange(start, min(start + ROWS_PER_BLOCK, first + size))
             sentences = random.choice(words, (len(numbers), WORDS_PER_SENTENCE)).tolist()
             speakers = (f"{split} {number // 50}".encode() for number in numbers)
             yield (

@@ -67,8 +67,7 @@ def finish(process: subprocess.Popen[bytes], run: Path) -> None:
     if process.wait() != 0:
         output = run.with_suffix(".out").read_text(errors="replace")
         raise SbkitError(
-            f"{output}\ntrain.py failed with exit code {process.returncode}; its output is above. "
-            f"The run is in {run}."
+            f"{output}\ntrain.py failed with exit code {process.returncode}, in the folder {run}."
         )
 
 

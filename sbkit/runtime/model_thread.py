@@ -23,7 +23,7 @@ from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError, translate
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
-from sbkit.runtime.batch_shapes import BatchShapes, round_up
+from sbkit.runtime.batch_shapes import BatchShapes
 
 LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
 StreamingUse = Literal["no", "also", "only"]  # whether a model runs chunk by chunk
@@ -35,22 +35,22 @@ def require_effective(effective: Effective, *, device: str, precision: str) -> E
     """Return ``effective``; raises DeviceError if the model does not run as requested."""
     if device != effective.device:
         raise DeviceError(
-            f"The device {device} was requested, but the model runs on {effective.device}. `sbkit "
-            "doctor` lists the devices that can be used."
+            f"The device {device} was requested, but the model runs on {effective.device}. "
+            "`sbkit doctor` lists usable devices."
         )
-    accepted = [precision]
-    if precision != "fp32":
-        accepted.append(f"{precision} and fp32")  # some parts, such as features, may stay in fp32
-    if effective.precision not in accepted:
+    # Some parts, such as features, may stay in fp32.
+    if effective.precision not in (precision, f"{precision} and fp32"):
         raise DeviceError(
-            f"The precision {precision} was requested, but the model runs with "
-            f"{effective.precision}. `sbkit doctor` lists the precisions that can be used."
+            f"{precision} was requested, but the model runs with {effective.precision}."
         )
     return effective
 
 
 class PickledAsCall:
-    """An object that pickles as the call that made it, because its model cannot be pickled."""
+    """An object that pickles as the call that made it, because its model cannot be pickled.
+
+    As a context manager, it is closed at the end of the block.
+    """
 
     _made_by: "partial[Self]"
 
@@ -66,17 +66,20 @@ class PickledAsCall:
         options = [f"{name}={value!r}" for name, value in self._made_by.keywords.items()]
         return f"{type(self).__name__}({', '.join([*map(repr, self._made_by.args), *options])})"
 
+    def close(self) -> None:
+        """End the thread of the model, if it has one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def require_process(process_id: int) -> None:
-    """Raise SbkitError in a fork of the process that loaded a model, whose call would hang.
-
-    A fork has none of the threads: neither the model's own nor those of OpenMP.
-    """
+    """Raise SbkitError in a fork of the process that loaded a model, as no thread is forked."""
     if os.getpid() != process_id:
-        raise SbkitError(
-            "This model was loaded before its process was forked, and a fork has none of its "
-            "threads: load it in each process. As an argument of the function, it loads itself."
-        )
+        raise SbkitError("This process is a fork of the model's: load it in each process.")
 
 
 class ModelThread:
@@ -99,11 +102,7 @@ class ModelThread:
         return effective
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
-        """Call a function with the model, in the model's thread, and return its result.
-
-        Raises:
-            SbkitError: the model is closed, or this process is a fork of the one that loaded it.
-        """
+        """Call a function with the model, in the model's thread, and return its result."""
         require_process(self._process_id)
         with translate(RuntimeError, SbkitError, CLOSED):
             future = self._executor.submit(lambda: use(self._local.model))
@@ -130,13 +129,13 @@ class ModelThread:
         clips: Sequence[Samples],
         shapes: BatchShapes,
         *,
-        on_batch: Callable[[int, int], object] = lambda clips, samples: None,
+        on_batch: Callable[[int], object] = lambda _: None,
     ) -> list[Encoded]:
         """Run the encoder on clips in batches of similar length; return outputs in their order.
 
         The batches run in parallel if the device allows it.
 
-        on_batch: called for each batch with its number of clips and the samples of a padded clip.
+        on_batch: called with the number of clips of each batch.
         """
         lengths = [len(clip) for clip in clips]
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
@@ -144,7 +143,7 @@ class ModelThread:
         outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
         output_of_clip: dict[int, Encoded] = {}
         for batch, batch_outputs in zip(batches, outputs, strict=True):
-            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.padded_lengths))
+            on_batch(len(batch))
             output_of_clip.update(zip(batch, batch_outputs, strict=True))
         return [output_of_clip[index] for index in range(len(clips))]
 
@@ -207,8 +206,5 @@ def model_errors(audio: object) -> AbstractContextManager[None]:
     return translate(
         Exception,  # the user's parts of a bundle may raise anything
         BundleError,
-        lambda error: (
-            f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}. The parts "
-            "of its bundle may not fit each other: export it again, or try a shorter file."
-        ),
+        lambda error: f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}.",
     )

@@ -69,16 +69,11 @@ class OnnxModel:
     chunk_model: "OnnxStreamingModel | None" = None
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
-        """Make a session from the bytes of a file, on cpu, cuda (the first GPU) or cuda:N.
-
-        Raises:
-            SbkitError: onnxruntime or the device is missing, or cannot run the model.
-        """
+        """Make a session from the bytes of a file, on cpu, cuda (the first GPU) or cuda:N."""
         onnxruntime = require_package("onnxruntime", extra="export")
         if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
             raise DeviceError(
-                f"onnxruntime {onnxruntime.__version__} cannot say where it runs the nodes of a "
-                "graph. Upgrade onnxruntime, or onnxruntime-gpu."
+                f"onnxruntime {onnxruntime.__version__} cannot say where a graph runs. Upgrade it."
             )
         provider, provider_options = _parse_device(device)
         options = onnxruntime.SessionOptions()
@@ -97,15 +92,14 @@ class OnnxModel:
             )
         except Exception as error:  # onnxruntime has an exception for each of its error codes
             raise BundleError(
-                f"onnxruntime cannot load this ONNX model: {type(error).__name__} "
-                f"({str(error)[:200]}). Export it again."
+                f"onnxruntime cannot load a model: {type(error).__name__} ({str(error)[:200]})."
             ) from error
         self.effective = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
-        """Load the model from ``onnx/`` of a bundle; raises SbkitError."""
+        """Load the model from ``onnx/`` of a bundle."""
         return cls(read_graph(bundle, cls.files[precision]), device=device)
 
     def log_probs(self, audio: Array, lengths: Array) -> BatchLogProbs:
@@ -127,8 +121,7 @@ class OnnxModel:
         text = self.metadata.get(name, "nothing")
         if not (text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MAX_SAMPLES):
             raise BundleError(
-                f"`{name}` in the metadata of an ONNX model must be from 1 to {MAX_SAMPLES} "
-                f"samples, but is {text[:20]}. Export it again."
+                f"`{name}` in an ONNX model must be from 1 to {MAX_SAMPLES}, but is {text[:20]}."
             )
         return int(text)
 
@@ -198,7 +191,7 @@ class OnnxGraphs:
     """
 
     def __init__(self, graphs: Iterable[str], bundle: Path, *, device: str) -> None:
-        """Load graphs of a bundle; raises SbkitError."""
+        """Load graphs of a bundle."""
         contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
         self._models = {name: OnnxModel(contents[name], device=device) for name in contents}
         first = next(iter(self._models.values()))
@@ -215,16 +208,11 @@ class OnnxGraphs:
 
 
 def read_graph(bundle: Path, name: str) -> bytes:
-    """Read a file in ``onnx/`` of a bundle, and return the bytes that match its checksum.
-
-    Raises:
-        SbkitError: the file is missing or damaged.
-    """
+    """Read a file in ``onnx/`` of a bundle, and return the bytes that match its checksum."""
     folder = bundle / ONNX_FOLDER
     if not (folder / name).exists():
         raise BundleError(
-            f"{bundle} has no {ONNX_FOLDER}/{name}, which onnxruntime needs. Export it: sbkit "
-            "export RUN --out DIR --formats onnx"
+            f"{bundle} has no {ONNX_FOLDER}/{name}: sbkit export RUN --out DIR --formats onnx"
         )
     content = read_regular(folder / name, max_bytes=MAX_MODEL_BYTES, subject="An ONNX model")
     sums = read_regular(folder / CHECKSUMS, max_bytes=1 << 16, subject="A list of checksums")
@@ -245,20 +233,13 @@ def _parse_device(device: str) -> tuple[str, dict[str, str]]:
     """Return the provider of a device and its options: for a GPU its index, and no TF32."""
     match = DEVICE_PATTERN.fullmatch(device)
     if match is None:
-        raise ConfigError(
-            f"The device {device} is not supported by the runtime onnx: it must be auto, cpu, cuda "
-            "or cuda:N. Choose one of them, or the runtime torch."
-        )
+        raise ConfigError(f"The device of onnx must be auto, cpu, cuda or cuda:N, but is {device}.")
     options = {} if device == "cpu" else {GPU_INDEX: match[2] or "0", "use_tf32": "0"}
     return PROVIDERS[match[1]], options
 
 
 def _read_back(session: Any, provider: str) -> Effective:
-    """Return where and how a session computes its matrix products and convolutions.
-
-    Raises:
-        DeviceError: a provider other than the requested one computes some of them.
-    """
+    """Return where and how a session computes its matrix products and convolutions."""
     subgraphs = session.get_provider_graph_assignment_info()
     nodes = [(graph.ep_name, node.op_type) for graph in subgraphs for node in graph.get_nodes()]
     heavy = [(name, op) for name, op in nodes if any(part in op for part in HEAVY_OPERATIONS)]
@@ -267,8 +248,7 @@ def _read_back(session: Any, provider: str) -> Effective:
         where = ", ".join(f"{count} by {name}" for name, count in elsewhere.items())
         raise DeviceError(
             f"{provider} must run all {len(heavy)} matrix products and convolutions of the model, "
-            f"but runs {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'}). Check "
-            "the driver and the CUDA libraries, or choose the device cpu."
+            f"but runs {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'})."
         )
     index = session.get_provider_options().get(provider, {}).get(GPU_INDEX)
     # Products of two activations are not quantized, so an int8 model also has fp32.

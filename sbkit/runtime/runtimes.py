@@ -1,7 +1,6 @@
 """Load a bundle to run it, with torch or onnxruntime, which are imported then."""
 
 import ctypes
-import os
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,9 +93,6 @@ def load_bundle(
     hotwords: phrases separated by commas, a list of them, or a file of them.
     user_modules: the user's modules that the bundle may import.
 
-    Raises:
-        SbkitError: the bundle is damaged, or the device, runtime or precision is not available.
-
     >>> bundle = load_bundle("my-model")  # doctest: +SKIP
     >>> bundle.transcribe([read_audio("talk.mp3", bundle.config.sample_rate)])  # doctest: +SKIP
     ['hello there']
@@ -119,10 +115,7 @@ def load_bundle(
     )
     contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
     if str(device).startswith("cuda") and (cause := why_no_cuda(runtime)):
-        raise DeviceError(
-            f"The device {device} needs a GPU that {runtime} can use, but {cause}, or choose "
-            "the device cpu."
-        )
+        raise DeviceError(f"The device {device} needs a GPU that {runtime} can use, but {cause}.")
     bundle: Bundle
     if runtime == ONNX:
         model: LoadedModel = _load_onnx(contents, folder, str(device), precision, streaming)
@@ -143,9 +136,8 @@ def load_bundle(
     bundle = bundle.with_decoder(decoder).with_hotwords_option(hotwords)
     if runtime == ONNX and bundle.decoder and bundle.decoder.attention_rescoring:
         raise ConfigError(
-            "The decoder of this bundle rescores with the attention decoder, but the runtime "
-            f"{runtime} has only the encoder. Choose the runtime torch or the decoder greedy. "
-            "Or run `sbkit tune RUN --no-attention-rescoring`, and export the run again."
+            f"The decoder rescores with the attention decoder, which the runtime {runtime} lacks. "
+            "Choose the decoder greedy, or run `sbkit tune RUN --no-attention-rescoring`."
         )
     return bundle.opened_by(call)
 
@@ -175,22 +167,15 @@ def require_supported(runtime: str, precision: str, compile: str | None) -> None
     """Raise ConfigError for options that do not fit together, DeviceError if torch is missing."""
     if runtime in PRECISIONS and precision not in PRECISIONS[runtime]:
         supported = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
-        raise ConfigError(
-            f"The precision {precision} is not supported by the runtime {runtime} ({supported}). "
-            "Choose one of its precisions, or another runtime."
-        )
-    if runtime not in ("torch", ONNX) or (runtime == ONNX and compile is not None):
-        raise ConfigError(
-            f"The runtime {runtime} with `compile` {compile} is not supported: the runtime must "
-            "be torch, or onnx, which compiles nothing. Choose one of them."
-        )
+        raise ConfigError(f"{precision} is not supported by the runtime {runtime} ({supported}).")
+    if runtime not in ("torch", ONNX):
+        raise ConfigError(f"The runtime must be torch or onnx, but is {runtime}.")
+    if runtime == ONNX and compile is not None:
+        raise ConfigError("The runtime onnx compiles nothing. Leave `compile` out.")
     if compile not in (None, *COMPILE_MODES):
         raise ConfigError(f"`compile` must be {' or '.join(COMPILE_MODES)}; got {compile}.")
     if runtime == "torch" and not has_torch():
-        raise DeviceError(
-            "The runtime torch needs the package torch, which is not installed. Install it, or use "
-            "the runtime onnx, which runs a bundle that was exported with this format."
-        )
+        raise DeviceError("torch is not installed. Install it, or use the runtime onnx.")
 
 
 def _load_onnx(
@@ -200,10 +185,9 @@ def _load_onnx(
     graphs = task.graphs
     if not graphs and streaming != "only":
         task.require_prediction("text", command="transcribe")
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # under torchrun, as with torch
     if device == AUTO:
-        device = "cpu" if why_no_cuda(ONNX) else gpu
-    device = gpu if device == "cuda" else device
+        device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
+    device = FIRST_GPU if device == "cuda" else device
     options = {"device": device, "precision": precision}
     model: OnnxModel | OnnxGraphs
     if graphs:
@@ -216,10 +200,7 @@ def _load_onnx(
         if streaming == "also" and chunk_file.exists():
             model.chunk_model = OnnxStreamingModel.load(folder, **options)
     if model.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
-        raise BundleError(
-            f"The ONNX model in {folder} was not made from the weights of its bundle. Export it "
-            "again."
-        )
+        raise BundleError(f"The ONNX model in {folder} has other weights. Export it again.")
     require_effective(model.effective, device=device, precision=precision)
     return model
 
@@ -273,11 +254,7 @@ class GraphModel(PickledAsCall):
         return super().__new__(cls, Path(folder).absolute(), **options)
 
     def __init__(self, folder: Path | str, **options: Any) -> None:
-        """Open a bundle with the options of `load_bundle`, in a thread of its own.
-
-        Raises:
-            SbkitError: the bundle is damaged or has another task, or the device is not available.
-        """
+        """Open a bundle with the options of `load_bundle`, in a thread of its own."""
         self.bundle = load_in_thread(folder, **options)
         self.bundle.task.require_prediction(self.prediction, command=self.command)
         self._thread = self.bundle.model
@@ -302,9 +279,3 @@ class GraphModel(PickledAsCall):
 
     def close(self) -> None:
         self._thread.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -40,9 +40,6 @@ class BundleScorer:
         times: whether words are timed, for the reports.
         batch_seconds: of padded audio.
 
-    Raises:
-        ConfigError: the task's bundles cannot be scored, or an option does not fit it.
-
     >>> scorer = BundleScorer(load_bundle("my-model"))  # doctest: +SKIP
     >>> scored = scorer.score("test", run.prepare_splits().test["test"])  # doctest: +SKIP
     >>> total_errors(scored.results).wer  # doctest: +SKIP
@@ -59,10 +56,7 @@ class BundleScorer:
     ) -> None:
         task = bundle.task
         if not task.scores_bundles:
-            raise ConfigError(
-                f"{task.name} cannot be scored on tables: it has no `score`. The results "
-                "of its test sets are in the run folder."
-            )
+            raise ConfigError(f"{task.name} cannot score tables: it has no method `score`.")
         self._bundle = bundle
         self._batch_seconds = batch_seconds
         self._score_batch = partial(task.score, bundle, times=times)

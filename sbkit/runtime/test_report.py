@@ -49,14 +49,10 @@ class ScoredSet:
 class TestReport:
     """Write the results of test sets into a folder, one set after the other.
 
-    Args:
-        folder: gets the files of each set, `summary.json` and `report.html`.
-        task: of the model; describes the results.
-        metrics: those of the task, and perhaps some of a recipe's own Brain.
-        measure: returns their values.
-        labels: of the model.
-        sample_rate: of the rows, in Hz.
-        report_by: columns that slice the test sets.
+    folder: gets the files of each set, `summary.json` and `report.html`.
+    metrics: those of the task, and perhaps some of a recipe's own Brain.
+    measure: returns their values.
+    report_by: columns that slice the test sets.
     """
 
     __test__ = False  # for pytest: no class of tests

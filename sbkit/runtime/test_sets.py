@@ -51,11 +51,7 @@ def read_whole_clips(
 
 
 def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
-    """Prepare the test sets of a run, or one split such as `train`, as training does.
-
-    Raises:
-        SbkitError: the data is missing, or the run has no test sets, or no such split.
-    """
+    """Prepare the test sets of a run, or one split such as `train`, as training does."""
     knobs = read_run_knobs(run)
     with reading_data(run):
         splits = load_recipe(knobs, run / RUN_YAML).prepare_splits(knobs)
@@ -65,10 +61,7 @@ def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datas
             raise ConfigError(f"{run} has no split `{split}`. It has {', '.join(named)}.")
         return {split: named[split]}
     if not splits.test:
-        raise DataError(
-            f"{run} has no test sets to score or compare models on. Name data of your own: sbkit "
-            f"score {run} test.csv"
-        )
+        raise DataError(f"{run} has no test sets. Name your own: sbkit score {run} test.csv")
     return splits.test
 
 

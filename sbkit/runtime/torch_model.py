@@ -73,9 +73,6 @@ class TorchModel(nn.ModuleList):
         """Move the model to its device, run it, and read back where and how it ran.
 
         parts: all modules that the network calls.
-
-        Raises:
-            DeviceError: it did not run as requested.
         """
         super().__init__(network.model)
         self.network = network
@@ -102,11 +99,7 @@ class TorchModel(nn.ModuleList):
         placement: Placement = CPU,
         **options: Any,
     ) -> Self:
-        """Build the model of a bundle, and load the weights that were read with it.
-
-        Raises:
-            SbkitError: a part is not allowed, or the weights are damaged or of another model.
-        """
+        """Build the model of a bundle, and load the weights that were read with it."""
         file = folder / WEIGHTS_FILE
         try:
             weights = safetensors.torch.load(contents.weights)
@@ -308,11 +301,7 @@ class CompiledModel(TorchModel):
             yield
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,), in batches of the table.
-
-        Raises:
-            RuntimeError: a clip is longer than any compiled shape.
-        """
+        """Run the encoder on clips (S,), in batches of the table; refuses longer ones."""
         outputs: list[Encoded] = []
         for batch in self._split(list(clips)):
             with self._step():
@@ -373,7 +362,7 @@ def _assemble(
         BundleError,
         lambda error: (
             f"The parts of this bundle do not fit {model_class.__name__}: "
-            f"{type(error).__name__} ({str(error)[:200]}). Export it again."
+            f"{type(error).__name__} ({str(error)[:200]})."
         ),
     ):
         parts = {

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from io import IOBase
+from itertools import chain
 from typing import Annotated, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -30,7 +31,7 @@ from sbkit.serve.middleware import (
     wrong_field,
 )
 from sbkit.serve.recognition import RecognitionService, last_of
-from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
+from sbkit.serve.tts import FILE_FORMATS, SpeechStream, Voice
 from sbkit.tasks.recognition.predict import Transcript
 from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
 from sbkit.text.languages import language_code
@@ -101,9 +102,7 @@ class ServedModels:
     def names(self) -> list[str]:
         """All names that clients may use."""
         names = [model.name for model in self.models]
-        for aliases in self.aliases.values():
-            names += aliases
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(chain(names, *self.aliases.values())))
 
     def engines(self, engine_class: type[Engine]) -> dict[str, Engine]:
         """Return the engines of a class by their names."""
@@ -127,10 +126,9 @@ class ServedModels:
         return engines[name]
 
     def pick_recognizer(self, name: str, languages: Sequence[str]) -> RecognitionService:
-        """Return the recognizer with a name.
+        """Return the recognizer with a name; raises ApiError for other languages than its own.
 
-        Raises ApiError if the request names languages, but neither the recognizer's nor auto. A
-        recognizer whose language is und (undetermined) accepts all languages.
+        A recognizer whose language is und (undetermined) accepts all languages.
         """
         recognizer = self.pick(RecognitionService, name)
         model_language = language_code(recognizer.language or "und")
@@ -160,11 +158,10 @@ class ServedModels:
 
 def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
     """Return the error about a model that is not among those for this type of request."""
-    actual = name[:100] or "missing"
-    if not served_names:
-        message = f"This server has no model for this request; `model` is {actual}."
-    else:
-        message = f"`model` must be one of {listed(served_names, max_names=10)}, but is {actual}."
+    message = "This server has no model for this request."
+    if served_names:
+        expected = listed(served_names, max_names=10)
+        message = f"`model` must be one of {expected}, but is {name[:100]}."
     return ApiError(404, message, "model")
 
 
@@ -226,8 +223,6 @@ class TranscriptionFields(Fields):
     timestamp_granularities: list[Literal["word", "segment"]] = []
     stream: bool = False  # whether to send the text as events
     channel: Annotated[int, Field(ge=0)] | None = None  # of the file; None: all are mixed
-    # Checked as the API requires; decoding is not random, so it has no effect.
-    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @classmethod
     def parse(cls, form: FormData) -> Self:
@@ -243,11 +238,8 @@ class TranscriptionFields(Fields):
     @model_validator(mode="after")
     def _check_format(self) -> Self:
         if self.timestamp_granularities and self.response_format != "verbose_json":
-            message = (
-                "`timestamp_granularities[]` needs the `response_format` verbose_json, but it is "
-                f"{self.response_format}."
-            )
-            raise ApiError(400, message, "timestamp_granularities[]")
+            expected = "verbose_json with `timestamp_granularities[]`"
+            raise wrong_field("response_format", expected, self.response_format)
         if self.stream and self.response_format not in STREAMED_FORMATS:
             raise wrong_field("stream", f"false with {self.response_format}", "true")
         return self
@@ -329,8 +321,6 @@ class AudioInput(Fields, extra="forbid"):
         """Return the recognizer, and write it and its default silence into the options.
 
         default_model: the model that the client named when it connected.
-
-        Raises ApiError if no recognizer fits the options.
         """
         options = self.transcription
         model = options.model or default_model
@@ -437,8 +427,7 @@ async def _transcript_events(
 
 def words_of(words: Sequence[Word]) -> list[JsonObject]:
     """Return timed words in the form of the API, which calls their text ``word``."""
-    fields_of_words = [word.plain() for word in words]
-    return [{"word": fields.pop("text"), **fields} for fields in fields_of_words]
+    return [{"word": fields.pop("text"), **fields} for fields in map(Word.plain, words)]
 
 
 def _segment(index: int, words: Sequence[Word]) -> JsonObject:
@@ -467,13 +456,13 @@ def _segment(index: int, words: Sequence[Word]) -> JsonObject:
 
 async def speech_response(fields: SpeechFields, voice: Voice) -> StreamingResponse:
     """Return speech that is sent while it is made; raises ApiError if the text cannot be spoken."""
-    parts = voice.speak(fields.input, fields.speed, fields.response_format)
+    speech = voice.speak(fields.input, fields.speed, fields.response_format)
     try:
-        notes: Sequence[str] = await anext(parts)
-        first_chunk: bytes = await anext(parts)
+        notes: Sequence[str] = await anext(speech)
+        first_chunk: bytes = await anext(speech)
     except SbkitError as error:
         raise ApiError(400, str(error), "input") from error
-    chunks = _speech_chunks(first_chunk, parts)
+    chunks = _speech_chunks(first_chunk, speech)
     if fields.stream_format == "sse":
         events = _speech_events(chunks, notes, num_characters=len(fields.input))
         return StreamingResponse(events, media_type=EVENT_STREAM)
@@ -484,25 +473,20 @@ async def speech_response(fields: SpeechFields, voice: Voice) -> StreamingRespon
 
 def _notes_header(notes: Sequence[str]) -> str:
     """Write as many notes as fit into the header."""
-    num_bytes = 0
-    fitting: list[str] = []
-    for note in notes:
-        num_bytes += len(json.dumps(note)) + len(", ")
-        if num_bytes > MAX_NOTES_BYTES:
-            break
-        fitting.append(note)
-    return json.dumps(fitting)
+    while len(header := json.dumps(notes)) > MAX_NOTES_BYTES:
+        notes = notes[:-1]
+    return header
 
 
-async def _speech_chunks(first_chunk: bytes, parts: SpeechParts) -> AsyncGenerator[bytes]:
+async def _speech_chunks(first_chunk: bytes, speech: SpeechStream) -> AsyncGenerator[bytes]:
     """Yield the chunks of a file; its seconds go to the log."""
-    async with aclosing(parts):
+    async with aclosing(speech):
         yield first_chunk
-        async for part in parts:
-            if isinstance(part, bytes):
-                yield part
+        async for chunk in speech:
+            if isinstance(chunk, bytes):
+                yield chunk
             else:
-                request_facts.get()["audio_seconds"] = part
+                request_facts.get()["audio_seconds"] = chunk
 
 
 async def _speech_events(

@@ -49,6 +49,7 @@ from sbkit.serve.middleware import (
     OriginGuard,
     State,
     too_large,
+    wrong_field,
 )
 from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognition import RecognitionService
@@ -146,17 +147,13 @@ class Service:
             async with asyncio.timeout(self.limits.receive_seconds):
                 return await body
         except TimeoutError:
-            seconds = f"{self.limits.receive_seconds:g} s"
-            message = f"The request did not arrive within {seconds}. Send less, or compress it."
-            raise ApiError(408, message) from None
+            seconds = self.limits.receive_seconds
+            raise ApiError(408, f"The request did not arrive within {seconds:g} s.") from None
         except HTTPException as error:
             if error.status_code == 413:
                 raise too_large(f"{max_bytes / 1e6:g} MB", "body") from None
             if error.detail.startswith(LONG_PART):
-                message = (
-                    f"A field without a file name has over 64 KB; `file` must be {FILE_FIELD}."
-                )
-                raise ApiError(400, message, "file") from None
+                raise wrong_field("file", FILE_FIELD, "a field of over 64 KB") from None
             raise
 
     async def _realtime(self, socket: WebSocket) -> None:
@@ -175,11 +172,7 @@ class Service:
             self.state.sessions -= 1
 
     async def _no_upgrade(self, request: Request) -> Response:
-        raise ApiError(
-            426,
-            "`/v1/realtime` is a WebSocket, but this request has no `Upgrade: websocket`. A proxy "
-            "must pass that header on, with HTTP/1.1.",
-        )
+        raise ApiError(426, "This WebSocket needs the header `Upgrade: websocket`, with HTTP/1.1.")
 
     async def _voices(self, request: Request) -> Response:
         voices = [

@@ -41,7 +41,6 @@ WARMING, READY, DRAINING, STOPPING = "warming up", "ready", "draining", "stoppin
 PROBE_PATHS = ("/health/live", "/health/ready", "/metrics")  # polled all the time, so not logged
 LATENCIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-BATCH_SECONDS = (1, 2, 5, 10, 20, 30, 60)
 CLIENT_GONE = 499  # only for metrics, as in nginx: no client reads it
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 ERROR_HEADERS = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
@@ -172,7 +171,6 @@ class Metrics:
         self.sessions = counter("sessions", "realtime sessions so far")
         self.streams = histogram("stream_batch", "sessions of a batch", buckets=BATCH_SIZES)
         self.clips = histogram("batch_clips", "clips of a batch", buckets=BATCH_SIZES)
-        self.seconds = histogram("batch_seconds", "with padding", buckets=BATCH_SECONDS)
 
     def show(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value is read when Prometheus asks."""
@@ -262,10 +260,7 @@ class Keys:
         if not keys:  # the server would be open to everyone
             raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one per line.")
         if not all(key.isascii() and key.isprintable() for key in keys):
-            raise ConfigError(
-                f"A key of `--api-key-file {self._file}` has a character that clients cannot send "
-                "in a header, such as ü or a tab. Write keys in printable ASCII."
-            )
+            raise ConfigError(f"A key of `--api-key-file {self._file}` is not printable ASCII.")
         self.digests = [*map(_digest, keys)]
 
 
@@ -291,11 +286,7 @@ class KeyGuard:
         # Compare all keys, each in a time that does not depend on the number of equal bytes.
         matches = [hmac.compare_digest(client_digest, digest) for digest in digests]
         if digests and not sum(matches):
-            raise ApiError(
-                401,
-                "The API key is missing or not valid for this server. Send the header "
-                "`Authorization: Bearer KEY`.",
-            )
+            raise ApiError(401, "The API key is missing or wrong (`Authorization: Bearer KEY`).")
         await self.app(scope, receive, send)
 
 
@@ -379,8 +370,7 @@ class Admission:
             async with asyncio.timeout(limits.answer_seconds):
                 await self.app(scope, receive, send)
         except TimeoutError:
-            seconds = f"{limits.answer_seconds:g} s"
-            message = f"The server did not answer within {seconds}. Try again, or send less."
+            message = f"The server did not answer within {limits.answer_seconds:g} s."
             raise ApiError(503, message) from None
         except asyncio.CancelledError:
             state.require_ready()  # raises ApiError if the grace time is over

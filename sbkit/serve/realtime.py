@@ -63,13 +63,13 @@ NO_SAMPLES = np.zeros(0, np.int16)
 
 
 @dataclass(frozen=True)
-class TurnPart:
+class TurnBlock:
     """Successive samples of a turn; times are in seconds of the session."""
 
     start: int  # the index of the first sample in the session
     samples: Samples
-    speech_start: float | None = None  # only in the first part of a turn
-    speech_end: float | None = None  # only in the last part of a turn
+    speech_start: float | None = None  # only in the first block of a turn
+    speech_end: float | None = None  # only in the last block of a turn
 
 
 class SpeechTurns:
@@ -89,11 +89,11 @@ class SpeechTurns:
         self._is_speech = False
         self._pending_start = seconds_to_samples(start, self._rate)  # an index in the session
 
-    def push(self, samples: Samples) -> list[TurnPart]:
-        """Take samples (S,) of int16; return the parts of turns that they complete."""
+    def push(self, samples: Samples) -> list[TurnBlock]:
+        """Take samples (S,) of int16; return the blocks of turns that they complete."""
         events, self._state = self._detector.push(samples, self._state)
         self._pending = np.concatenate([self._pending, samples])
-        parts: list[TurnPart] = []
+        blocks: list[TurnBlock] = []
         speech_start: float | None = None
         for event in events:
             self._is_speech = event.kind == "started"
@@ -102,15 +102,15 @@ class SpeechTurns:
                 self._take(seconds - SPEECH_PADDING_SECONDS)
                 speech_start = seconds
             else:
-                part = self._take(self._start + event.detected)
-                parts.append(TurnPart(*part, speech_start, speech_end=seconds))
+                block = self._take(self._start + event.detected)
+                blocks.append(TurnBlock(*block, speech_start, speech_end=seconds))
                 speech_start = None
         now = samples_to_seconds(self._pending_start + len(self._pending), self._rate)
         if self._is_speech:
-            parts.append(TurnPart(*self._take(now), speech_start))
+            blocks.append(TurnBlock(*self._take(now), speech_start))
         else:
             self._take(now - DETECTION_SECONDS)
-        return parts
+        return blocks
 
     def _take(self, until: float) -> tuple[int, Samples]:
         """Take pending samples up to a time; return the index of the first, and the samples."""
@@ -275,13 +275,13 @@ class RealtimeSession:
         if self._speech_turns is None:
             await self._feed(samples)
             return
-        for part in await asyncio.to_thread(self._speech_turns.push, samples):
-            if part.speech_start is not None:
-                self._begin_turn(part.start)
-                await self._announce_start(part.speech_start)
-            await self._feed(part.samples)
-            if part.speech_end is not None:
-                await self._finish(part.speech_end)
+        for block in await asyncio.to_thread(self._speech_turns.push, samples):
+            if block.speech_start is not None:
+                self._begin_turn(block.start)
+                await self._announce_start(block.speech_start)
+            await self._feed(block.samples)
+            if block.speech_end is not None:
+                await self._finish(block.speech_end)
         if not self._item.is_announced:
             self._item.begin = self._now
 

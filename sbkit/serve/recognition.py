@@ -3,10 +3,9 @@
     segments of many requests -> one queue -> rounds -> batches of similar length -> the model
         -> the outputs that each request waits for
 
-A `Transcriber` cuts and decodes the audio of each request in a thread of its own, and calls
-`Batcher.encode`. The n-th segment of a call is due n rounds after its arrival, so that short
-requests overtake an hour of audio, but never starve it (fair queueing after Demers, Keshav and
-Shenker, 1989). The sessions of a streaming model share a batcher of their own.
+The n-th segment of a request is due n rounds after its arrival, so that short requests overtake an
+hour of audio, but never starve it (fair queueing after Demers, Keshav and Shenker, 1989). The
+sessions of a streaming model share a batcher of their own.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ from sbkit.tasks.recognition.session import (
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
 
-Part = TypeVar("Part")
+Sent = TypeVar("Sent")
 Result = TypeVar("Result")
 
 # Set when the request of a thread ends early, so that its segments are no longer run.
@@ -60,12 +59,12 @@ class Workers:
     def __init__(self, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
 
-    async def results(
+    async def run(
         self,
-        work: Callable[[Callable[[Part], None]], Result],
+        work: Callable[[Callable[[Sent], None]], Result],
         *,
         on_end: Callable[[], object] = lambda: None,
-    ) -> AsyncGenerator[Part | Result]:
+    ) -> AsyncGenerator[Sent | Result]:
         """Call ``work`` in a thread with a function ``send``; yield what it sends, then its result.
 
         Errors of ``work`` are raised here. Once this iterator is closed, ``send`` raises
@@ -74,29 +73,29 @@ class Workers:
         on_end: called when ``work`` has ended, or will not run.
         """
         loop = asyncio.get_running_loop()
-        parts = asyncio.Queue[Part | Future[Result]]()
+        queue = asyncio.Queue[Sent | Future[Result]]()
         cancelled = threading.Event()
 
-        def put(part: Part | Future[Result]) -> None:
+        def put(item: Sent | Future[Result]) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(parts.put_nowait, part)
+                loop.call_soon_threadsafe(queue.put_nowait, item)
 
-        def send(part: Part) -> None:
+        def send(item: Sent) -> None:
             if cancelled.is_set():
                 raise CancelledError
-            put(part)
+            put(item)
 
-        def run() -> Result:
+        def work_in_thread() -> Result:
             request_cancelled.set(cancelled)
             return work(send)
 
-        future = self._threads.submit(run)
+        future = self._threads.submit(work_in_thread)
         future.add_done_callback(lambda _: on_end())
         future.add_done_callback(put)
         try:
-            while not isinstance(part := await parts.get(), Future):
-                yield part
-            yield part.result()
+            while not isinstance(item := await queue.get(), Future):
+                yield item
+            yield item.result()
         finally:
             future.cancel()
             cancelled.set()
@@ -123,13 +122,13 @@ class Batcher:
 
     shapes: a closed table.
     wait_seconds: how long a segment waits for others while the model is idle.
-    on_batch: called for each batch with its number of clips and the samples of a padded clip.
+    on_batch: called with the number of clips of each batch.
     """
 
     thread: ModelThread
     shapes: BatchShapes
     wait_seconds: float
-    on_batch: Callable[[int, int], object]
+    on_batch: Callable[[int], object]
 
     def __post_init__(self) -> None:
         self._round_samples = self.thread.parallel_batches * self.shapes.max_samples
@@ -147,8 +146,7 @@ class Batcher:
     def encode(self, segments: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on segments (S,), in batches shared with other requests.
 
-        Raises:
-            CancelledError: the request ended, or the batcher is closed.
+        Raises CancelledError if the request ended, or the batcher is closed.
         """
         with self._changed:
             if self._is_closed:
@@ -280,11 +278,11 @@ class ClipTurn:
 
     phrases: tuple[str, ...]
     start: int
-    parts: list[Samples] = field(default_factory=list)
+    blocks: list[Samples] = field(default_factory=list)
     is_finished: bool = False
 
     def feed(self, samples: Samples) -> None:
-        self.parts.append(samples)
+        self.blocks.append(samples)
 
 
 async def last_of(results: AsyncGenerator[str | Transcript]) -> Transcript:
@@ -298,8 +296,6 @@ async def last_of(results: AsyncGenerator[str | Transcript]) -> Transcript:
 class RecognitionService:
     """Transcribe the files and turns of many clients at a time.
 
-    streaming: the streaming model, if there is one.
-    detector: finds the start and the end of turns.
     silence: seconds that end a turn; None if only clients can end turns.
     """
 
@@ -314,11 +310,7 @@ class RecognitionService:
         metrics: Metrics,
         detector: VoiceDetector | None = None,
     ) -> None:
-        """Take a bundle whose model has its own thread.
-
-        shapes, wait_seconds: see `Batcher`.
-        max_seconds: the limit for a file or a turn.
-        """
+        """Open what clients need; shapes, wait_seconds: see `Batcher`."""
         self.sample_rate, self.language = bundle.config.sample_rate, bundle.config.language
         self.effective = bundle.model.effective
         self._max_seconds = max_seconds
@@ -328,7 +320,7 @@ class RecognitionService:
         self._workers = workers
         self._metrics = metrics
         self.batcher = Batcher(
-            bundle.model, shapes=shapes, wait_seconds=wait_seconds, on_batch=self._on_batch
+            bundle.model, shapes=shapes, wait_seconds=wait_seconds, on_batch=metrics.clips.observe
         )
         self._sessions = SessionBatcher(metrics.streams.observe)
         self._transcriber = Transcriber(
@@ -364,12 +356,7 @@ class RecognitionService:
         """Yield the text of each segment as soon as it is final, then the transcript.
 
         audio: samples, or an open file, which is closed in the end.
-        times: whether to time the words.
-        phrases: that the decoder expects.
-        channel: of the file, counted from 0; None: all are mixed.
-
-        Raises:
-            ApiError: the file is no audio, or too long, or has no such channel.
+        times, phrases, channel: as for `Transcriber.stream`.
         """
 
         def work(on_text: Callable[[str], None]) -> Transcript:
@@ -399,14 +386,13 @@ class RecognitionService:
             return result
 
         close = audio.close if isinstance(audio, IOBase) else lambda: None
-        return self._workers.results(work, on_end=close)
+        return self._workers.run(work, on_end=close)
 
     async def turns(
         self, phrases: tuple[str, ...], silence: float | None
     ) -> Callable[[int], Session | ClipTurn]:
         """Return a function that creates a turn, given the index of its first sample.
 
-        phrases: that the decoder expects.
         silence: seconds that end a turn if there is no detector.
         """
         streaming = self.streaming
@@ -425,15 +411,12 @@ class RecognitionService:
         """Process the audio fed to a turn and return its new events.
 
         A whole-clip turn has events only once it is finished.
-
-        Raises:
-            ApiError: a clip is too long.
         """
         if isinstance(turn, Session):
             return await self._sessions.advance(turn)
         if not turn.is_finished:
             return ()
-        samples = np.concatenate(turn.parts)
+        samples = np.concatenate(turn.blocks)
         start = samples_to_seconds(turn.start, self.sample_rate)
         transcript = await last_of(self.transcribe(samples, times=True, phrases=turn.phrases))
         end = start + transcript.seconds
@@ -449,7 +432,3 @@ class RecognitionService:
     def _check_seconds(self, seconds: float) -> None:
         if seconds > self._max_seconds:
             raise too_large(f"{self._max_seconds:g} s of audio")
-
-    def _on_batch(self, clips: int, samples: int) -> None:
-        self._metrics.clips.observe(clips)
-        self._metrics.seconds.observe(clips * samples_to_seconds(samples, self.sample_rate))

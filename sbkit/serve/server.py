@@ -31,15 +31,12 @@ CLOSE_SECONDS = 1  # for connections to close after the grace time
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Listen at an address, before models are loaded; raises ConfigError if it is not free."""
+    """Listen at an address; raises ConfigError if it is not free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"The server cannot listen at `--host {host}` and `--port {port}` ({error}). Choose "
-            "another address."
-        ) from error
+        raise ConfigError(f"The server cannot listen at {host}, port {port} ({error}).") from error
 
 
 class Protocol(H11Protocol):

@@ -27,7 +27,7 @@ FILE_RATE = 24_000  # samples per second: pcm in OpenAI's API has this rate, and
 # Every packet is sent at once, and WAV has no further chunks.
 FILE_OPTIONS = {"flush_packets": "1", "fflags": "+bitexact"}
 
-SpeechParts = AsyncGenerator[Any]  # notes, parts of a file (bytes), then its seconds (float)
+SpeechStream = AsyncGenerator[Any]  # notes, the file in chunks of bytes, then its seconds
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Voice:
             speech = self._synthesizer.stream(WARM_UP_TEXT, max_seconds=MAX_SPEECH_SECONDS)
             deque(speech.audio, maxlen=0)
 
-    def speak(self, text: str, speed: float, format: str) -> SpeechParts:
+    def speak(self, text: str, speed: float, format: str) -> SpeechStream:
         """Speak a text in one of FILE_FORMATS; raises SbkitError if it cannot be spoken."""
 
         def work(send: Callable[[Sequence[str] | bytes], None]) -> float:
@@ -127,7 +127,7 @@ class Voice:
                 send(writer.finish())
                 return writer.seconds
 
-        return self._workers.results(work)
+        return self._workers.run(work)
 
     def close(self) -> None:
         self._synthesizer.close()

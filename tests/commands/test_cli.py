@@ -91,7 +91,7 @@ def test_command_exits_with_sentence_and_code(
         main()
     assert (exited.value.code, capsys.readouterr().err) == (
         BAD_INPUT,
-        "`--pace` needs --live. Add --live, or leave --pace out.\n",
+        "`--pace` needs --live.\n",
     )
 
 

@@ -19,8 +19,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
-from sbkit.tasks.recognition.audio_input import audio_blocks
-from sbkit.tasks.recognition.live import Display
+from sbkit.tasks.recognition.live import Display, audio_blocks
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.recognition.session import Event, Final, Partial, Session, StreamingRecognizer
 from tests.logs.terminal import Terminal
@@ -100,7 +99,7 @@ def test_listen_reads_standard_input(
     assert capsys.readouterr().out == "the dog\na quick fox\n"
     soundfile.write(header := io.BytesIO(), samples, RATE, "PCM_24", format="WAV")
     piped(monkeypatch, header.getvalue())
-    with pytest.raises(SbkitError, match="a WAV on standard input must have 16 bits"):
+    with pytest.raises(SbkitError, match="WAV on standard input must have 16 bits"):
         live("-")
 
 

@@ -139,8 +139,8 @@ def test_recordings_are_added_and_none_is_heard_again(talk: Talk) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"Jaqzyx vkwp!\n", r"None of 1 sentence of talk.txt is heard in .*talk.wav. Check that"),
-        (b"...\n", "talk.txt has no words. Write the text of the recording into it."),
+        (b"Jaqzyx vkwp!\n", r"None of 1 sentence of talk.txt is heard in .*talk.wav"),
+        (b"...\n", "talk.txt has no words"),
         ("dé".encode("latin-1"), r"A transcript \(talk.txt\) must be UTF-8"),
     ],
 )

@@ -112,5 +112,5 @@ def test_prepare_test_sets_of_a_run_without_them_is_refused(
 ) -> None:
     recipe = SimpleNamespace(prepare_splits=lambda knobs: SimpleNamespace(test={}))
     monkeypatch.setattr(test_sets, "load_recipe", lambda *_, **__: recipe)
-    with pytest.raises(SbkitError, match="has no test sets .* Name data of your own: sbkit"):
+    with pytest.raises(SbkitError, match="has no test sets"):
         prepare_test_sets(run)

@@ -317,7 +317,7 @@ def test_bundle_omits_the_discriminator(trained: Path, bundle: Path) -> None:
 
 
 def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
-    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.Coding cannot be scored"):
+    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.Coding cannot score tables"):
         sbkit(["score", str(bundle), str(clip)])
 
 
@@ -356,7 +356,7 @@ def test_read_codes_refuses_damaged_files(tmp_path: Path) -> None:
     assert np.array_equal(clip.codes, codes) and clip.samples == 2700
     whole = file.read_bytes()
     for content, match in (
-        (whole[:-1], "truncated or changed: its 7 frames need 35 bytes .* but it has 34"),
+        (whole[:-1], "it has 34 bytes, not 35"),
         (whole + b"\0", "truncated or changed"),
         (whole[:50], "truncated or changed"),
         (whole[:40], "is of another codec"),
@@ -399,5 +399,5 @@ def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Pa
 
 @pytest.mark.parametrize(("groups", "levels"), [(0, (8,)), (1, ()), (1, (1, 5))])
 def test_code_space_without_codes_is_refused(groups: int, levels: tuple[int, ...]) -> None:
-    with pytest.raises(SbkitError, match="at least one group, and levels of at least 2"):
+    with pytest.raises(SbkitError, match="levels of at least 2"):
         CodeSpace(groups, levels)

@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,26 +23,14 @@ from sbkit.tasks.recognition.predict import Transcriber
 from tests.runtime.tones import RATE, ToneModel, noise
 
 
-class ThreadRecorder(ToneModel):
-    """A model that records the threads that made and called it."""
-
-    def __init__(self) -> None:
-        super().__init__(vocab_size=10, blank=0)
-        self.threads = {threading.get_ident()}
-
-    def encode(self, clips: object) -> list[Encoded]:
-        self.threads.add(threading.get_ident())
-        return []
-
-
 def test_model_thread_makes_and_calls_the_model_in_one_thread_despite_errors() -> None:
-    thread = ModelThread(ThreadRecorder)
+    thread = ModelThread(lambda: SimpleNamespace(effective=None, made_in=threading.get_ident()))
     with ThreadPoolExecutor(8) as callers:
-        list(callers.map(lambda _: thread.encode([]), range(50)))
+        get_thread = partial(thread.call, lambda _: threading.get_ident())
+        called_in = {*callers.map(lambda _: get_thread(), range(50))}
     with pytest.raises(ZeroDivisionError):
         thread.call(lambda _: 1 // 0)
-    (model_thread,) = thread.call(lambda model: model.threads)
-    assert model_thread != threading.get_ident()
+    assert called_in == {thread.call(lambda model: model.made_in)} != {threading.get_ident()}
     thread.close()
 
 

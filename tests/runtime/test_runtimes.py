@@ -169,7 +169,6 @@ def test_load_in_thread_reads_back_the_precision_of_nodes(
 @pytest.mark.parametrize(
     ("builds", "cause"),
     [
-        ({"driver": False}, "there is no NVIDIA driver"),
         ({"driver": False, "providers": [CPU]}, "there is no NVIDIA driver"),  # whatever the wheel
         ({"providers": [CPU]}, "there is no onnxruntime with CUDA, or another wheel hides it"),
     ],
@@ -200,7 +199,7 @@ def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.M
     ("options", "says"),
     [
         ({"device": "mps"}, "must be auto, cpu, cuda or cuda:N"),
-        ({"precision": "bf16"}, "precision bf16 is not supported by the runtime onnx"),
+        ({"precision": "bf16"}, "bf16 is not supported by the runtime onnx"),
         ({"compile": "default"}, "compiles nothing"),
     ],
 )
@@ -230,7 +229,7 @@ def test_load_in_thread_refuses_an_onnx_model_of_other_weights(
     stand_in(monkeypatch)
     assert effective(bundle, device="cpu").device == "cpu"
     edit_weights(bundle, lambda weights: {name: w + 1 for name, w in weights.items()})
-    with pytest.raises(SbkitError, match="was not made from the weights of its bundle"):
+    with pytest.raises(SbkitError, match="has other weights"):
         effective(bundle, device="cpu")
 
 
@@ -286,9 +285,7 @@ def test_doctor_notices_packages_that_fail(
 def test_old_onnxruntime_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     monkeypatch.delattr(StandInSession, "get_provider_graph_assignment_info")
-    with pytest.raises(
-        SbkitError, match=r"^onnxruntime 1\.23\.2 cannot say .* Upgrade onnxruntime"
-    ):
+    with pytest.raises(SbkitError, match=r"^onnxruntime 1\.23\.2 cannot say"):
         effective(bundle, device="cpu", precision="int8")
 
 

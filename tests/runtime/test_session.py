@@ -27,13 +27,12 @@ from sbkit.tasks.recognition.session import (
     Partial,
     Session,
     StreamingRecognizer,
-    advance_batch,
     forward_batch,
 )
 from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
-from tests.runtime.scripted_speech import ScriptedSpeech
-from tests.runtime.tones import CHUNK, RATE, finals, run, silence, speak, streaming_tones
+from tests.runtime.scripted_speech import LoudSpeech
+from tests.runtime.tones import RATE, finals, run, silence, speak, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"lm_texts": [*TEXTS, "a fox over the dog"]}
@@ -96,19 +95,7 @@ def test_session_events_do_not_depend_on_block_size(
     expected = run(recognizer, [audio])
     assert [final.text for final in finals(expected)] == [*TEXTS]
     for seed in range(5):
-        events = run(recognizer, cut(audio, seed))
-        assert [final.text for final in finals(events)] == [*TEXTS]
-        assert [replace(event, seconds=0.0) for event in events] == [
-            replace(event, seconds=0.0) for event in expected
-        ]
-        assert [event.seconds for event in events] == [event.seconds for event in expected]
-    starts = np.cumsum([0, *map(len, spoken)]) / RATE
-    for final, start, text in zip(finals(expected), starts[:-1:2], TEXTS, strict=True):
-        assert [word.text for word in final.words] == text.split()
-        assert final.words[0].start == pytest.approx(start, abs=0.05)
-        word_starts = [0, *(n + 1 for n, letter in enumerate(text) if letter == " ")]
-        expected_starts = [start + 0.12 * letters for letters in word_starts]
-        assert [word.start for word in final.words] == pytest.approx(expected_starts, abs=0.13)
+        assert run(recognizer, cut(audio, seed)) == expected
     rules = [event.rule for event in expected if isinstance(event, Endpoint)]
     assert rules == ["silence"] * 3 + ["nothing"]
 
@@ -117,9 +104,10 @@ def test_session_events_do_not_depend_on_block_size(
 def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> None:
     """Humming after the words has no tokens but is not silence: the utterance ends after it."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    audio = np.concatenate([speak(tokenizer, "the dog"), silence(4.0)])
-    end = len(speak(tokenizer, "the dog")) / RATE + 1.0
-    detector = VoiceDetector(SpeechUntil(end), SpeechRules(hang_over=0.3))
+    spoken, hum = speak(tokenizer, "the dog"), np.full(RATE, 300, np.int16)
+    audio = np.concatenate([spoken, hum, silence(3.0)])
+    end = len(spoken) / RATE + 1.0
+    detector = VoiceDetector(LoudSpeech(), SpeechRules(hang_over=0.3))
     session, events = Session(recognizer, detector=detector), list[Event]()
     for first in range(0, len(audio), size):
         events += session.push(audio[None, first : first + size])  # (1, S)
@@ -130,18 +118,6 @@ def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> Non
     padded = end + detector.rules.padding
     assert finals(events)[0].end == pytest.approx(padded + 1.2, abs=0.05)  # not the hang-over, too
     assert endpoint.seconds >= finals(events)[0].end
-
-
-class SpeechUntil(ScriptedSpeech):
-    """Speech from the first frame to a given time, whatever the audio."""
-
-    def __init__(self, end: float) -> None:
-        self.end = end
-
-    def advance(self, samples: Samples, state: int) -> tuple[Any, int]:
-        frames = len(samples) // self.step
-        after = state + frames
-        return (np.arange(state, after) * self.step < self.end * RATE).astype(float), after
 
 
 def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
@@ -196,19 +172,6 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
         assert event.stable <= following.stable < len(following.text.split())
     assert max(event.stable for event in partials) == 3
     assert partials[0].plain().keys() == {"event", "seconds", "text", "stable"}
-    session = Session(recognizer)
-    session.feed(speak(tokenizer, "jumps over")[: CHUNK - 1])
-    assert not session.has_work
-    session.feed(silence(0.04)[:1])
-    assert session.has_work
-    (events,) = advance_batch([session])
-    assert isinstance(events, list)
-    assert [(event.text, event.stable) for event in events] == [("jumps", 0)]
-    assert not session.has_work
-    session.is_finished = True
-    assert session.has_work
-    session.finish()
-    assert not session.has_work and session.finish() == []
 
 
 def test_listening_imports_no_torch() -> None:

@@ -11,10 +11,6 @@ from sbkit.tasks.recognition.subtitles import group_words, subtitles, to_srt, to
 from sbkit.text.word import Word
 
 
-def spoken(*words: tuple[str, float, float]) -> list[Word]:
-    return [Word(*word) for word in words]
-
-
 def evenly(count: int, word_seconds: float, text: str = "word") -> list[Word]:
     return [Word(f"{text}{n}", n * word_seconds, (n + 0.8) * word_seconds) for n in range(count)]
 
@@ -41,11 +37,8 @@ def test_subtitles_lose_no_word_and_keep_their_limits(count: int, word_seconds: 
 
 
 def test_subtitles_begin_after_a_pause() -> None:
-    words = spoken(("one", 0.0, 0.5), ("two", 0.9, 1.2), ("three", 2.5, 3.0))
-    assert [[word.text for word in group] for group in group_words(words)] == [
-        ["one", "two"],
-        ["three"],
-    ]
+    words = [Word("one", 0.0, 0.5), Word("two", 0.9, 1.2), Word("three", 2.5, 3.0)]
+    assert [*group_words(words)] == [words[:2], words[2:]]
 
 
 @pytest.mark.parametrize("length", [0.3, 0.6])  # of a word: the width or the duration is reached
@@ -83,7 +76,7 @@ def test_subtitles_of_a_slow_word_are_never_empty() -> None:
 
 
 def test_srt_vtt_and_tsv_are_written() -> None:
-    words = spoken(("a<b", 3661.5, 3662.0), ("c&d", 3662.0004, 3662.9996))
+    words = [Word("a<b", 3661.5, 3662.0), Word("c&d", 3662.0004, 3662.9996)]
     assert to_srt(words) == "1\n01:01:01,500 --> 01:01:03,000\na<b c&d\n"
     assert to_vtt(words) == ("WEBVTT\n\n01:01:01.500 --> 01:01:03.000\na&lt;b c&amp;d\n")
     assert to_tsv(words) == "start\tend\tword\n3661.500\t3662.000\ta<b\n3662.000\t3663.000\tc&d"

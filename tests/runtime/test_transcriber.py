@@ -1,11 +1,11 @@
 """Long audio has the text of its sentences, and a bad file does not stop the others."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from threading import enumerate as enumerate_threads
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.bundle.protocols import Effective
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime import runtimes
@@ -24,7 +24,6 @@ from sbkit.tasks.recognition.predict import CPU_BATCH_SECONDS, Transcriber, Tran
 from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import (
     RATE,
-    ToneModel,
     UnsureModel,
     silence,
     speak,
@@ -42,26 +41,16 @@ SOURCES: Mapping[str, Callable[[Samples, Path], Any]] = {
     "path as a string": lambda clip, file: str(file),
     "bytes": lambda clip, file: file.read_bytes(),
     "soundfile": lambda clip, file: soundfile.read(file),
-    "torchaudio": lambda clip, file: (torch.from_numpy(clip / 32768)[None], RATE),
-    "gradients": lambda clip, file: (torch.from_numpy(clip / 32768).requires_grad_(), RATE),
+    "torch": lambda clip, file: (torch.from_numpy(clip / 32768)[None].requires_grad_(), RATE),
     "bfloat16": lambda clip, file: (torch.from_numpy(clip / 32768).bfloat16(), float(RATE)),
-    "float16": lambda clip, file: ((clip / 32768).astype(np.float16), np.int64(RATE)),
     "gradio": lambda clip, file: (RATE, clip),
     "array of datasets": lambda clip, file: {"array": clip, "sampling_rate": RATE, "path": None},
     "bytes of datasets": lambda clip, file: {"bytes": file.read_bytes(), "path": "fox.wav"},
     "path of datasets": lambda clip, file: {"bytes": None, "path": str(file)},
-    "AudioDecoder of datasets": lambda clip, file: StandInDecoder(clip),
+    "AudioDecoder of torchcodec": lambda clip, file: SimpleNamespace(
+        get_all_samples=lambda: SimpleNamespace(data=torch.from_numpy(clip)[None], sample_rate=RATE)
+    ),
 }
-
-
-@dataclass
-class StandInDecoder:
-    """An AudioDecoder of torchcodec, without the file."""
-
-    clip: Samples
-
-    def get_all_samples(self) -> SimpleNamespace:
-        return SimpleNamespace(data=torch.from_numpy(self.clip)[None], sample_rate=RATE)
 
 
 def say(seconds: float, *, seed: int = 0) -> str:
@@ -134,11 +123,8 @@ def test_hotwords_that_cannot_be_spelled_are_reported(
     bundle, tokenizer, _ = tone_bundle(tmp_path, lm_texts=SENTENCES)
     bundle = bundle.with_hotwords_option("Fox, 日本")
     assert "hotword 日本 is ignored: the model has no tokens" in caplog.text
-    assert describe_decoding(bundle) == {
-        "decoder": "beam",
-        "hotwords": ("fox",),
-        "refused_hotwords": ("日本",),
-    }
+    decoding = {"decoder": "beam", "hotwords": ("fox",), "refused_hotwords": ("日本",)}
+    assert describe_decoding(bundle) == decoding
     assert bundle.with_more_hotwords(["dog", "東京"]).refused_hotwords == ("日本", "東京")
     assert bundle.with_more_hotwords("lazy dog").decoder.phrases == ("fox", "lazy dog")
     audio = speak(tokenizer, SENTENCES[1])
@@ -195,16 +181,9 @@ def test_transcriber_does_not_split_gpu_batches_by_cpu_cores(
     assert [len(batch) for batch in model.batches] == [64]
 
 
-class FailingModel(ToneModel):
-    """Fail on any clip."""
-
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        raise RuntimeError("too loud")
-
-
 def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
-    model.__class__ = FailingModel
+    model.encode = Mock(side_effect=RuntimeError("too loud"))  # type: ignore[method-assign]
     soundfile.write(tmp_path / "loud.wav", speak(tokenizer, "a dog"), RATE)
     says = f"The model raised RuntimeError for {tmp_path / 'loud.wav'}: too loud"
     with pytest.raises(SbkitError, match=says):
@@ -217,13 +196,11 @@ def test_stream_refuses_a_single_file(tmp_path: Path) -> None:
         next(transcriber.stream("ab.wav"))
 
 
-def test_load_ends_the_model_if_the_detector_has_another_rate(plain_bundle: Path) -> None:
+def test_load_refuses_a_detector_of_another_rate(plain_bundle: Path) -> None:
     speech = ScriptedSpeech()
     speech.sample_rate = 8000
-    before = set(enumerate_threads())
     with pytest.raises(SbkitError, match="takes audio at 8000 Hz"):
         Transcriber.load(plain_bundle, device="cpu", detector=VoiceDetector(speech))
-    assert not any(thread.name.startswith("model") for thread in {*enumerate_threads()} - before)
 
 
 def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
@@ -247,9 +224,7 @@ def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
         (np.zeros(100), "16000", "`sample_rate` must be a whole number of Hz, but is '16000'"),
         (["one.wav", "two.wav"], None, "must be a whole number of Hz, but is 'two.wav'"),
         ({"audio": np.zeros(100)}, None, "A mapping must have .*, but this one has audio"),
-        (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
         (np.zeros(0), RATE, "array is empty"),
-        (np.full(100, np.nan), RATE, "must lie between -1 and 1"),
     ],
 )
 def test_transcriber_refuses_arrays_that_are_no_audio(

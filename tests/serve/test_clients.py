@@ -98,9 +98,8 @@ def test_transcription_events_end_with_an_error_that_is_logged(
 def test_transcription_of_silence_is_empty(server: RunningServer) -> None:
     """Front-ends send silence first, to see whether the server is there."""
     assert create(server, silence(1.0)).text == ""
-    assert [part.type for part in create(server, silence(1.0), stream=True)][-1:] == [
-        "transcript.text.done"
-    ]
+    *_, last = create(server, silence(1.0), stream=True)
+    assert last.type == "transcript.text.done"
 
 
 def test_channel_of_a_call_is_transcribed(server: RunningServer) -> None:
@@ -146,9 +145,8 @@ def test_commands_and_scripts_of_pages_work(
 def test_models_and_voices_are_listed(server: RunningServer) -> None:
     voice = {"id": "anna", "name": "anna", "language": "en"}
     assert server.get("/v1/audio/voices").json() == {"voices": [voice]}
-    assert [part.id for part in server.openai.models.list()] == [
-        *("tones", "anna", "whisper-1", "tts-1")
-    ]
+    names = [model.id for model in server.openai.models.list()]
+    assert names == ["tones", "anna", "whisper-1", "tts-1"]
     assert server.openai.models.retrieve("tones").owned_by == "sbkit"
     with pytest.raises(openai.NotFoundError, match="must be one of tones, anna, whisper-1, tts-1"):
         server.openai.models.retrieve("another")

@@ -104,7 +104,6 @@ LIVE_REQUEST = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 HOSTS = {
     "127.0.0.1:8000": 200,
     "[::1]:8000": 200,
-    "localhost": 200,
     "sbkit:8000": 200,
     "app.localhost": 200,
     "TALK.example.com": 200,

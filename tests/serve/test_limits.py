@@ -33,8 +33,6 @@ from tests.serve.server import (
 )
 
 CLIP = silence(0.5)
-TIMES = "timestamp_granularities[]"
-JSON_BODY = {"content": b"{}", "headers": {"Content-Type": "application/json"}}
 BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
 FORM_START = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
 LOST_REQUESTS = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="499"}}'
@@ -53,13 +51,11 @@ def form(**fields: str) -> dict[str, Any]:
 
 BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "nothing": (415, "must be multipart/form-data, but is of no type", {}),
-    "JSON": (415, "but is application/json", JSON_BODY),
     "no file": (400, "`file` must be an audio file", {"files": {"x": b"1"}}),
     "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": CLIP}}),
     "two files": (400, "Too many files", {"files": [("file", CLIP), ("file", CLIP)]}),
     "no form": (400, "Invalid multipart", {"content": b"rubbish", "headers": BOUNDARY}),
     "a long file without a name": (400, "curl: -F file=@talk.wav", form(file="x" * (1 << 17))),
-    "101 fields": (400, "number of fields is 100", form(**{f"field {n}": "" for n in range(101)})),
     "no bytes": (422, "is not recognized as audio", {"audio": b""}),
     "half a WAV": (422, "it declares 0.5 s, has 0.2 s", {"audio": CLIP[: len(CLIP) // 2]}),
     "too long": (413, "more than 20 s of audio", {"audio": silence(20.1)}),
@@ -67,16 +63,10 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "too large, in chunks": (413, "more than 2 MB", {"content": large_form(), "headers": BOUNDARY}),
     "another model": (404, "tones, whisper-1, but", form(model="x")),
     "another language": (400, "`language` must be en, the model's, but is fr", form(language="fr")),
-    "two channels": (
-        400,
-        "be a valid integer, unable to parse string as an integer, but is '[0",
-        form(channel="[0, 1]"),
-    ),
+    "two channels": (400, "`channel` must be a valid integer", form(channel="[0, 1]")),
     "no such channel": (422, "has no channel 1: it has 1, counted from 0", form(channel="1")),
-    "a temperature above 1": (400, "less than or equal to 1, but", form(temperature="1.01")),
     "another format": (400, "'json', 'text', 'srt',", form(response_format="xml")),
-    "times in JSON": (400, "needs the `response_format` verb", form(**{TIMES: "word"})),
-    "times without brackets": (400, "verbose_json, but it is json", form(**{TIMES[:-2]: "word"})),
+    "times in JSON": (400, "must be verbose_json", form(**{"timestamp_granularities[]": "word"})),
     "events of subtitles": (400, "be false with srt", form(response_format="srt", stream="true")),
 }
 
@@ -242,7 +232,7 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
             caplog.clear()
             file.write_text(key, "utf-8")
             server.http_server.read_keys()
-            assert "Write keys in printable ASCII" in caplog.text
+            assert "printable ASCII" in caplog.text
         file.write_text("# none\n\n")
         server.http_server.read_keys()
         assert "has no keys" in caplog.text

@@ -50,15 +50,11 @@ def echo() -> Echo:
 
 @pytest.fixture
 def batcher(echo: Echo) -> Iterator[Batcher]:
-    batcher = make_batcher(echo, wait_seconds=0.01)
+    thread = ModelThread(lambda: echo)
+    batcher = Batcher(thread, shapes=SHAPES, wait_seconds=0.01, on_batch=lambda _: None)
     yield batcher
     echo.may_run.set()
     batcher.close()
-
-
-def make_batcher(echo: Echo, wait_seconds: float) -> Batcher:
-    thread = ModelThread(lambda: echo)
-    return Batcher(thread, shapes=SHAPES, wait_seconds=wait_seconds, on_batch=lambda *_: None)
 
 
 def clip(number: int, seconds: float = 1.0) -> Samples:
@@ -82,10 +78,9 @@ def test_batcher_lets_a_short_request_pass_a_long_one(echo: Echo, batcher: Batch
 
 
 @pytest.mark.timeout(60)
-def test_batcher_does_not_wait_once_a_round_is_full(echo: Echo) -> None:
-    batcher = make_batcher(echo, wait_seconds=3600.0)
+def test_batcher_does_not_wait_once_a_round_is_full(batcher: Batcher) -> None:
+    batcher.wait_seconds = 3600.0
     assert ask(batcher, clip(1, 8.0)) == [1]
-    batcher.close()
 
 
 def test_batcher_raises_a_fault_only_to_its_caller(echo: Echo, batcher: Batcher) -> None:

@@ -37,17 +37,10 @@ def create(server: RunningServer, text: str, **more: Any) -> Any:
     return client.create(**{"model": "anna", "voice": "alloy", "input": text, **more})
 
 
-@pytest.mark.parametrize(
-    ("format", "media_type"),
-    [
-        *(("mp3", "mpeg"), ("opus", "ogg"), ("aac", "aac")),
-        *(("flac", "flac"), ("wav", "wav"), ("pcm", "pcm")),
-    ],
-)
-def test_speech_in_each_format_is_understood(
-    server: RunningServer, format: str, media_type: str
-) -> None:
+@pytest.mark.parametrize("format", ["mp3", "opus", "aac", "flac", "wav", "pcm"])
+def test_speech_in_each_format_is_understood(server: RunningServer, format: str) -> None:
     answer = create(server, f"{TEXT}. a lazy dog.", response_format=format)
+    media_type = {"mp3": "mpeg", "opus": "ogg"}.get(format, format)
     assert answer.response.headers["content-type"] == f"audio/{media_type}"
     content = answer.content
     if format == "pcm":
@@ -102,11 +95,9 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "no text": (400, "`input` must have at least 1 character, but is ''", {"input": ""}),
     "a long text": (400, "`input` must have at most 4096 characters", {"input": "a" * 4097}),
     "nothing to say": (400, "Only letters can be spoken", {"input": "123"}),
-    "half a character": (400, "must be a valid string", {"input": "\ud800"}),
     "a recognizer": (404, "`model` must be one of anna, tts-1, but", {"model": "tones"}),
     "another voice": (400, "`voice` must be anna or one of OpenAI's", {"voice": "bob"}),
     "a list for a voice": (400, "`voice` must be", {"voice": ["anna"]}),
-    "amr": (400, "'flac', 'wav' or 'pcm', but is 'amr'", {"response_format": "amr"}),
     "400 digits": (400, "must be a valid number, but is 1000", {"speed": 10**400}),
     "no number": (400, "or equal to 4, but is nan", {"speed": math.nan}),
 }
@@ -162,10 +153,6 @@ def test_speech_body_must_be_a_json_object(server: RunningServer) -> None:
     ):
         answer = server.client.post(SPEECH, content=content, headers={"Content-Type": kind})
         assert answer.status_code == status, answer.text
-    chunks = server.client.post(
-        SPEECH, content=iter([b"a" * 70_000]), headers={"Content-Type": "application/json"}
-    )
-    assert chunks.status_code == 413
 
 
 def test_speech_without_a_voice_is_refused(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ class CodeSpace:
     def __post_init__(self) -> None:
         if self.groups < 1 or not self.levels or min(self.levels) < 2:
             raise ConfigError(
-                f"The quantizer has {self.groups} groups of levels {[*self.levels]}, but needs at "
-                "least one group, and levels of at least 2, such as 4 groups of [8, 5, 5, 5]."
+                f"A quantizer needs groups of levels of at least 2, such as 4 of [8, 5, 5, 5], but "
+                f"has {self.groups} of {[*self.levels]}."
             )
 
     @property
@@ -57,10 +57,7 @@ class CodeSpace:
     def check_head(self, name: str, outputs: int) -> None:
         """Raise ConfigError unless a head that predicts codes has one output for each."""
         if outputs != self.size:
-            raise ConfigError(
-                f"`{name}` has {outputs} outputs for {self.size} codes. Set its out_features to "
-                f"{self.size}; special ids are not codes, and need a head of their own."
-            )
+            raise ConfigError(f"`{name}` has {outputs} outputs for {self.size} codes.")
 
     def check(self, codes: npt.ArrayLike, *, subject: str) -> Codes:
         """Return codes (U, G) as int64; raises DataError, which names ``subject``, for others."""
@@ -69,15 +66,14 @@ class CodeSpace:
         if array.dtype.kind not in "iu" or not has_groups or not len(array):
             raise DataError(
                 f"Codes must be integers of shape (frames, {self.groups}), but {subject} has "
-                f"{array.dtype} of shape {array.shape}. Pass the output of `encode`."
+                f"{array.dtype} of shape {array.shape}."
             )
         invalid = np.argwhere((array < 0) | (array >= self.size))
         if len(invalid):
             frame, group = invalid[0].tolist()
             raise DataError(
                 f"Codes must be from 0 to {self.size - 1}, but {subject} has {array[frame, group]} "
-                f"in frame {frame}, codebook {group} ({len(invalid)} are out of range). Nothing is "
-                "decoded. Check the model that predicted the codes."
+                f"in frame {frame}, codebook {group}."
             )
         return array.astype(np.int64)
 
@@ -103,11 +99,7 @@ def write_codes(file: Path, coded: Coded, space: CodeSpace, fingerprint: bytes) 
 
 
 def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) -> Coded:
-    """Read a file of `write_codes`; ``frame``: samples of a frame.
-
-    Raises:
-        DataError: the file is of another codec, is truncated, or has indices out of range.
-    """
+    """Read a file of `write_codes`; ``frame``: samples of a frame."""
     content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A file of codes")
     magic, codec, samples = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
     if magic != MAGIC or codec != fingerprint:
@@ -118,8 +110,7 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
     count = math.prod(shape)
     if len(packed) != -(-count // 8):
         raise DataError(
-            f"{file} is truncated or changed: its {shape[0]} frames need {-(-count // 8)} bytes "
-            f"after the header, but it has {len(packed)}. Encode the audio again."
+            f"{file} is truncated or changed: it has {len(packed)} bytes, not {-(-count // 8)}."
         )
     bits = np.unpackbits(packed, count=count).reshape(shape).astype(np.int64)
     return Coded(space.check(bits @ (1 << np.arange(space.bits)[::-1]), subject=str(file)), samples)

@@ -54,11 +54,7 @@ class Codec(GraphModel):
         self.fingerprint = self.space.fingerprint(**codec)
 
     def encode(self, audio: AudioSource, sample_rate: float | None = None) -> Coded:
-        """Encode audio, which `stream_source` reads or converts.
-
-        Raises:
-            SbkitError: the file is not audio, or the array has non-finite samples.
-        """
+        """Encode audio, which `stream_source` reads or converts."""
         samples = np.concatenate([*stream_source(audio, sample_rate, self.sample_rate)])
         return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
@@ -72,8 +68,7 @@ class Codec(GraphModel):
 
     def decode(self, coded: Coded) -> Samples:
         """Return the audio of codes, (S,) int16; raises DataError for codes out of range."""
-        codes = self.space.check(coded.codes, subject="`codes`")
-        return np.concatenate([*self.decode_stream([codes])])[: coded.samples]
+        return np.concatenate([*self.decode_stream([coded.codes])])[: coded.samples]
 
     def decode_stream(self, blocks: Iterable[Codes]) -> Iterator[Samples]:
         """Yield the audio of blocks of codes (U, G); raises DataError as `decode`."""
@@ -88,9 +83,9 @@ def windows(
 ) -> Iterator[tuple[Array, int, int]]:
     """Cut a stream of blocks into windows of ``step`` units, with ``context`` units on each side.
 
-    unit: the length of a unit in the arrays.
-
     Yield each window with the first and the end unit of its step.
+
+    unit: the length of a unit in the arrays.
 
     >>> [(window.tolist(), first, end) for window, first, end in windows([np.arange(5)], 1, 3, 1)]
     [([0, 1, 2, 3], 0, 3), ([2, 3, 4], 1, 4)]

@@ -103,11 +103,7 @@ class VoiceDetector:
 
     @classmethod
     def load(cls, name: Path | str, **options: Any) -> Self:
-        """Load a bundle with the options of `load_bundle`, or the package silero-vad by "silero".
-
-        Raises:
-            SbkitError: the bundle is no detector, or cannot be used here.
-        """
+        """Load a bundle with options of `load_bundle`, or the package silero-vad by "silero"."""
         if str(name) == SILERO:
             return cls(SileroModel(), SpeechRules(onset=0.5, offset=0.35))
         return cls(BundleSpeechModel(load_in_thread(name, streaming="only", **options)))

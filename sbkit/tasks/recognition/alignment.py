@@ -51,9 +51,8 @@ def run_model(
     detector: VoiceDetector | None,
     on_seconds: Callable[[float], object],
 ) -> RecordingOutput:
-    """Run the model on a recording; raises SbkitError if it cannot be read.
+    """Run the model on a recording, whose pauses the detector finds.
 
-    detector: finds the pauses.
     on_seconds: called with the seconds of audio that the model has run on since its last call.
     """
     rate = transcriber.sample_rate

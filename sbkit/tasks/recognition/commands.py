@@ -47,12 +47,9 @@ def add_commands(parser: Parser) -> None:
 
 
 def transcribe(options: Namespace) -> int:
-    """Transcribe files or one source while it plays, and return the exit code.
-
-    Raises SbkitError if the bundle cannot be used, or the options do not fit.
-    """
+    """Transcribe files or one source while it plays, and return the exit code."""
     if options.pace is not None and not options.live:
-        raise ConfigError("`--pace` needs --live. Add --live, or leave --pace out.")
+        raise ConfigError("`--pace` needs --live.")
     if options.live:
         from sbkit.tasks.recognition.live import transcribe_live
 
@@ -129,8 +126,7 @@ def _write(
     except OSError as error:
         if error.errno in DISK_ERRORS:
             raise
-        reason = f"{output} cannot be written ({error.strerror}). Rename that, or the recording."
-        raise DataError(reason) from error
+        raise DataError(f"{output} cannot be written ({error.strerror}).") from error
 
 
 def _output_files(options: Namespace, files: Sequence[Path]) -> dict[Path, Path]:
@@ -138,8 +134,7 @@ def _output_files(options: Namespace, files: Sequence[Path]) -> dict[Path, Path]
     if options.out is None:
         if len(files) > 1 and options.format in TIMED_FORMATS:
             raise ConfigError(
-                f"`--format {options.format}` prints one recording, but there are {len(files)}. "
-                "Pass --out DIR, where each gets a file of its own."
+                f"--format {options.format} prints one recording, not {len(files)}. Pass --out DIR."
             )
         return {}
     require_writable(options.out, option="--out")

@@ -1,19 +1,39 @@
-"""The command `sbkit transcribe --live`: text as it is spoken, partial and final."""
+"""The command `sbkit transcribe --live`: text as it is spoken, partial and final.
 
+The audio arrives in blocks of int16, from a file, standard input or a microphone.
+"""
+
+import io
 import json
+import queue
+import signal
 import sys
+import time
+import wave
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
 from shutil import get_terminal_size
-from typing import TextIO
+from typing import BinaryIO, TextIO, cast
 
-from sbkit.base.errors import ConfigError
+import numpy as np
+
+from sbkit.audio.decode import Block, check_rate
+from sbkit.audio.io import FULL_SCALE, STANDARD, Samples, resample_blocks, stream_audio, to_int16
+from sbkit.base.errors import ConfigError, DataError, DeviceError
+from sbkit.base.imports import require_package
 from sbkit.base.messages import printable_json
+from sbkit.base.process import handle_signals
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.tasks.detection.predict import open_detector
-from sbkit.tasks.recognition.audio_input import audio_blocks
 from sbkit.tasks.recognition.recordings import recognizer_options
 from sbkit.tasks.recognition.session import Event, Final, Partial, Session, StreamingRecognizer
 
+MICROPHONE = "mic"
+BLOCK_SECONDS = 0.1
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 
 
@@ -22,16 +42,13 @@ def transcribe_live(options: Namespace) -> int:
 
     Final text goes to standard output, partial text to standard error. As JSON, all events go to
     standard output, one per line.
-
-    Raises SbkitError if the bundle or the source cannot be used, or the options do not fit.
     """
     names = ("out", "errors", "channel", "part")
     unsupported = [f"--{name}" for name in names if getattr(options, name) is not None]
     if len(options.files) != 1 or unsupported or options.format not in ("text", "json"):
         raise ConfigError(
             "`--live` takes one FILE, - or mic, and --format text or json, but was given "
-            f"{len(options.files)} with {' and '.join([options.format, *unsupported])}. Correct "
-            "that, or leave out --live."
+            f"{len(options.files)} with {' and '.join([options.format, *unsupported])}."
         )
     with StreamingRecognizer.load(options.bundle, **recognizer_options(options)) as recognizer:
         if not options.quiet:
@@ -71,3 +88,130 @@ class Display:
                     text = f"{CLEAR_LINE}{text[1 - get_terminal_size().columns :]}"
                     end = ""
                 print(text, end=end, file=self._partial, flush=True)
+
+
+def audio_blocks(
+    source: Path | str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
+) -> Iterator[Samples]:
+    """Yield the audio of a source in blocks (S,).
+
+    Ctrl-C ends the recording of a microphone without interrupting the caller, who can finish what
+    was recorded. A second Ctrl-C interrupts.
+
+    source: a file, "-" (standard input) or "mic" (the default microphone).
+    sample_rate: the rate of the blocks in Hz.
+    raw_rate: the rate of standard input without a header.
+    pace: the speed of a file: 1 for real time, 0 for as fast as it can be read.
+    """
+    source = str(source)
+    if source == MICROPHONE:
+        return _microphone(sample_rate)
+    if source == str(STANDARD):
+        return _standard_input(cast("BufferedReader", sys.stdin.buffer), sample_rate, raw_rate)
+    file_blocks = stream_audio(Path(source), sample_rate, BLOCK_SECONDS)
+    if pace:
+        return _paced(file_blocks, sample_rate, pace)
+    return file_blocks
+
+
+def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator[Samples]:
+    """Yield each block at the time when a speaker would have finished it."""
+    start = time.monotonic()
+    samples = 0
+    for block in blocks:
+        samples += len(block)
+        due = start + samples_to_seconds(samples, sample_rate) / pace
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield block
+
+
+class _Unbuffered(io.RawIOBase):
+    """A pipe whose reads return what has arrived: those of a buffer wait until it is full."""
+
+    def __init__(self, content: BufferedReader) -> None:
+        self.read = content.read1  # type: ignore[method-assign]
+
+    def readable(self) -> bool:
+        return True
+
+
+def _standard_input(
+    content: BufferedReader, sample_rate: int, raw_rate: int | None
+) -> Iterator[Samples]:
+    """Yield blocks of a pipe as they arrive; PyAV would wait for the first 64 kB of a WAV."""
+    if raw_rate is None and not content.peek(4).startswith(b"RIFF"):
+        return stream_audio(_Unbuffered(content), sample_rate, BLOCK_SECONDS)
+    if raw_rate is not None:
+        rate, blocks = raw_rate, _read_pcm(partial(_read_frames, content, 1), raw_rate, channels=1)
+    else:
+        rate, blocks = _read_wav(content)
+    check_rate("standard input", rate)
+    return map(to_int16, resample_blocks(blocks, sample_rate))
+
+
+def _read_wav(content: BinaryIO) -> tuple[int, Iterator[Block]]:
+    """Return the rate and the blocks of piped 16-bit WAV."""
+    with suppress(wave.Error, EOFError):
+        file = wave.open(content)  # noqa: SIM115, standard input is not ours to close
+        rate = file.getframerate()
+        channels = file.getnchannels()
+        if file.getsampwidth() == 2:
+            read: Callable[[int], bytes] = file.readframes
+            if file.getnframes() == 0:
+                # A program that writes into a pipe may declare no samples, because it does not know
+                # their number when it writes the header.
+                read = partial(_read_frames, content, channels)
+            return rate, _read_pcm(read, rate, channels=channels)
+    raise DataError(
+        "A WAV on standard input must have 16 bits. Convert it: ffmpeg -i ... -f s16le -ac 1 "
+        "-ar 16000 - | sbkit transcribe ... - --live --raw-rate 16000"
+    )
+
+
+def _read_frames(content: BinaryIO, channels: int, frames: int) -> bytes:
+    return content.read(2 * channels * frames)
+
+
+def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Block]:
+    """Yield blocks of the little-endian int16 that ``read`` returns for a number of frames."""
+    while block := read(seconds_to_samples(BLOCK_SECONDS, rate)):
+        count = len(block) // (2 * channels) * channels
+        values = np.frombuffer(block, "<i2", count).reshape(-1, channels)
+        yield Block(rate, values.astype(np.float32).mean(1) / np.float32(FULL_SCALE))
+
+
+def _microphone(sample_rate: int) -> Iterator[Samples]:
+    """Record until Ctrl-C; yield all blocks recorded before it."""
+    try:
+        sounddevice = require_package("sounddevice", extra="mic")
+    except OSError as error:  # on Linux, the package does not contain PortAudio
+        raise DeviceError(
+            f"PortAudio is missing ({error}). On Debian: apt-get install libportaudio2"
+        ) from error
+    recorded: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the recording has ended
+    is_interrupted = False
+
+    def end_recording(*_: object) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
+            raise KeyboardInterrupt
+        is_interrupted = True
+        recorded.put(None)
+
+    with ExitStack() as stack:
+        try:
+            stream = sounddevice.RawInputStream(
+                samplerate=sample_rate,
+                blocksize=seconds_to_samples(BLOCK_SECONDS, sample_rate),
+                channels=1,
+                dtype="int16",
+                callback=lambda data, *_: recorded.put(bytes(data)),
+            )
+            stack.enter_context(stream)
+        except sounddevice.PortAudioError as error:
+            raise DeviceError(
+                f"The default microphone cannot record at {sample_rate} Hz ({error})."
+            ) from error
+        stack.enter_context(handle_signals((signal.SIGINT,), end_recording))
+        while (block := recorded.get()) is not None:
+            yield np.frombuffer(block, np.int16)

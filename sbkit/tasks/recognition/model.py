@@ -140,8 +140,8 @@ class AsrModel(AcousticModel):
     def _seq_logits(self, decoded: Tensor) -> Tensor:
         if self.seq_lin is None:
             raise ConfigError(
-                "The attention decoder needs `seq_lin`, but the YAML has none. Add it, or use CTC "
-                "only: train with `ctc_weight: 1.0`, decode with `attention_rescoring: False`."
+                "The attention decoder needs `seq_lin`, but the YAML has none. For CTC only, set "
+                "`ctc_weight: 1.0` and `attention_rescoring: False`."
             )
         return self.seq_lin(decoded)
 

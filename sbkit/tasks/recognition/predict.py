@@ -3,22 +3,16 @@
     sources -> segments -> batches of similar length, across sources -> log-probabilities
         -> joined at overlaps -> decoded -> a transcript for each source, in their order
 
-Audio is cut in pauses: where it is quiet, or between the speech that a voice detector finds. It
-arrives in blocks. READ_AHEAD_SECONDS of segments and one block are held in memory. A cut depends
-only on the 30 s before it, so the size of the blocks changes nothing.
-
-If there is no pause, two segments overlap. Their log-probabilities are joined at one frame, in the
+Audio is cut in pauses: where it is quiet, or between the speech that a voice detector finds. If
+there is no pause, two segments overlap. Their log-probabilities are joined at one frame, in the
 longest gap between two tokens of the first segment, so that no word is lost or repeated. A frame of
 CTC belongs to a fixed time, so this works with every decoder.
-
-Any number of threads may call one Transcriber.
 
 Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import IOBase
@@ -85,10 +79,11 @@ class _SegmentResult:
     is_last: bool = False  # of its source
 
 
-class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
+class Transcriber(PickledAsCall):
     """Transcribe files and arrays; made by `Transcriber.load`.
 
-    It pickles as the call that loads it again, and cannot be used in a fork of its process.
+    Any number of threads may call it. It pickles as the call that loads it again, and cannot be
+    used in a fork of its process.
 
     effective: where and how the model runs.
     sample_rate: of the model, in Hz; frame_seconds: from one frame to the next.
@@ -113,9 +108,6 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         read_ahead_seconds: how much audio is read before the model runs on its segments.
         detector: finds the pauses where long audio is cut.
         encode: runs the model on segments, by default in batches of similar length.
-
-        Raises:
-            ConfigError: the detector needs another sample rate than the model.
         """
         self._bundle = bundle
         self._model = bundle.model
@@ -144,17 +136,8 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         detector: VoiceDetector | None = None,
         **options: Any,
     ) -> Self:
-        """Load a bundle with the options of `load_bundle`, and use it as the constructor does.
-
-        Raises:
-            SbkitError: the bundle is damaged, or the device, runtime or precision is unavailable.
-        """
-        bundle = load_in_thread(folder, **options)
-        try:
-            return cls(bundle=bundle, times=times, detector=detector)
-        except BaseException:
-            bundle.model.close()
-            raise
+        """Load a bundle with the options of `load_bundle`, and use it as the constructor does."""
+        return cls(bundle=load_in_thread(folder, **options), times=times, detector=detector)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -174,9 +157,6 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         channel: the one to transcribe, counted from 0; None: all are mixed.
         nbest: up to this many of the most probable texts are in `nbest`, and the first is the text.
             A model that decodes greedily uses beam search for them.
-
-        Raises:
-            DataError: the file is not audio, the array is not finite, or there is no such channel.
         """
         (transcript,) = self.stream([audio], sample_rate, channel=channel, nbest=nbest)
         if isinstance(transcript, SbkitError):
@@ -252,9 +232,6 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         """Yield the segments of a source with their log-probabilities, and decode nothing.
 
         audio, sample_rate, channel: as for `transcribe`.
-
-        Raises:
-            SbkitError: the source cannot be read.
         """
         for batch, inputs in self._encode_batches([audio], sample_rate, channel):
             for item, decoder_input in zip(batch, inputs, strict=False):
@@ -267,18 +244,12 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         self._decoder_pool.close()
         self._model.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _read(
         self, audios: Iterable[AudioSource], sample_rate: float | None, channel: int | None
     ) -> Iterator[_SegmentResult]:
         """Read and cut one source after the other; an error ends its source."""
         if isinstance(audios, Path | str | IOBase | bytes | Mapping):
-            raise DataError(
-                f"`{str(audios)[:100]}` is a single source. Pass a list of sources, or use "
-                "`transcribe`."
-            )
+            raise DataError(f"`{str(audios)[:100]}` is a single source. Pass a list of sources.")
         for audio in audios:
             file = str(audio) if isinstance(audio, Path | str) else None
             mixer = ChannelMixer(channel)

@@ -15,13 +15,12 @@ import soundfile
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.decode import check_rate
-from sbkit.audio.io import declared_seconds, find_audio_files, stream_audio
+from sbkit.audio.io import STANDARD, declared_seconds, find_audio_files, stream_audio
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.machine import usable_cores
 from sbkit.logs.progress import progress_bar, shows_progress
 from sbkit.runtime.runtimes import model_options
 from sbkit.tasks.detection.predict import open_detector
-from sbkit.tasks.recognition.audio_input import STANDARD_INPUT
 from sbkit.tasks.recognition.predict import Transcriber
 
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
@@ -36,18 +35,14 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
     they are read.
 
     raw_rate: the sample rate of standard input without a header.
-
-    Raises SbkitError if a folder or a pattern has no audio, or standard input is not audio.
     """
-    if raw_rate is not None and STANDARD_INPUT not in arguments:
-        raise ConfigError(
-            "`--raw-rate` describes standard input, but no FILE is -. Pass -, or leave it out."
-        )
+    if raw_rate is not None and str(STANDARD) not in arguments:
+        raise ConfigError("`--raw-rate` describes standard input, but no FILE is -.")
     files: list[Path] = []
     with TemporaryDirectory() as folder:
         for argument in arguments:
             path = Path(argument)
-            if argument == STANDARD_INPUT:
+            if path == STANDARD:
                 path = Path(folder, "stdin")
                 _save_standard_input(path, raw_rate)
             parts = path.parts
@@ -58,13 +53,13 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
             elif num_plain < len(parts) and not path.exists():
                 matches = find_audio_files(Path(*parts[:num_plain]), parts[num_plain:])
             if not matches:
-                raise DataError(f"{argument} has no audio files. Correct the folder or pattern.")
+                raise DataError(f"{argument} has no audio files.")
             files += matches
         yield files
 
 
 def _save_standard_input(file: Path, raw_rate: int | None) -> None:
-    """Write standard input to a file; raises SbkitError if it is not audio."""
+    """Write standard input to a file."""
     if raw_rate is None:
         with file.open("wb") as content:
             shutil.copyfileobj(sys.stdin.buffer, content)
@@ -74,8 +69,7 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
             if error.reason != "not audio":  # other errors are raised when it is read
                 return
             raise DataError(
-                "Standard input is not recognized as audio. Pipe a file with a header, such as "
-                "WAV, or give --raw-rate HZ for samples of 16 bits (little-endian, mono)."
+                "Standard input has no header of audio. For 16-bit samples, give --raw-rate HZ."
             ) from error
         return
     check_rate("`--raw-rate`", raw_rate)

@@ -43,10 +43,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def segment(options: Namespace) -> None:
-    """Add the utterances of a recording to the table of a folder.
-
-    Raises SbkitError if the recording, the text or the model cannot be used, or do not fit.
-    """
+    """Add the utterances of a recording to the table of a folder."""
     from sbkit.decoding.words import GREEDY
     from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.tasks.detection.predict import open_detector
@@ -77,13 +74,11 @@ def segment(options: Namespace) -> None:
             sentences = lines if options.lines else split_text("\n".join(lines), output.seconds)
             aligned = align(bundle, output, sentences)
             if not aligned:
-                raise DataError(
-                    f"{options.transcript} has no words. Write the text of the recording into it."
-                )
+                raise DataError(f"{options.transcript} has no words.")
             if all(sentence.score is None for sentence in aligned):
                 raise DataError(
                     f"None of {plural(len(aligned), 'sentence')} of {options.transcript} is heard "
-                    f"in {recording}. Check that they belong together, and the model's language."
+                    f"in {recording}."
                 )
             rows = [_to_row(recording, sentence) for sentence in aligned]
             rows = [{**row, "transcript": digest} for row in rows]

@@ -8,7 +8,6 @@ Legend: S samples, U frames, V vocabulary.
 
 from bisect import bisect
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -68,7 +67,7 @@ class EndpointRules:
 DEFAULT_RULES = EndpointRules()
 
 
-class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecognizer"]):
+class StreamingRecognizer(PickledAsCall):
     """A streaming model with its decoder, for any number of sessions; `load` opens a bundle.
 
     decoder, aligner: decode, and time the words.
@@ -76,11 +75,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
     """
 
     def __init__(self, *, bundle: ThreadedBundle) -> None:
-        """Use an open bundle, whose model has a thread of its own.
-
-        Raises:
-            BundleError: the model or its decoder only takes whole clips.
-        """
+        """Use an open bundle; raises BundleError if it only takes whole clips."""
         bundle.task.require_prediction("text", command="transcribe")
         self.model = bundle.model
         self.effective = bundle.model.effective
@@ -88,9 +83,8 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         chunks = self.model.chunks
         if chunks is None:
             raise BundleError(
-                "Live speech needs a streaming model, from a YAML with `streaming`. This one, run "
-                f"by {self.effective.runtime}, only takes whole clips. Train "
-                "hparams/ctc_streaming.yaml, or transcribe whole clips."
+                f"This model, run by {self.effective.runtime}, only takes whole clips. For live "
+                "speech, train hparams/ctc_streaming.yaml."
             )
         self.chunks = chunks
         self.samples_per_frame = self.model.samples_per_frame
@@ -99,32 +93,19 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         decoder = bundle.decoder_pool.decoder.decoder
         if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
             raise BundleError(
-                "The decoder of this model rescores with the attention decoder, which takes whole "
-                "clips. Choose the decoder greedy for live speech, or tune another decoder: "
-                "sbkit tune RUN --no-attention-rescoring"
+                "The decoder rescores with the attention decoder, which takes whole clips. Choose "
+                "the decoder greedy, or run `sbkit tune RUN --no-attention-rescoring`."
             )
         self.decoder: Decoder = decoder
         self.initial_state = self.model.start()
 
     @classmethod
     def load(cls, folder: Path | str, **options: Any) -> Self:
-        """Load a bundle, with the options of `Transcriber.load` except ``times``.
-
-        Raises:
-            SbkitError: the bundle cannot be used here, or only takes whole clips.
-        """
-        bundle = load_in_thread(folder, streaming="only", **options)
-        try:
-            return cls(bundle=bundle)
-        except BaseException:
-            bundle.model.close()
-            raise
+        """Load a bundle, with the options of `Transcriber.load` except ``times``."""
+        return cls(bundle=load_in_thread(folder, streaming="only", **options))
 
     def close(self) -> None:
         self.model.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,11 +221,7 @@ class Session:
         return self._advance()
 
     def feed(self, samples: Samples) -> None:
-        """Add samples, in any form that `to_samples` takes, for the next `advance_batch`.
-
-        Raises:
-            SbkitError: the session is finished, or the samples are not audio.
-        """
+        """Add samples, in any form that `to_samples` takes, for the next `advance_batch`."""
         if self.is_finished:
             raise SbkitError("This session is finished and takes no more samples; begin another.")
         samples = to_samples(samples, is_live=True)

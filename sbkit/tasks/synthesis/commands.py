@@ -46,10 +46,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def speak(options: Namespace) -> int:
-    """Write the audio of a text or of the lines of a file, and return the exit code.
-
-    Raises SbkitError if the bundle cannot be used, or the options or the text do not fit.
-    """
+    """Write the audio of a text or of the lines of a file, and return the exit code."""
     import numpy as np
 
     from sbkit.audio.io import STANDARD, to_int16, write_wav
@@ -71,7 +68,7 @@ def speak(options: Namespace) -> int:
             try:
                 text = content.decode()
             except UnicodeDecodeError as error:
-                raise DataError(f"{options.file} is not UTF-8 ({error}). Convert it.") from error
+                raise DataError(f"{options.file} is not UTF-8 ({error}).") from error
         speech = voice.stream(text, 1.0 if options.speed is None else options.speed)
         for note in speech.notes:
             logger.warning(f"note: {note}")
@@ -89,7 +86,7 @@ def _check_options(options: Namespace) -> None:
     excluded, relation = (for_lines, "without") if options.lines is None else (for_text, "with")
     for name, value in excluded.items():
         if value is not None:
-            raise ConfigError(f"`{name}` cannot be used {relation} --lines. Leave it out.")
+            raise ConfigError(f"`{name}` cannot be used {relation} --lines.")
     if options.lines is None and (options.text is None) == (options.file is None):
         raise ConfigError("`sbkit speak` needs either a text or --file. Pass one of them.")
     if options.lines is None and options.out is None:

@@ -247,8 +247,7 @@ class SynthesisModel:
         hop, decoder_hop = self.compute_features.hop_samples, self.vocoder_decoder.hop_samples
         if hop != decoder_hop:
             raise ConfigError(
-                f"`vocoder_decoder` has a hop of {decoder_hop}, but `compute_features` has {hop}. "
-                "Let both refer to one key."
+                f"`vocoder_decoder` has a hop of {decoder_hop}, `compute_features` of {hop}."
             )
 
     @property

@@ -78,28 +78,22 @@ class Synthesizer(GraphModel):
 
         text: tags of SSML are left out.
         max_seconds: the longest speech, as estimated from the spelled-out text.
-
-        Raises:
-            DataError: the text is empty, too long or unreadable, or the speed is out of range.
         """
         if not MIN_SPEED <= speed <= MAX_SPEED:
-            raise DataError(
-                f"`speed` must be from {MIN_SPEED:g} to {MAX_SPEED:g}, but is {speed:g}."
-            )
+            raise DataError(f"`speed` must be from {MIN_SPEED:g} to {MAX_SPEED:g}, not {speed:g}.")
         plain = without_ssml(text)
         reading = self.read(plain.text)
         seconds = sum(map(len, reading.sentences)) / SYMBOLS_PER_SECOND / speed
         if seconds > max_seconds:
             raise DataError(
-                f"Speech must be at most {max_seconds:g} s long, but this text takes about "
-                f"{seconds:.0f} s. Send it in parts."
+                f"Speech must be at most {max_seconds:g} s long, but takes about {seconds:.0f} s."
             )
         audio = (self._run_batch([(ids, speed)])[0] for ids in reading.sentences)
         notes = (*plain.notes, *reading.notes)
         return Speech(self._with_pauses(audio, len(reading.sentences), speed), notes)
 
     def speak(self, text: str, speed: float = 1.0) -> Signal:
-        """Return the audio of a text (S,); raises DataError as `stream`."""
+        """Return the audio of a text (S,)."""
         return np.concatenate([*self.stream(text, speed)])
 
     def synthesize(self, texts: Sequence[Reading], speeds: Sequence[float]) -> list[Signal]:
@@ -123,12 +117,9 @@ class Synthesizer(GraphModel):
     def read(self, text: str) -> Reading:
         """Turn a text into symbols; raises DataError if it is empty, too long or unreadable."""
         if not text.strip():
-            raise DataError("The text is empty. Write the text to speak.")
+            raise DataError("The text is empty.")
         if len(text) > MAX_TEXT_CHARACTERS:
-            raise DataError(
-                f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it "
-                "in parts."
-            )
+            raise DataError(f"The text has more than {MAX_TEXT_CHARACTERS} characters.")
         spoken = spell_out(text, self.language)
         texts = split_sentences(spoken.text, MAX_SENTENCE_CHARACTERS)
         sentences: list[list[int]] = []
@@ -143,8 +134,7 @@ class Synthesizer(GraphModel):
                 sentences.append([self._labels.encode(symbol) for symbol in readable])
         if not sentences:
             raise DataError(
-                f"{printable(text[:40])!r} has no words that this voice can read. Write words of "
-                f"its language, {self.language}."
+                f"{printable(text[:40])!r} has no words of this voice's language, {self.language}."
             )
         omitted = f"No training clip of this voice has {listed(unknown)}, which is omitted."
         notes = (*spoken.notes, *([omitted] if unknown else []))

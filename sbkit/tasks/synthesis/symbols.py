@@ -72,8 +72,7 @@ def transcribe_phonemes(texts: Sequence[str], language: str, symbol_type: str) -
 def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
     if shutil.which(ESPEAK) is None:
         raise ConfigError(
-            f"`symbols: phonemes` needs {ESPEAK}, which is not installed. Install it (apt-get "
-            "install espeak-ng), or write `symbols: characters`."
+            f"{ESPEAK} is not installed: apt-get install espeak-ng, or write `symbols: characters`."
         )
     code = primary_language(language)
     tag = language.lower().replace("_", "-")
@@ -83,10 +82,7 @@ def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
         command, input="\n\n".join(clauses), capture_output=True, encoding="utf-8"
     )
     if process.returncode:
-        raise ConfigError(
-            f"`symbols: phonemes` needs a voice of {ESPEAK}, which has no {voice}. Write "
-            "`symbols: characters`."
-        )
+        raise ConfigError(f"{ESPEAK} has no voice {voice}. Write `symbols: characters`.")
     # Words of another language stand between marks such as (en) and (fr).
     lines = (re.sub(r"\(\w[\w-]*\)", "", line) for line in process.stdout.split("\n"))
     return [" ".join(line.split()) for line in lines if line.strip()]
