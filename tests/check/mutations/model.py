@@ -188,7 +188,7 @@ MUTATIONS = [
     ),
     mutation(
         "a front-end that returns the lengths of its input",
-        error("shapes", "CNN", "Let its class declare `subsampling"),
+        error("shapes", "CNN", "Set `subsampling` of its class"),
         text=front_end("UndividedFrontEnd"),
     ),
     mutation(
