@@ -333,6 +333,8 @@ class _Delimited:
     def read(self) -> Table:
         try:
             table, invalid = self._parse()
+            if invalid and self._delimiter == "\t" and not self.is_quoted:
+                self._check_line_breaks(table, {row.number for row in invalid})
             breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns)
             if any(breaks) or any("\n" in row.text for row in invalid):
                 self._check_quotes()
@@ -416,6 +418,19 @@ class _Delimited:
         if infer_compression(self._file.name) is None:
             return self._file
         return fsspec.open(self._file, "rb", compression="infer").open()
+
+    def _check_line_breaks(self, table: pa.Table, invalid: set[int]) -> None:
+        """Raise DataError if a quoted field of a table with tabs goes on in the next line."""
+        first = self._header + 1
+        numbers = range(first, first + len(table) + len(invalid))
+        for row, number in enumerate(number for number in numbers if number not in invalid):
+            last = table.columns[-1][row].as_py() if number + 1 in invalid else ""
+            if last.startswith('"') and not last.endswith('"'):
+                raise DataError(
+                    f"{self._file}: a quotation mark opens a field on line {number} and closes on "
+                    "another. Write the text on one line.",
+                    where=f"{self._file}:{number}",
+                )
 
     def _check_quotes(self) -> None:
         """Raise DataError if a quotation mark joins several rows to one field."""

@@ -145,6 +145,8 @@ def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
             raise file.line_error("a word in UTF-8") from None
         if word == "<UNK>":
             word = SPECIAL[UNKNOWN]
+        if word in log10_by_word:
+            raise file.line_error(f"{word!r} only once among the unigrams")
         log10_by_word[word] = log10_prob, log10_backoff
     log10_by_word.setdefault(SPECIAL[UNKNOWN], (LOG10_ZERO, 0.0))
     for word in (SPECIAL[BEGIN], SPECIAL[END]):
@@ -180,6 +182,8 @@ def _read_grams(
         raise file.error(f"some {order}-grams begin with a {order - 1}-gram that it does not list")
     order_by_key = np.argsort(keys)
     keys = keys[order_by_key]
+    if (np.diff(keys) == 0).any():
+        raise file.error(f"it lists some {order}-grams more than once")
     log_probs, backoffs = _to_columns(np.array(log10_values).reshape(-1, 2)[order_by_key])
     return Grams(keys, log_probs, backoffs)
 

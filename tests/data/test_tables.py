@@ -197,6 +197,7 @@ def test_times_in_objects_and_lists_are_parts(tmp_path: Path) -> None:
     [
         ["id,path,text", '1,clips/a,"hello', "2,clips/b,foo", '3,clips/c,bar"', "4,clips/d,ok"],
         ["path,text", 'a1,"hello', "a2,foo", 'a3,bar"'],
+        ["path\ttext", 'a.wav\t"line one', 'line two"', "b.wav\tok"],
     ],
 )
 def test_quote_that_swallows_rows_is_refused_with_its_line(

@@ -211,6 +211,8 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
         ("\\1-grams:", "\\3-grams:", "expected \\1-grams: in line 7"),
         ("-0.5\ta", "nan\ta", "expected one of 5 1-grams in line 10"),
         ("-0.1\ta b", "-0.1\ta b a b", "expected one of 3 2-grams in line 15"),
+        ("-0.125\tb </s>", "-0.125\ta b", "it lists some 2-grams more than once"),
+        ("-2\tb", "-2\ta", "expected 'a' only once among the unigrams in line 11"),
         ("-0.1\ta b", "-0.1\ta \x1b[2J", "only words that are listed as unigrams in line 15"),
         ("-99\t<s>", "-99\tS", "<s> is missing from its unigrams"),
         ("-2\tb", "-2\t\udcff", "expected a word in UTF-8 in line 11"),
