@@ -105,7 +105,7 @@ class _UserModules(MetaPathFinder):
             if spec is not None and not is_trusted and _lies_in(folder, spec):
                 raise ConfigError(
                     f"The module {fullname} lies in {folder}, which is read as data. If you trust "
-                    f"its code, pass --import {fullname}, or in Python import it first."
+                    f"it, pass --import {fullname}, or in Python import it first."
                 )
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return spec

@@ -283,7 +283,8 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
     yield from _finding_of_ids(
         run,
         ids_of("other_durations"),
-        problem=f"Clips are over {1000 * MAX_DURATION_ERROR:g} ms off what their corpus states",
+        problem=f"Clips are over {1000 * MAX_DURATION_ERROR:g} ms longer or shorter than their "
+        "corpus states",
         fix="Download these clips again; they are used as they are.",
     )
     yield from _check_split_column(run)
