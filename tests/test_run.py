@@ -144,7 +144,7 @@ def test_summary_scores_every_test_utterance(finished: Path, workplace: Workplac
 def test_leftover_tokenizer_of_failed_attempt_is_named(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
-    sentence = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint and is used"
+    sentence = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint"
     for is_logged in (False, True, False):
         assert workplace.train_here(tmp_path, ONE_EPOCH) == 0
         assert (sentence in capsys.readouterr().out) is is_logged

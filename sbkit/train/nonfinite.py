@@ -121,6 +121,9 @@ def memory_errors(batch: Any, knob: str = "batch_seconds") -> AbstractContextMan
         ids = ids_of(batch)
         size = f" of {batch.seconds:.0f} s" if isinstance(batch, Batch) else ""
         names = f" ({listed(ids, max_names=3)})" if ids else ""
-        return f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`."
+        return (
+            f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`, or "
+            "raise `grad_accumulation_factor`."
+        )
 
     return translate(RuntimeError, SbkitError, describe)

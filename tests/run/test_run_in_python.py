@@ -191,9 +191,7 @@ def test_another_setting_in_the_same_folder_is_refused(
 ) -> None:
     """It used to train nothing, and to return the scores of the first one."""
     use = RESULTS[result]
-    with pytest.raises(
-        SbkitError, match=r"has trained all its epochs.*lr: 0.002 before, 0.004 now"
-    ):
+    with pytest.raises(SbkitError, match="lr: 0.002 before, 0.004 now"):
         use(Run(YAML, {**finished, "lr": 0.004}))
     with pytest.raises(SbkitError, match="begun with another configuration.*d_model"):
         use(Run(YAML, {**finished, "d_model": 48}))
