@@ -188,10 +188,10 @@ def _make_decoder(
         "attention_rescoring": options.attention_rescoring if has_attention else False,
     }
     current = knobs if bundle.decoder is None else bundle.decoder.plain()
-    settings = {name: current[name] for name in changes if name in current}
-    settings |= {name: value for name, value in changes.items() if value is not None}
+    decoder_settings = {name: current[name] for name in changes if name in current}
+    decoder_settings |= {name: value for name, value in changes.items() if value is not None}
     models = load_language_models(language_models, bundle.tokenizer)
-    decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
+    decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **decoder_settings)
     if not decoder.used_weights:
         raise ConfigError(
             "`sbkit tune` fits the weights of language models, but there is none. Set "
