@@ -1,4 +1,4 @@
-"""The data of every recipe: knobs -> corpus -> manifests -> prepared splits -> loaders."""
+"""The data of every recipe: settings -> corpus -> manifests -> prepared splits -> loaders."""
 
 import hashlib
 import importlib
@@ -19,19 +19,26 @@ from recipes.CommonVoice import corpus as common_voice
 from recipes.Lhotse import corpus as lhotse
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
+from sbkit.base.content_cache import keep
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json
-from sbkit.base.kept import keep
 from sbkit.base.ranges import DAY, RANGES, Kind, Range
-from sbkit.config.hparams import Knobs
+from sbkit.config.hparams import Settings
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import is_archive, unpack_corpus
-from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, iter_blocks, list_roots, splits_of
+from sbkit.data.corpus import (
+    Corpus,
+    JoinedCorpora,
+    SettingValues,
+    iter_blocks,
+    list_roots,
+    splits_of,
+)
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import read_shares
-from sbkit.data.prepared import PreparedData, prepare_once
+from sbkit.data.prepared_splits import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import STORES, Row
 from sbkit.data.splits import (
@@ -69,13 +76,13 @@ FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout firs
 # The corpus
 
 
-def corpus_of(knobs: KnobValues) -> Corpus:
+def corpus_of(settings: SettingValues) -> Corpus:
     """Choose a corpus by the key ``corpus``, ``manifest`` or ``data_folder``, else the default."""
     # Read all of them, so that `sbkit check` lists none as unread.
     names = ("corpus", "manifest", "data_folder", "split_shares")
-    module, manifest, data_folder, _ = map(knobs.get, names)
+    module, manifest, data_folder, _ = map(settings.get, names)
     if isinstance(data_folder, list) and not manifest:
-        return _join_corpora(knobs, data_folder)
+        return _join_corpora(settings, data_folder)
     if module:
         return _import_corpus(str(module))
     if manifest:
@@ -98,7 +105,7 @@ def corpus_of(knobs: KnobValues) -> Corpus:
     )
 
 
-def _join_corpora(knobs: KnobValues, folders: Sequence[str]) -> JoinedCorpora:
+def _join_corpora(settings: SettingValues, folders: Sequence[str]) -> JoinedCorpora:
     """Join the corpora of several folders, each named by its last folder, or by the last two."""
     parts = [re.sub(ARCHIVE_ENDING, "", folder.rstrip("/")).split("/") for folder in folders]
     last_names = Counter(part[-1] for part in parts)
@@ -108,7 +115,7 @@ def _join_corpora(knobs: KnobValues, folders: Sequence[str]) -> JoinedCorpora:
         raise ConfigError(
             f"`data_folder` lists {', '.join(folders)}, two of which have the same name."
         )
-    corpora = [corpus_of({**knobs, "data_folder": folder}) for folder in folders]
+    corpora = [corpus_of({**settings, "data_folder": folder}) for folder in folders]
     return JoinedCorpora([*zip(names, folders, corpora, strict=True)])
 
 
@@ -132,67 +139,67 @@ def _import_corpus(name: str) -> Corpus:
 # Prepared splits
 
 
-def prepare_transcripts(knobs: KnobValues) -> Splits:
+def prepare_transcripts(settings: SettingValues) -> Splits:
     """Prepare audio and normalized transcripts; empty ones are excluded from training."""
-    table = text_table(check_language(knobs["language"]), knobs.get("text"))
-    tags = check_tag_names(knobs.get("keep_tags"))
-    return _prepare(knobs, normalize=transcript_normalizer(table, tags))
+    table = text_table(check_language(settings["language"]), settings.get("text"))
+    tags = check_tag_names(settings.get("keep_tags"))
+    return _prepare(settings, normalize=transcript_normalizer(table, tags))
 
 
-def prepare_audio(knobs: KnobValues) -> Splits:
+def prepare_audio(settings: SettingValues) -> Splits:
     """Prepare audio and all columns of the manifest; transcripts may be empty."""
-    return _prepare(knobs, normalize=str, keep_empty=True)
+    return _prepare(settings, normalize=str, keep_empty=True)
 
 
 def _read_sources(
-    corpus: Corpus, knobs: KnobValues, names: Sequence[str]
+    corpus: Corpus, settings: SettingValues, names: Sequence[str]
 ) -> dict[str, Iterator[Manifest]]:
     """Return the blocks of splits, without the rows that filters leave out."""
     # A filter needs all splits at once: a tag is wrong if no row of any has it.
-    blocks = {name: iter_blocks(corpus, knobs, name) for name in names}
-    if not (knobs.get("where") or knobs.get("skip_quality_tags")):
+    blocks = {name: iter_blocks(corpus, settings, name) for name in names}
+    if not (settings.get("where") or settings.get("skip_quality_tags")):
         return blocks
     manifests = {name: Manifest.join(blocks[name]) for name in names}
-    filtered = filter_manifests(manifests, knobs)
+    filtered = filter_manifests(manifests, settings)
     return {name: manifest.blocks() for name, manifest in filtered.items()}
 
 
 def _prepare(
-    knobs: KnobValues, *, normalize: Callable[[str], str], keep_empty: bool = False
+    settings: SettingValues, *, normalize: Callable[[str], str], keep_empty: bool = False
 ) -> Splits:
-    corpus = corpus_of(knobs)
+    corpus = corpus_of(settings)
 
-    def make(own_knobs: KnobValues, keep_rows: Keep) -> PreparedData:
-        roles = splits_of(corpus, own_knobs)
-        read_shares(knobs.get("mix") or {}, roles["train"])  # before audio is decoded
-        store = own_knobs.get("audio_store", "pcm")
+    def make(own_settings: SettingValues, keep_rows: Keep) -> PreparedData:
+        roles = splits_of(corpus, own_settings)
+        read_shares(settings.get("mix") or {}, roles["train"])  # before audio is decoded
+        store = own_settings.get("audio_store", "pcm")
         names = [*chain(*roles.values())]
-        sources = _read_sources(corpus, own_knobs, names)
+        sources = _read_sources(corpus, own_settings, names)
         splits: dict[str, PreparedSplit] = {}
         for name in names:
             blocks = sources.pop(name)
             if not keep_empty:
-                blocks = check_locale(blocks, own_knobs["language"])
+                blocks = check_locale(blocks, own_settings["language"])
             splits[name] = prepare_split(
                 blocks,
                 split=name,
                 normalize=normalize,
-                sample_rate=own_knobs["sample_rate"],
+                sample_rate=own_settings["sample_rate"],
                 keep_empty=keep_empty or name not in roles["train"],
                 store=store,
                 keep=keep_rows,
-                roots=list_roots(corpus, knobs),
+                roots=list_roots(corpus, settings),
             )
         return PreparedData(roles, splits)
 
     kind = "audio" if keep_empty else "transcripts"
-    return _assemble(knobs, prepare_once(corpus, knobs, kind, make))
+    return _assemble(settings, prepare_once(corpus, settings, kind, make))
 
 
-def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
+def _assemble(settings: SettingValues, prepared: PreparedData) -> Splits:
     """Join the training splits, and exclude utterances that are too short or too long."""
     roles, splits = prepared
-    mix = read_shares(knobs.get("mix") or {}, roles["train"])
+    mix = read_shares(settings.get("mix") or {}, roles["train"])
     train_splits = [splits[name] for name in roles["train"]]
     train = concatenate_datasets([split.dataset for split in train_splits])
     if not len(train):
@@ -201,7 +208,7 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
         if reasons == {EMPTY}:
             raise DataError(
                 f"All {len(excluded)} sentences of train are empty after normalization for "
-                f"`language: {knobs['language']}`."
+                f"`language: {settings['language']}`."
             )
         raise DataError(
             f"The training set is empty: all {len(excluded)} rows are left out "
@@ -212,9 +219,9 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
         train = train.add_column(MIX_SOURCE, np.repeat(np.arange(len(counts)), counts))
     inside, out_of_range = within_limits(
         train,
-        min_seconds=knobs["min_seconds"],
-        max_seconds=knobs["max_seconds"],
-        sample_rate=knobs["sample_rate"],
+        min_seconds=settings["min_seconds"],
+        max_seconds=settings["max_seconds"],
+        sample_rate=settings["sample_rate"],
     )
     return Splits(
         inside,
@@ -275,18 +282,18 @@ class CorpusRecipe(Recipe):
 
     ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES
 
-    def corpus(self, knobs: Knobs) -> Corpus:
-        return corpus_of(knobs)
+    def corpus(self, settings: Settings) -> Corpus:
+        return corpus_of(settings)
 
-    def prepare_splits(self, knobs: Knobs) -> Splits:
-        return prepare_audio(knobs)
+    def prepare_splits(self, settings: Settings) -> Splits:
+        return prepare_audio(settings)
 
     def make_loaders(
-        self, hparams: Knobs, splits: Splits, labels: Any, placement: Placement
+        self, hparams: Settings, splits: Splits, labels: Any, placement: Placement
     ) -> Loaders:
         collate = self.make_collate(hparams, labels)
         return make_loaders(splits, hparams, collate=collate, placement=placement)
 
-    def make_collate(self, hparams: Knobs, labels: Any) -> Callable[[Sequence[Row]], Batch]:
+    def make_collate(self, hparams: Settings, labels: Any) -> Callable[[Sequence[Row]], Batch]:
         """Return a function that pads utterances to a batch; each process pickles it."""
         return partial(collate_clips, sample_rate=hparams["sample_rate"])

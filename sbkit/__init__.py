@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from sbkit.base.imports import note_user_modules
-from sbkit.base.user import prepare_user
+from sbkit.base.user_folders import prepare_user
 from sbkit.base.versions import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from recipes.AsteriskPrompts.corpus import prepare_prompts
-from sbkit.base.kept import default_cache
+from sbkit.base.content_cache import default_cache
 from tests.runs import ROOT, Workplace, make_workplace
 from tests.runtime.bundles import export_all, export_streaming, export_tasks, make_bundle
 

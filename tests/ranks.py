@@ -24,7 +24,7 @@ from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import OtherRankError, StopRequestedError
 from sbkit.base.process import exit_code
 from sbkit.distributed.ranks import process_group, rank, world_size
-from sbkit.runtime.test_sets import read_whole_clips
+from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.train import watchdog
 from tests.runtime.bundles import SMALL
 
@@ -90,7 +90,7 @@ def signal_rank_1_in_test() -> Iterator[None]:
     small_batches = partial(read_whole_clips, batch_seconds=2.0)
     with (
         patch.object(AsrBrain, "ping", signal_and_ping),
-        patch("sbkit.run.ending.FULL_GRID", SMALL),
+        patch("sbkit.run.export_and_test.FULL_GRID", SMALL),
         patch("sbkit.export.parity.read_whole_clips", small_batches),
     ):
         yield

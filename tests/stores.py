@@ -13,7 +13,7 @@ import pyarrow as pa
 from datasets.table import InMemoryTable
 
 from sbkit.audio.io import encode_audio
-from sbkit.data.clips import STORE_FORMATS
+from sbkit.data.clip_decoding import STORE_FORMATS
 from sbkit.data.shard import AUDIO, AUDIO_TYPE
 
 FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # deleted when Python ends

@@ -52,7 +52,7 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
-def test_impossible_knob_is_named(
+def test_impossible_setting_is_named(
     options: list[str], parts: list[str], workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     sentence = refusal(workplace, tmp_path / "run", *options, capsys=capsys)

@@ -10,7 +10,7 @@ import soundfile
 
 from sbkit.base.errors import SbkitError
 from sbkit.tasks.recognition.session import Endpoint, Final, Partial
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 from tests.runtime.bundles import make_live_run
 from tools import bench_live
 

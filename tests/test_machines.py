@@ -115,7 +115,7 @@ OPTIMIZER = """
 import sbkit, torch
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from sbkit.base.kept import default_cache
+from sbkit.base.content_cache import default_cache
 print(cache_dir(), default_cache())
 """
 # The right to read all files: Python and this checkout may be root's

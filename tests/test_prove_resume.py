@@ -49,7 +49,7 @@ def test_run_killed_twice_equals_uninterrupted_run(
     has prepared.
     """
     start_ranks = prove_resume.start
-    knobs = [
+    settings = [
         "hparams/ctc.yaml",
         f"--data_folder={workplace.release}",
         *TINY,
@@ -67,7 +67,7 @@ def test_run_killed_twice_equals_uninterrupted_run(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     monkeypatch.setattr(prove_resume, "start", start)
     monkeypatch.setattr(
-        sys, "argv", ["prove_resume", "--kills=2", "--seed=421", "--ranks=2", *knobs]
+        sys, "argv", ["prove_resume", "--kills=2", "--seed=421", "--ranks=2", *settings]
     )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main() == 0

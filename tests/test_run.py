@@ -14,7 +14,7 @@ from speechbrain import Stage
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.document import read_document
-from sbkit.config.hparams import Knobs
+from sbkit.config.hparams import Settings
 from sbkit.config.overrides import parse_command
 from sbkit.data.batch import TextCollate
 from sbkit.evaluate import wer_report
@@ -22,7 +22,7 @@ from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.export import formats
-from sbkit.run import ending
+from sbkit.run import export_and_test
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize
@@ -302,7 +302,7 @@ def test_tuned_run_gets_another_decoder(
     run, before = tmp_path / "run", tmp_path / "before"
     joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_rescoring=True")
     joint += ("--export_formats=[onnx]",)
-    monkeypatch.setattr(ending, "FULL_GRID", SMALL)
+    monkeypatch.setattr(export_and_test, "FULL_GRID", SMALL)
     monkeypatch.setattr(formats, "WRITERS", {"onnx": off_by(0.0)})
     assert workplace.train_here(run, ONE_EPOCH, *joint) == 0
     decoder = read_json(run / "bundle/config.json")["decoder"]
@@ -427,7 +427,7 @@ def test_every_yaml_takes_a_step(
     setup = prepare_run(read_values(file, overrides))
     hparams = setup.hparams
     before = [value.detach().clone() for value in hparams["model"].parameters()]
-    changed = Knobs({**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None})
+    changed = Settings({**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None})
     brain = make_brain(replace(setup, hparams=changed), can_fit=True, optimizer_step_limit=1)
     brain.fit(hparams["epoch_counter"], setup.loaders.train)
     assert brain.optimizer_step == 1

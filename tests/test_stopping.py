@@ -14,7 +14,7 @@ import pytest
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.data import clips
+from sbkit.data import clip_decoding
 from sbkit.logs.run_log import read_log
 from sbkit.train import setup
 from tests.runs import Workplace, read_json
@@ -117,7 +117,9 @@ def test_run_resumes_at_the_same_step_with_another_accumulation(
     assert resumed == expected
 
 
-@pytest.mark.parametrize(("owner", "name"), [(setup, "read_knobs"), (clips, "read_audio")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(setup, "read_settings"), (clip_decoding, "read_audio")]
+)
 def test_signal_before_training_leaves_nothing(
     owner: Any, name: str, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

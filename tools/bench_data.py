@@ -85,8 +85,8 @@ def measure_starts(folder: Path, options: argparse.Namespace) -> None:
     run = folder / "run"
     arguments = (f"--data_folder={data}", f"--output_folder={run}", *SMALL)
 
-    def start(*knobs: str, ranks: int = 1) -> Figures:
-        of_ranks = launch(folder, [*arguments, *knobs], ranks)
+    def start(*settings: str, ranks: int = 1) -> Figures:
+        of_ranks = launch(folder, [*arguments, *settings], ranks)
         return {
             name: (max if name in LARGEST_FIGURES else sum)(figures[name] for figures in of_ranks)
             for name in of_ranks[0]

@@ -25,12 +25,12 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.process import run_main
-from sbkit.decoding.words import BEAM, GREEDY
+from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
-from sbkit.runtime.test_sets import prepare_source, prepare_test_sets, read_whole_clips
+from sbkit.runtime.score_sets import prepare_source, prepare_test_sets, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.recognition.session import (
     Endpoint,

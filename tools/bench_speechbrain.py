@@ -69,9 +69,9 @@ class JointBrain(sb.Brain):  # type: ignore[misc]
             self.hparams.noam(self.optimizer)
 
 
-def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.ModuleDict:
+def make_modules(settings: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.ModuleDict:
     """Build the recipe's model; the Conformer's d_ffn adjusts the number of parameters."""
-    d_model = knobs["d_model"]
+    d_model = settings["d_model"]
     cnn = ConvolutionFrontEnd(
         input_shape=(8, 10, 80),
         num_blocks=2,
@@ -85,9 +85,9 @@ def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.Mo
         tgt_vocab=vocab_size,
         input_size=640,
         d_model=d_model,
-        nhead=knobs["nhead"],
-        num_encoder_layers=knobs["num_encoder_layers"],
-        num_decoder_layers=knobs["num_decoder_layers"],
+        nhead=settings["nhead"],
+        num_encoder_layers=settings["num_encoder_layers"],
+        num_decoder_layers=settings["num_decoder_layers"],
         d_ffn=d_ffn,
         dropout=0.1,
         activation=nn.GELU,
@@ -108,15 +108,15 @@ def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.Mo
 
 
 def modules_of_size(
-    knobs: Mapping[str, Any], vocab_size: int, num_parameters: int
+    settings: Mapping[str, Any], vocab_size: int, num_parameters: int
 ) -> nn.ModuleDict:
     """Build a model with a given number of parameters, which grows linearly with d_ffn."""
     small, large = (
-        sum(p.numel() for p in make_modules(knobs, vocab_size, width).parameters())
+        sum(p.numel() for p in make_modules(settings, vocab_size, width).parameters())
         for width in (8, 16)
     )
     width = 8 + round((num_parameters - small) / (large - small) * 8)
-    return make_modules(knobs, vocab_size, width)
+    return make_modules(settings, vocab_size, width)
 
 
 def make_dataset(items: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
@@ -145,22 +145,22 @@ def read_wav(wav: str) -> Tensor:
 
 def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
     """Return the training clips of sbkit, with their normalized texts, by id."""
-    blocks = iter_blocks(corpus_of(setup.values.knobs), setup.values.knobs, "train")
+    blocks = iter_blocks(corpus_of(setup.values.settings), setup.values.settings, "train")
     paths = {clip.id: clip.path for block in blocks for clip in block}
     rows = setup.splits.train
     ids, texts = (read_column(rows, name) for name in ("id", "text"))
-    seconds = sample_counts(rows) / setup.values.knobs["sample_rate"]
+    seconds = sample_counts(rows) / setup.values.settings["sample_rate"]
     return {
         id: {"wav": str(paths[id]), "text": text, "duration": duration}
         for id, text, duration in zip(ids, texts, seconds.tolist(), strict=True)
     }
 
 
-def make_loader(dataset: Any, knobs: Mapping[str, Any]) -> Any:
+def make_loader(dataset: Any, settings: Mapping[str, Any]) -> Any:
     """Make a loader whose batches have at most `batch_seconds`, as the recipe does."""
     sampler = DynamicBatchSampler(
         dataset,
-        max_batch_length=knobs["batch_seconds"],
+        max_batch_length=settings["batch_seconds"],
         num_buckets=200,
         length_func=lambda item: item["duration"],
         shuffle=True,
@@ -171,7 +171,7 @@ def make_loader(dataset: Any, knobs: Mapping[str, Any]) -> Any:
         dataset,
         batch_sampler=sampler,
         collate_fn=PaddedBatch,
-        num_workers=knobs["num_workers"],
+        num_workers=settings["num_workers"],
     )
 
 
@@ -183,15 +183,15 @@ class SpeechBrainSide:
         self.brain = self._make_brain(setup)
         self.model = self.brain.modules.train()
         dataset = make_dataset(items_of(setup), self._tokenizer)
-        self._loader = make_loader(dataset, setup.values.knobs)
+        self._loader = make_loader(dataset, setup.values.settings)
         self.batches = self._batches()
 
     def _make_brain(self, setup: RunSetup) -> Any:
         """Make the recipe's Brain with as many parameters as the run's model."""
-        knobs = setup.values.knobs
+        settings = setup.values.settings
         device = str(setup.placement.device)
         num_parameters = sum(p.numel() for p in setup.hparams["model"].parameters())
-        modules = modules_of_size(knobs, self._tokenizer.vocabulary.size, num_parameters)
+        modules = modules_of_size(settings, self._tokenizer.vocabulary.size, num_parameters)
         drop = partial(SpectrogramDrop, drop_count_low=2, drop_count_high=5, replace="zeros")
         augment = Augmenter(
             parallel_augment=False,
@@ -206,10 +206,10 @@ class SpeechBrainSide:
         hparams = {
             "compute_features": Fbank(sample_rate=RATE, n_fft=400, n_mels=80).to(device),
             "augment": augment,
-            "ctc_weight": knobs["ctc_weight"],
+            "ctc_weight": settings["ctc_weight"],
             "noam": NoamScheduler(lr_initial=0.0008, n_warmup_steps=2000),
         }
-        options = {"device": device, "precision": knobs["precision"]}
+        options = {"device": device, "precision": settings["precision"]}
         optimizer = partial(torch.optim.Adam, lr=0.0008, betas=(0.9, 0.98), eps=1e-9)
         brain = JointBrain(dict(modules), optimizer, hparams, options)
         brain.init_optimizers()

@@ -66,7 +66,7 @@ def run_side(options: argparse.Namespace) -> None:
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     """Read all clips of the data, the shortest first, and transcribe them with the bundle."""
     from sbkit.runtime.runtimes import load_bundle
-    from sbkit.runtime.test_sets import prepare_source, read_whole_clips
+    from sbkit.runtime.score_sets import prepare_source, read_whole_clips
 
     bundle = load_bundle(folder).with_decoder("greedy")
     rows = prepare_source(bundle, data)

@@ -1,8 +1,8 @@
 """Kill a training run at random moments, and prove that it ends like an uninterrupted one.
 
-python -m tools.prove_resume [--kills 20] [--seed 0] [--ranks 2] [YAML [--knob=value ...]]
+python -m tools.prove_resume [--kills 20] [--seed 0] [--ranks 2] [YAML [--setting=value ...]]
 
-The run is small; knobs change it. SIGKILL ends it, in half of the cases while it writes a
+The run is small; settings change it. SIGKILL ends it, in half of the cases while it writes a
 checkpoint, and the same command resumes it until it has finished. Then another run starts, until
 there were enough kills. The exit code is 1 if a loss or a parameter differs in a bit.
 
@@ -133,15 +133,15 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
-    parser.add_argument("training", nargs=argparse.REMAINDER, help="YAML [--knob=value ...]")
+    parser.add_argument("training", nargs=argparse.REMAINDER, help="YAML [--setting=value ...]")
     options = parser.parse_args()
     dice = random.Random(options.seed)
     folder = Path(tempfile.mkdtemp(prefix="prove_resume_"))
-    yaml, *knobs = options.training or [YAML]
+    yaml, *settings = options.training or [YAML]
     copy = with_frequent_saves(ROOT / yaml, folder)
     keys = read_document(copy).root  # not every model has a `d_model`
     small = [option for option in SMALL if option.strip("-").partition("=")[0] in keys]
-    starts = [((str(copy), *small, *knobs), 1)]
+    starts = [((str(copy), *small, *settings), 1)]
     if options.ranks == 2:
         arguments = (*starts[0][0], *["--dropout=0"] * ("dropout" in keys))
         starts = [((*arguments, f"--grad_accumulation_factor={2 // n}"), n) for n in (1, 2)]

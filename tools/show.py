@@ -1,6 +1,6 @@
 """Show the folder or a clip of a run, for `tools/demo`.
 
-python -m tools.show folder hparams/ctc.yaml [--knob=value ...]
+python -m tools.show folder hparams/ctc.yaml [--setting=value ...]
 python -m tools.show clip RUN
 """
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sbkit.base.process import run_main
-from sbkit.config.hparams import read_knobs
+from sbkit.config.hparams import read_settings
 from sbkit.config.overrides import parse_command
 from sbkit.text.normalization import normalize
 
 
 def folder(arguments: Sequence[str]) -> str:
     """Name the folder that a training command will write to."""
-    return str(read_knobs(*parse_command(arguments))["output_folder"])
+    return str(read_settings(*parse_command(arguments))["output_folder"])
 
 
 def clip(arguments: Sequence[str]) -> str:
@@ -25,10 +25,10 @@ def clip(arguments: Sequence[str]) -> str:
     from recipes.prepare import corpus_of
     from sbkit.data.corpus import iter_blocks
 
-    knobs = read_knobs(Path(arguments[0]) / "hyperparams.yaml", {})
-    blocks = iter_blocks(corpus_of(knobs), knobs, "test")
+    settings = read_settings(Path(arguments[0]) / "hyperparams.yaml", {})
+    blocks = iter_blocks(corpus_of(settings), settings, "test")
     longest = max((clip for block in blocks for clip in block), key=lambda clip: len(clip.sentence))
-    return f"{longest.path}\t{normalize(longest.sentence, knobs['language'])}"
+    return f"{longest.path}\t{normalize(longest.sentence, settings['language'])}"
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.common_voice import read_releases
-from sbkit.data.corpus import KnobValues
+from sbkit.data.corpus import SettingValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
@@ -54,19 +54,19 @@ _PHONE_KEYS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def about(knobs: KnobValues) -> Mapping[str, str]:
+def about(settings: SettingValues) -> Mapping[str, str]:
     """Return the name and the license, for a model card."""
-    licenses = dict.fromkeys(LICENSES[tag] for tag in language_tags(knobs["language"]))
+    licenses = dict.fromkeys(LICENSES[tag] for tag in language_tags(settings["language"]))
     return {"name": "Asterisk prompts", "license": " and ".join(licenses)}
 
 
-def read(knobs: KnobValues, split: str) -> Manifest:
-    """Read one split in the language or languages of the knobs; fetch it if it is missing."""
+def read(settings: SettingValues, split: str) -> Manifest:
+    """Read one split in the language or languages of the settings; fetch it if it is missing."""
     releases = {
         language: prepare_prompts(language=language)
-        for language in language_tags(knobs["language"])
+        for language in language_tags(settings["language"])
     }
-    return Manifest.join(read_releases(releases, split, TableOptions.from_knobs(knobs)))
+    return Manifest.join(read_releases(releases, split, TableOptions.from_settings(settings)))
 
 
 def prepare_prompts(*, language: str = "en") -> Path:

@@ -22,7 +22,7 @@ from sbkit.data.corpus import (
     JOINED_FOLDERS,
     RELEASE_SPLITS,
     USUAL_SPLITS,
-    KnobValues,
+    SettingValues,
     resolve_splits,
     to_names,
 )
@@ -47,38 +47,38 @@ def recognizes(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in patterns)
 
 
-def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
+def splits(settings: SettingValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: the key ``splits``, else train, dev and test."""
-    if _find_spontaneous(knobs):
+    if _find_spontaneous(settings):
         available = [*RELEASE_SPLITS, UNASSIGNED]
-        return resolve_splits(knobs.get("splits"), USUAL_SPLITS, available)
-    if not knobs.get("splits"):
-        _find_releases(knobs, *chain.from_iterable(USUAL_SPLITS.values()))
+        return resolve_splits(settings.get("splits"), USUAL_SPLITS, available)
+    if not settings.get("splits"):
+        _find_releases(settings, *chain.from_iterable(USUAL_SPLITS.values()))
         return USUAL_SPLITS
-    names = [_split_names(release) for release in _find_releases(knobs).values()]
-    return resolve_splits(knobs["splits"], USUAL_SPLITS, sorted(set.intersection(*names)))
+    names = [_split_names(release) for release in _find_releases(settings).values()]
+    return resolve_splits(settings["splits"], USUAL_SPLITS, sorted(set.intersection(*names)))
 
 
-def files(knobs: KnobValues) -> list[Path]:
-    """Return the folders of the tables, for `sbkit.data.prepared`."""
-    folders = [table.parent for table in _find_spontaneous(knobs).values()]
-    return folders or [*_find_releases(knobs).values()]
+def files(settings: SettingValues) -> list[Path]:
+    """Return the folders of the tables, for `sbkit.data.prepared_splits`."""
+    folders = [table.parent for table in _find_spontaneous(settings).values()]
+    return folders or [*_find_releases(settings).values()]
 
 
-def read(knobs: KnobValues, split: str) -> Manifest:
+def read(settings: SettingValues, split: str) -> Manifest:
     """Read one split; training on ``validated`` leaves out its rows that are in dev or test."""
-    return Manifest.join(read_blocks(knobs, split))
+    return Manifest.join(read_blocks(settings, split))
 
 
-def read_blocks(knobs: KnobValues, split: str) -> Iterator[Manifest]:
+def read_blocks(settings: SettingValues, split: str) -> Iterator[Manifest]:
     """Return the blocks of `read`."""
-    options = TableOptions.from_knobs(knobs)
-    if tables := _find_spontaneous(knobs):
-        folders = knobs.get(JOINED_FOLDERS) or [knobs["data_folder"]]
+    options = TableOptions.from_settings(settings)
+    if tables := _find_spontaneous(settings):
+        folders = settings.get(JOINED_FOLDERS) or [settings["data_folder"]]
         run_tables = [
             table
             for folder in folders
-            for table in _find_spontaneous({**knobs, "data_folder": folder}).values()
+            for table in _find_spontaneous({**settings, "data_folder": folder}).values()
         ]
         parts = []
         for tag, table in tables.items():
@@ -87,9 +87,9 @@ def read_blocks(knobs: KnobValues, split: str) -> Iterator[Manifest]:
             parts.append((tag, read_spontaneous(table, split, own_options, beside)))
         manifest = Manifest.join_named(parts, *(table.parent for table in tables.values()))
         return manifest.blocks()
-    releases = _find_releases(knobs, split)
+    releases = _find_releases(settings, split)
     blocks = read_releases(releases, split, options)
-    if split == VALIDATED and split in to_names((knobs.get("splits") or {}).get("train")):
+    if split == VALIDATED and split in to_names((settings.get("splits") or {}).get("train")):
         return _without_evaluation(blocks, releases, options)
     return blocks
 
@@ -113,10 +113,10 @@ def _without_evaluation(
         yield replace(block.filter(~is_evaluated), filtered=filtered)
 
 
-def about(knobs: KnobValues) -> Mapping[str, str]:
+def about(settings: SettingValues) -> Mapping[str, str]:
     """Return the names and the licenses that the datasheets state, for a model card."""
     try:
-        folders = files(knobs)
+        folders = files(settings)
     except SbkitError:  # `read` raises it again
         return {}
     names: list[str] = []
@@ -131,11 +131,11 @@ def about(knobs: KnobValues) -> Mapping[str, str]:
     return {"name": " and ".join(names), "license": " and ".join(dict.fromkeys(licenses))}
 
 
-def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
+def _find_spontaneous(settings: SettingValues) -> dict[str, Path]:
     """Return the table of each language; {} for a release of Scripted Speech."""
-    folder = unpack_corpus(knobs.get("data_folder"))
+    folder = unpack_corpus(settings.get("data_folder"))
     all_tables = sorted(folder.glob(TABLE_NAME.format("*")))
-    tags = language_tags(knobs.get("language"))
+    tags = language_tags(settings.get("language"))
     tables = {tag: find_table(folder, tag) for tag in tags}
     missing = [tag for tag, table in tables.items() if table is None]
     if missing and (all_tables or len(missing) < len(tags)):
@@ -147,14 +147,14 @@ def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
     return {tag: table for tag, table in tables.items() if table is not None}
 
 
-def _find_releases(knobs: KnobValues, *splits: str) -> dict[str, Path]:
+def _find_releases(settings: SettingValues, *splits: str) -> dict[str, Path]:
     releases = {
-        language: _find_release(knobs["data_folder"], language, splits)
-        for language in language_tags(knobs["language"])
+        language: _find_release(settings["data_folder"], language, splits)
+        for language in language_tags(settings["language"])
     }
     if len(set(releases.values())) < len(releases):
         raise ConfigError(
-            f"`language` names {', '.join(releases)}, but {knobs['data_folder']} is the release of "
+            f"`language` names {', '.join(releases)}, but {settings['data_folder']} is of "
             "one language."
         )
     return releases

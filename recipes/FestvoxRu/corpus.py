@@ -14,7 +14,7 @@ from recipes.debian.release import splits as splits
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
 from sbkit.data.common_voice import read_release
-from sbkit.data.corpus import KnobValues
+from sbkit.data.corpus import SettingValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
@@ -25,19 +25,19 @@ SPEAKER = "nsh"
 _SENTENCE = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна многоэтажных домов." )
 
 
-def about(knobs: KnobValues) -> Mapping[str, str]:
+def about(settings: SettingValues) -> Mapping[str, str]:
     """Return the name and the license, for a model card."""
     return {"name": "festvox-ru", "license": "BSD-like"}
 
 
-def read(knobs: KnobValues, split: str) -> Manifest:
+def read(settings: SettingValues, split: str) -> Manifest:
     """Read one split; fetch the corpus if it is missing."""
-    if language_tags(knobs["language"]) != (LANGUAGE,):
+    if language_tags(settings["language"]) != (LANGUAGE,):
         raise ConfigError(
-            f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {knobs['language']!r}."
+            f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {settings['language']!r}."
         )
     release = prepare_festvox()
-    return read_release(release / f"{split}.tsv", TableOptions.from_knobs(knobs, LANGUAGE))
+    return read_release(release / f"{split}.tsv", TableOptions.from_settings(settings, LANGUAGE))
 
 
 def prepare_festvox() -> Path:

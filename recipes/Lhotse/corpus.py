@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sbkit.data.corpus import KnobValues, splits_by_prefix
+from sbkit.data.corpus import SettingValues, splits_by_prefix
 from sbkit.data.lhotse_cuts import read_prepared
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, locate, to_manifest
@@ -22,21 +22,21 @@ def recognizes(folder: Path) -> bool:
     return bool(_find_manifests(folder))
 
 
-def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role: the key ``splits``, else train*, dev* and test*."""
-    return splits_by_prefix([*_find_manifests(Path(knobs["data_folder"]))], knobs)
+    return splits_by_prefix([*_find_manifests(Path(settings["data_folder"]))], settings)
 
 
-def files(knobs: KnobValues) -> list[Path]:
-    """Return the folder of the manifests, for `sbkit.data.prepared`."""
-    return [Path(knobs["data_folder"])]
+def files(settings: SettingValues) -> list[Path]:
+    """Return the folder of the manifests, for `sbkit.data.prepared_splits`."""
+    return [Path(settings["data_folder"])]
 
 
-def read(knobs: KnobValues, split: str) -> Manifest:
+def read(settings: SettingValues, split: str) -> Manifest:
     """Read one split, with the columns speaker, language and gender; paths are relative to it."""
-    folder = Path(knobs["data_folder"])
+    folder = Path(settings["data_folder"])
     recordings, supervisions = _find_manifests(folder)[split]
-    options = TableOptions.from_knobs(knobs, single_language_tag(knobs["language"]))
+    options = TableOptions.from_settings(settings, single_language_tag(settings["language"]))
     table = read_prepared(recordings, supervisions, options)
     return to_manifest(table, options.usual, partial(locate, folder)).distinct(folder)
 

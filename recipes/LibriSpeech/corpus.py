@@ -12,7 +12,7 @@ from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_text_lines
 from sbkit.data.cache import unpack_corpus
-from sbkit.data.corpus import KnobValues, splits_by_prefix
+from sbkit.data.corpus import SettingValues, splits_by_prefix
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.text.languages import single_language_tag
 
@@ -26,20 +26,20 @@ def recognizes(folder: Path) -> bool:
     return bool(_split_names(_root(folder)))
 
 
-def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
+def splits(settings: SettingValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: the key ``splits``, else train-*, dev-* and test-*."""
-    return splits_by_prefix(_split_names(_find_root(knobs)), knobs)
+    return splits_by_prefix(_split_names(_find_root(settings)), settings)
 
 
-def read(knobs: KnobValues, split: str) -> Manifest:
+def read(settings: SettingValues, split: str) -> Manifest:
     """Read one split, with the columns speaker, chapter, language and, if known, gender."""
-    root = _find_root(knobs)
-    language = single_language_tag(knobs["language"])
+    root = _find_root(settings)
+    language = single_language_tag(settings["language"])
     return Manifest.of(_read_split(root, split, language), root)
 
 
-def _find_root(knobs: KnobValues) -> Path:
-    folder = unpack_corpus(knobs["data_folder"])
+def _find_root(settings: SettingValues) -> Path:
+    folder = unpack_corpus(settings["data_folder"])
     if not recognizes(folder):
         raise DataError(
             f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "

@@ -28,10 +28,10 @@ from sbkit.data.columns import (
     find_split_column,
     role_of,
 )
-from sbkit.data.corpus import ROLES, USUAL_SPLITS, KnobValues, check_shares, deal_speakers
+from sbkit.data.corpus import ROLES, USUAL_SPLITS, SettingValues, check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Excluded, Manifest, part_name, to_texts
-from sbkit.data.sources import (
+from sbkit.data.read_manifests import (
     TableFolders,
     find_metadata,
     find_splits,
@@ -58,13 +58,13 @@ class SplitSources(NamedTuple):
     sources: tuple[str, ...]  # absolute paths or URLs
 
 
-def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role, as in ``manifest``."""
-    _check_columns(knobs)
+    _check_columns(settings)
     splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-    for split, (split_key, role, sources) in _parse_manifest(knobs["manifest"]).items():
+    for split, (split_key, role, sources) in _parse_manifest(settings["manifest"]).items():
         if split == ALL_SPLITS:
-            for name in dict.fromkeys(_read_all(knobs)[1]):
+            for name in dict.fromkeys(_read_all(settings)[1]):
                 splits_by_role[_role_of_key(name)].append(name)
         else:
             splits_by_role[role].append(split)
@@ -75,7 +75,7 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
                     f"`{split_key}`: {source} has files for {', '.join(sorted(tables))}. Write "
                     f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
                 )
-    are_chosen = knobs.get("splits") or ALL_SPLITS in knobs["manifest"]
+    are_chosen = settings.get("splits") or ALL_SPLITS in settings["manifest"]
     for role, key in (("train", "train"), ("valid", "dev")):
         if not are_chosen and not splits_by_role[role]:
             raise ConfigError(
@@ -84,9 +84,9 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     return splits_by_role
 
 
-def files(knobs: KnobValues) -> list[Path] | None:
-    """Return the sources, for `sbkit.data.prepared`; None if some are not on this machine."""
-    sources = _list_sources(knobs["manifest"])
+def files(settings: SettingValues) -> list[Path] | None:
+    """Return the sources, for `prepared_splits`; None if some are not on this machine."""
+    sources = _list_sources(settings["manifest"])
     if any("://" in source for source in sources):
         return None
     return [find_metadata(Path(source)) or Path(source) for source in sources]
@@ -96,11 +96,11 @@ def _list_sources(manifest: Mapping[str, Any]) -> list[str]:
     return [source for split in _parse_manifest(manifest).values() for source in split.sources]
 
 
-def _check_columns(knobs: KnobValues) -> None:
-    mappings = {key: knobs[key] for key in COLUMN_KEYS if isinstance(knobs.get(key), Mapping)}
+def _check_columns(settings: SettingValues) -> None:
+    mappings = {key: settings[key] for key in COLUMN_KEYS if isinstance(settings.get(key), Mapping)}
     if not mappings:
         return
-    sources = _list_sources(knobs["manifest"])
+    sources = _list_sources(settings["manifest"])
     for column, mapping in mappings.items():
         for table in mapping:
             if not any(is_named(source, table) for source in sources):
@@ -109,12 +109,12 @@ def _check_columns(knobs: KnobValues) -> None:
                 )
 
 
-def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
+def read(settings: SettingValues, split: str) -> Manifest | TableFolders:
     """Read the files of one split as one manifest, or return its table folders."""
-    sources_by_split = _parse_manifest(knobs["manifest"])
+    sources_by_split = _parse_manifest(settings["manifest"])
     if split in sources_by_split:
-        return _read_sources(knobs, sources_by_split[split])
-    manifest, split_of_row = _read_all(knobs)
+        return _read_sources(settings, sources_by_split[split])
+    manifest, split_of_row = _read_all(settings)
     excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
     columns = manifest.rows.column_names
     if (
@@ -130,11 +130,11 @@ def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     return replace(manifest.take(rows), excluded=excluded)
 
 
-def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
+def _read_all(settings: SettingValues) -> tuple[Manifest, list[str]]:
     """Return the rows to split, and the split of each: that of its column or its speaker."""
-    sources_by_split = _parse_manifest(knobs["manifest"])
+    sources_by_split = _parse_manifest(settings["manifest"])
     sources = sources_by_split[ALL_SPLITS]
-    manifest = _read_sources(knobs, sources)
+    manifest = _read_sources(settings, sources)
     if isinstance(manifest, TableFolders):
         raise DataError(
             f"`manifest.{ALL_SPLITS}` is a table folder, a tar or a URL. Name one for each split."
@@ -150,7 +150,7 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
             speaker or f"clip {_name_clip(part, spellings)}"
             for speaker, part in zip(read_text_column(rows, "speaker"), manifest.parts, strict=True)
         ]
-        shares = check_shares(knobs.get("split_shares"))
+        shares = check_shares(settings.get("split_shares"))
         shares = {name: share for name, share in shares.items() if name not in sources_by_split}
         split_of = deal_speakers({*speakers}, shares, sources.sources[0])
         return manifest, [split_of[speaker] for speaker in speakers]
@@ -178,13 +178,13 @@ def _name_clip(part: AudioPart, folders: Set[str]) -> str:
     return name if folder in folders else f"{folder.rpartition('/')[2]}/{name}"
 
 
-def _read_sources(knobs: KnobValues, split_sources: SplitSources) -> Manifest | TableFolders:
+def _read_sources(settings: SettingValues, split_sources: SplitSources) -> Manifest | TableFolders:
     key, _, sources = split_sources
     for source in sources:
         if "://" not in source and not Path(source).exists():
             raise ConfigError(f"`{key}`: {source} does not exist.")
-    language = single_language_tag(knobs["language"])
-    options = [TableOptions.from_knobs(knobs, language, source) for source in sources]
+    language = single_language_tag(settings["language"])
+    options = [TableOptions.from_settings(settings, language, source) for source in sources]
     table_folders = [source for source in sources if _is_table_folder(source)]
     if not table_folders:
         return read_manifests([*zip(map(Path, sources), options, strict=True)])

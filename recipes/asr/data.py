@@ -34,25 +34,25 @@ from sbkit.train.initialize import text_table_of
 logger = logging.getLogger(__name__)
 
 
-def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
+def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
     """Open or make the tokenizer in the run folder, then the language models of the decoder."""
     earlier = None
-    if (source := knobs.get("init_from")) is not None:
+    if (source := settings.get("init_from")) is not None:
         file = Path(source) / TOKENIZER_FILE
-        table = text_table(knobs["language"], knobs.get("text"))
+        table = text_table(settings["language"], settings.get("text"))
         # A model that writes texts of another form, such as without capitals, has other tokens.
         if file.exists() and text_table_of(file.parent) == table:
             earlier = file
     tokenizer = ensure_tokenizer(
-        model_file=Path(knobs["output_folder"]) / TOKENIZER_FILE,
-        kind=knobs["token_type"],
-        vocab_size=knobs["vocab_size"],
+        model_file=Path(settings["output_folder"]) / TOKENIZER_FILE,
+        kind=settings["token_type"],
+        vocab_size=settings["vocab_size"],
         texts=lambda: chain.from_iterable(read_texts(splits.train)),
-        tags=check_tag_names(knobs.get("keep_tags")),
+        tags=check_tag_names(settings.get("keep_tags")),
         earlier=earlier,
     )
-    if "word_lm_order" in knobs:
-        prepare_language_models(knobs, splits, tokenizer)
+    if "word_lm_order" in settings:
+        prepare_language_models(settings, splits, tokenizer)
     return tokenizer
 
 
@@ -117,11 +117,11 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
 
 
 def _log_texts(
-    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, knobs: Mapping[str, Any]
+    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, settings: Mapping[str, Any]
 ) -> None:
     """Log how texts are normalized, and how many transcripts no model can produce."""
-    language = knobs["language"]
-    table = text_table(language, knobs.get("text"))
+    language = settings["language"]
+    table = text_table(language, settings.get("text"))
     logger.info(describe_normalizer(language, table))
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
@@ -136,22 +136,24 @@ def _log_texts(
                 logger.info(f"{name}: {described}; these count as errors")
 
 
-def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer) -> None:
+def prepare_language_models(
+    settings: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer
+) -> None:
     """Train the language models of the run's decoder, unless the run folder has them.
 
     Sentences of validation and test sets are left out of `lm_text`, but not of the training
     transcripts: the encoder hears those, too.
     """
-    lm_text = LmText.from_knob(knobs.get("lm_text"))
-    table = text_table(knobs["language"], knobs.get("text"))
+    lm_text = LmText.from_setting(settings.get("lm_text"))
+    table = text_table(settings["language"], settings.get("text"))
     for file in lm_text.files:
-        next(read_sentences([file], table, knobs), None)  # raises an error if it is no text
+        next(read_sentences([file], table, settings), None)  # raises an error if it is no text
     evaluated = splits.evaluated()
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
     if lm_text.files:
         lm_text = replace(
             lm_text,
-            sentences=partial(read_sentences, lm_text.files, table, knobs),
+            sentences=partial(read_sentences, lm_text.files, table, settings),
             held_out=held_out,
         )
     else:
@@ -161,11 +163,11 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
             source=lm_text.source or " ".join(keys),
             sentences=lambda: chain.from_iterable(read_texts(splits.train)),
         )
-    file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
+    file = Path(settings["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(
         file,
         lm_text,
-        {WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
+        {WORDS: settings["word_lm_order"], TOKENS: settings["token_lm_order"]},
         Spelling(tokenizer=tokenizer, table=table),
     )
     if not messages:  # the run folder has the models

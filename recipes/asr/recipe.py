@@ -51,7 +51,7 @@ class AsrBrain(Brain):
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
         self.augmentation = Augmentation(self.hparams, features=self.network.encoder.features)
-        self.decoder = declared_decoder(self.hparams.knobs)  # of the test; None decodes greedily
+        self.decoder = declared_decoder(self.hparams.settings)  # of the test; None decodes greedily
 
     @property
     def unused_modules(self) -> tuple[nn.Module, ...]:

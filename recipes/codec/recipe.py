@@ -19,7 +19,7 @@ from sbkit.data.batch import Batch
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.tasks.codec.model import CodecModel
-from sbkit.tasks.codec.task import CodedUtterance, Coding
+from sbkit.tasks.codec.task import CodecTask, CodedUtterance
 from sbkit.train.brain import Brain
 
 REAL = 1.0  # the discriminator's score of recorded audio
@@ -42,7 +42,7 @@ class CodecBrain(Brain):
 
     network: CodecModel
     parts = ("compute_features", "encoder", "quantizer", "decoder")
-    metrics = Coding.metrics
+    metrics = CodecTask.metrics
 
     @property
     def unused_modules(self) -> tuple[nn.Module, ...]:
@@ -68,20 +68,20 @@ class CodecBrain(Brain):
 
         Each frame's mel distance counts once for each of its samples.
         """
-        knobs = self.hparams
+        settings = self.hparams
         audio = outputs.audio
         decoded = outputs.decoded
         lengths = outputs.lengths.to(audio.device, non_blocking=True)
         samples_per_frame = self.network.compute_features.frame_samples
-        generator_loss = knobs.mel_weight * outputs.mel_distance_sum * samples_per_frame
+        generator_loss = settings.mel_weight * outputs.mel_distance_sum * samples_per_frame
         spectral = spectral_distance(decoded, audio, lengths)
-        generator_loss = generator_loss + knobs.spectral_weight * spectral
+        generator_loss = generator_loss + settings.spectral_weight * spectral
         num_samples = lengths * batch.weights
-        if not knobs.adversarial_weight:
+        if not settings.adversarial_weight:
             return Loss(generator_loss * batch.weights, num_samples)
-        discriminator = knobs.discriminator
+        discriminator = settings.discriminator
         adversarial = discriminator(decoded, lengths, REAL)
-        generator_loss = generator_loss + knobs.adversarial_weight * lengths * adversarial
+        generator_loss = generator_loss + settings.adversarial_weight * lengths * adversarial
         real_loss = discriminator(audio, lengths, REAL)
         discriminator_loss = real_loss + discriminator(decoded.detach(), lengths, FAKE)
         return {
@@ -108,7 +108,7 @@ class CodecBrain(Brain):
         ]
 
 
-class NeuralCodec(CorpusRecipe, Coding):
+class NeuralCodec(CorpusRecipe, CodecTask):
     """Train a codec on audio."""
 
     brain = CodecBrain

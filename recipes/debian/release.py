@@ -12,11 +12,11 @@ from pathlib import Path
 from subprocess import CompletedProcess, run
 from tempfile import TemporaryDirectory
 
+from sbkit.base.content_cache import caches, default_cache
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
-from sbkit.base.kept import caches, default_cache
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
-from sbkit.data.corpus import RELEASE_SPLITS, USUAL_SPLITS, KnobValues
+from sbkit.data.corpus import RELEASE_SPLITS, USUAL_SPLITS, SettingValues
 from sbkit.data.filesystem import disk_errors
 from sbkit.text.normalization import normalize
 
@@ -47,7 +47,7 @@ class ReleaseRow:
     segment: str = ""
 
 
-def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role: train, dev and test."""
     return USUAL_SPLITS
 

@@ -20,7 +20,7 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.segments import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import Array
 from sbkit.data.batch import Batch, collate_audio
-from sbkit.data.corpus import KnobValues
+from sbkit.data.corpus import SettingValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column
 from sbkit.models.vocoder import FRAME_HOPS
@@ -111,14 +111,14 @@ def interpolate(pitch: Hertz) -> Hertz:
     return hertz
 
 
-def prepare_spoken(knobs: KnobValues) -> Splits:
+def prepare_spoken(settings: SettingValues) -> Splits:
     """Prepare audio and transcripts, and add the symbols and the pitch of each clip as columns."""
-    symbol_type = knobs["symbols"]
-    language = str(knobs["language"])
-    rate = knobs["sample_rate"]
-    frame = FRAME_HOPS * knobs["hop"]
+    symbol_type = settings["symbols"]
+    language = str(settings["language"])
+    rate = settings["sample_rate"]
+    frame = FRAME_HOPS * settings["hop"]
     splits = with_column(
-        prepare_transcripts(knobs),
+        prepare_transcripts(settings),
         SYMBOLS,
         lambda split: read_texts(split["sentence"][:], language, symbol_type),
         identity=[symbol_type, language, symbols_version(symbol_type)],
@@ -131,11 +131,11 @@ def prepare_spoken(knobs: KnobValues) -> Splits:
     return with_column(splits, PITCH, pitches, identity=[rate, frame])
 
 
-def prepare_symbols(knobs: KnobValues, splits: Splits) -> ClassLabels:
+def prepare_symbols(settings: SettingValues, splits: Splits) -> ClassLabels:
     """List the symbols of the training set."""
     texts = read_column(splits.train, SYMBOLS)
     names = {symbol for text in texts for symbol in to_symbols(text)}
-    return ensure_labels(Path(knobs["output_folder"]) / SYMBOL_FILE, names)
+    return ensure_labels(Path(settings["output_folder"]) / SYMBOL_FILE, names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,12 @@ from torch.nn.functional import pad
 
 from recipes.prepare import COMMON_RANGES, CorpusRecipe
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, prepare_spoken, prepare_symbols
-from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
+from sbkit.audio.random_draws import draw_uniform
 from sbkit.base.files import write_text_atomically
 from sbkit.base.ranges import NON_NEGATIVE, Kind, Range
-from sbkit.config.hparams import Knobs
+from sbkit.config.hparams import Settings
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
@@ -173,7 +173,7 @@ class SynthesisBrain(Brain):
 
     def compute_objectives(self, outputs: Synthesized, batch: SpokenBatch, stage: Stage) -> Loss:
         """Sum the losses over the frames of each utterance, for the mean per frame."""
-        knobs = self.hparams
+        settings = self.hparams
         aligned = outputs.aligned
         frames = outputs.frames.to(outputs.mask.device)
         acoustic = ((outputs.features - outputs.target).abs().mean(2) * outputs.mask).sum(1)
@@ -182,13 +182,15 @@ class SynthesisBrain(Brain):
         timing = (outputs.log_durations.exp() - durations * outputs.log_durations) * mask
         square = (outputs.predicted_variances - outputs.variances).square().sum(2) * durations
         acoustic = (
-            acoustic + knobs.duration_weight * timing.sum(1) + knobs.variance_weight * square.sum(1)
+            acoustic
+            + settings.duration_weight * timing.sum(1)
+            + settings.variance_weight * square.sum(1)
         )
         alignment = forward_sum_loss(aligned.scores, outputs.frames, batch.symbol_lengths)
         lengths = outputs.segment_lengths.to(frames.device)
         spectral = spectral_distance(outputs.decoded, outputs.segment, lengths)
         vocoder = frames * (outputs.distance + spectral / lengths)
-        sums = acoustic * ~aligned.is_misaligned + knobs.align_weight * alignment + vocoder
+        sums = acoustic * ~aligned.is_misaligned + settings.align_weight * alignment + vocoder
         if stage is Stage.TRAIN:
             is_misaligned = zip(batch.ids, aligned.is_misaligned.tolist(), strict=True)
             self._is_misaligned.update(is_misaligned)
@@ -276,5 +278,5 @@ class Tts(CorpusRecipe, Synthesis):
     prepare_splits = staticmethod(prepare_spoken)
     prepare_labels = staticmethod(prepare_symbols)
 
-    def make_collate(self, hparams: Knobs, labels: ClassLabels) -> SpokenCollate:
+    def make_collate(self, hparams: Settings, labels: ClassLabels) -> SpokenCollate:
         return SpokenCollate(labels, hparams["sample_rate"], FRAME_HOPS * hparams["hop"])

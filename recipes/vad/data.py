@@ -26,12 +26,12 @@ from sbkit.audio.io import Samples
 from sbkit.audio.segments import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.data.corpus import KnobValues
+from sbkit.data.corpus import SettingValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 SPEECH = "speech"  # the column
 WORD_MARGIN_SECONDS = 0.1  # around an aligned word
@@ -39,16 +39,16 @@ WORD_MARGIN_SECONDS = 0.1  # around an aligned word
 Windows = npt.NDArray[np.bool_]
 
 
-def prepare_speech(knobs: KnobValues) -> Splits:
+def prepare_speech(settings: SettingValues) -> Splits:
     """Prepare audio; with a `recognizer`, label each clip that the corpus itself does not label."""
-    if knobs["recognizer"] is None:
-        return with_fingerprints(prepare_audio(knobs), SPEECH)
-    with exported_bundle(Path(knobs["recognizer"])) as folder:
+    if settings["recognizer"] is None:
+        return with_fingerprints(prepare_audio(settings), SPEECH)
+    with exported_bundle(Path(settings["recognizer"])) as folder:
         recognizer = load_bundle(folder)
         weights = read_checksums(folder)[WEIGHTS_FILE]
     recognizer.task.require_prediction("text", command="transcribe")
-    splits = prepare_transcripts(knobs)
-    rate = knobs["sample_rate"]
+    splits = prepare_transcripts(settings)
+    rate = settings["sample_rate"]
 
     def align(split: Dataset) -> Iterator[str]:
         for row in read_rows(split, range(len(split))):

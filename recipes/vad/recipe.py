@@ -27,10 +27,10 @@ from recipes.vad.data import (
     take_noise,
 )
 from sbkit.audio.augment import Augmentation, make_colored
-from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
+from sbkit.audio.random_draws import draw_uniform
 from sbkit.audio.segments import WINDOWS_PER_SECOND
-from sbkit.config.hparams import Knobs
+from sbkit.config.hparams import Settings
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.shard import Row, read_rows
 from sbkit.models.loss import Loss
@@ -154,5 +154,5 @@ class Vad(CorpusRecipe, Detection):
     brain = VoiceActivityBrain
     prepare_splits = staticmethod(prepare_speech)
 
-    def make_collate(self, hparams: Knobs, labels: Any) -> Callable[[Sequence[Row]], Batch]:
+    def make_collate(self, hparams: Settings, labels: Any) -> Callable[[Sequence[Row]], Batch]:
         return partial(collate, sample_rate=hparams["sample_rate"])

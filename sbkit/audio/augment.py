@@ -3,7 +3,7 @@
 Legend: B utterances, S samples, T frames, M mel bins, N clips of a folder, samples of a noise or
 masks, K kinds of noise, R samples of an impulse response.
 
-Random numbers belong to an utterance (`sbkit/audio/draws.py`), so they do not depend on its batch.
+Random numbers belong to an utterance (`audio/random_draws.py`), so they do not depend on its batch.
 The speeds were drawn when the epoch was planned. Files of noise and impulse responses are read
 once, for the first batch, and stay on the device; after that the host never waits. In a YAML:
 
@@ -31,10 +31,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from sbkit.audio.draws import draw_uniform
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
+from sbkit.audio.random_draws import draw_uniform
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import import_torchaudio
 from sbkit.base.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE

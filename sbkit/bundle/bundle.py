@@ -12,7 +12,7 @@
 
 Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed
 are the bytes that are parsed or, with `--import`, run; weights are safetensors; and only classes on
-the list of `sbkit.bundle.allowed` are built.
+the list of `sbkit.bundle.allowed_classes` are built.
 """
 
 import logging
@@ -36,16 +36,16 @@ from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleF
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.bundle.task import Labels, Task, load_task
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool, Recognition
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, AttentionScorer
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
-from sbkit.decoding.words import BEAM, GREEDY, WordAligner
+from sbkit.decoding.pool import ClipDecoder, DecoderInput, DecoderPool, Recognition
+from sbkit.decoding.word_times import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.logs.progress import ping
+from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.transcripts import transcript_normalizer
-from sbkit.text.word import Word
 
 logger = logging.getLogger(__name__)
 

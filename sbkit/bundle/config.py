@@ -12,7 +12,7 @@ from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
 from sbkit.base.files import from_plain, parsing_errors, read_regular
 from sbkit.base.messages import listed
-from sbkit.decoding.words import Confidence, WordOffsets
+from sbkit.decoding.word_times import Confidence, WordOffsets
 from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"

@@ -15,7 +15,7 @@ which names the class by the module that defines it. This is the grammar of a sp
              {"name": NAME, "arguments": list or mapping}, NAME itself if there are no arguments,
              else a functools.partial of NAME
 
-NAME must be on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH lists and mappings may be
+NAME must be on the list of `allowed_classes`, and at most MAX_DEPTH lists and mappings may be
 nested. Only `find_allowed` turns a name into an object. Export and loading both refuse anything
 outside the grammar.
 """
@@ -31,7 +31,7 @@ from typing import Any, TypeGuard
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.bundle.allowed import canonical, find_allowed
+from sbkit.bundle.allowed_classes import canonical, find_allowed
 from sbkit.bundle.config import Plain
 from sbkit.config.document import TUPLE, read_tuple, tag_of
 

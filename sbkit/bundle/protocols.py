@@ -47,7 +47,7 @@ class ChunkSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effective:
+class EffectiveRuntime:
     """Where and how a model runs, as read back after it was loaded.
 
     runtime: torch or onnx.
@@ -75,7 +75,7 @@ class RunnableModel(Protocol):
     """The model of a recognizer, which takes whole clips."""
 
     @property
-    def effective(self) -> Effective: ...
+    def effective(self) -> EffectiveRuntime: ...
 
     @property
     def samples_per_frame(self) -> int:

@@ -21,10 +21,17 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import plural
-from sbkit.check import cost, data, dry_run, learn, ownership, settings
-from sbkit.check.checked_run import CPU_OPTIONS, ON_CPU, CheckedRun, Declared, Finding, Measurements
+from sbkit.check import can_learn, cost, data, dry_run, parameters, settings
+from sbkit.check.checked_run import (
+    CPU_OPTIONS,
+    ON_CPU,
+    CheckedRun,
+    DeclaredRun,
+    Finding,
+    Measurements,
+)
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.config.hparams import OUTPUT_FOLDER, MissingKnobError
+from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar
@@ -34,8 +41,8 @@ from sbkit.train.setup import (
     RunValues,
     build_run,
     make_brain,
-    naming,
     prepare_data,
+    run_folder_in_errors,
     step,
     write_label_files,
 )
@@ -43,25 +50,25 @@ from sbkit.train.setup import (
 logger = logging.getLogger(__name__)
 
 Check = Callable[[CheckedRun], Iterable[Finding] | None]  # None: it only raises
-Checked = TypeVar("Checked", Declared, CheckedRun)
+Checked = TypeVar("Checked", DeclaredRun, CheckedRun)
 
 CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement)  # nothing is built for them
 CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(settings.check_formats, settings.check_batches),
-    *(ownership.check_ownership, ownership.check_optimizers),
+    *(parameters.check_ownership, parameters.check_optimizers),
     *(data.check_labels, data.check_alignment, data.check_masks, data.check_positions),
     *(dry_run.check_shapes, dry_run.check_state, dry_run.check_steps),
     *(dry_run.check_causality, dry_run.check_padding),
     *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread, settings.check_freezing),
-    learn.check_causes,
+    can_learn.check_causes,
     *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
 )
 CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps can train
     {
         *(data.check_alignment, dry_run.check_steps, dry_run.check_causality),
-        *(dry_run.check_padding, dry_run.check_unused, cost.check_cost, learn.check_learning),
+        *(dry_run.check_padding, dry_run.check_unused, cost.check_cost, can_learn.check_learning),
     }
 )
 
@@ -80,7 +87,7 @@ class CheckResult:
 
 
 def check_run(
-    declared: Declared, *, data: RunData | None = None, checks: Sequence[Check] = CHECKS
+    declared: DeclaredRun, *, data: RunData | None = None, checks: Sequence[Check] = CHECKS
 ) -> CheckResult:
     """Check a run, and return each finding once.
 
@@ -96,7 +103,7 @@ def check_run(
         try:
             run = stack.enter_context(open_checked_run(declared, data))
         except Exception as error:  # whatever a part or a recipe raises
-            if isinstance(error, MissingKnobError):
+            if isinstance(error, MissingSettingError):
                 misspelled = settings.find_misspelled(declared, error.key)
                 findings += [replace(finding, check="unread") for finding in misspelled]
             reported = {finding.where for finding in findings if finding.stops}
@@ -114,7 +121,7 @@ def check_run(
 
 
 @contextmanager
-def open_checked_run(declared: Declared, data: RunData | None = None) -> Iterator[CheckedRun]:
+def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iterator[CheckedRun]:
     """Prepare the data of a run, unless that is done, and yield it with what the checks try.
 
     The objects are built in a scratch folder: one of the user's may write when it is made.
@@ -123,7 +130,7 @@ def open_checked_run(declared: Declared, data: RunData | None = None) -> Iterato
         data = prepare_data(declared.values, None if declared.has_device else ON_CPU)
     with (
         TemporaryDirectory(prefix="sbkit-check") as scratch,
-        naming(declared.values.folder, scratch),
+        run_folder_in_errors(declared.values.folder, scratch),
     ):
         with quiet():
             write_label_files(data, Path(scratch))
@@ -136,7 +143,7 @@ def open_checked_run(declared: Declared, data: RunData | None = None) -> Iterato
                     )
             with step("brain"):
                 brain = make_brain(own, **CPU_OPTIONS)
-            reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
+            reached = [*parameters.reachable({**dict(own.hparams.items()), "brain": brain})]
             with step("optimizers"):
                 try:
                     brain.init_optimizers()
@@ -161,7 +168,7 @@ def check_before_training(values: RunValues, data: RunData | None = None) -> Run
     Returns the data of the run.
     """
     with single_rank():
-        result = check_run(Declared(values), data=data)
+        result = check_run(DeclaredRun(values), data=data)
     findings = result.findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
@@ -215,7 +222,7 @@ def _run(
         )
 
 
-def _to_finding(error: Exception, declared: Declared) -> Finding:
+def _to_finding(error: Exception, declared: DeclaredRun) -> Finding:
     """Turn an error into a finding at the line, file or first key that it names.
 
     An error of the data without any is at the key of the data.
@@ -235,7 +242,7 @@ def _to_finding(error: Exception, declared: Declared) -> Finding:
     return Finding(check=name, where=where, problem=problem)
 
 
-def _places_of_keys(error: Exception, declared: Declared) -> list[str]:
+def _places_of_keys(error: Exception, declared: DeclaredRun) -> list[str]:
     """Locate the keys that an error quotes."""
     paths = [key.split(".") for key in QUOTED_KEY.findall(str(error))]
     return [declared.place(*path) for path in paths if path[0] in declared.document.root]

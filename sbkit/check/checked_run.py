@@ -71,7 +71,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredRun:
     """A YAML to check, as it is declared: findings stand at its lines.
 
     target: the machine to check for, such as cuda:8; None for this one.
@@ -98,7 +98,7 @@ class Declared:
 
     def place(self, *keys: str | int) -> str:
         """Return "override of KEY" if the key is overridden, else FILE:LINE."""
-        if keys == ("data_folder",) and self.values.knobs.get("manifest"):
+        if keys == ("data_folder",) and self.values.settings.get("manifest"):
             keys = ("manifest",)  # which is read instead
         override: object = self.values.given_overrides
         declared: object = self.document.root
@@ -218,7 +218,7 @@ class CheckedRun:
     trial: what small steps of the Brain show.
     """
 
-    declared: Declared
+    declared: DeclaredRun
     data: RunData
     own: RunSetup
     brain: Brain
@@ -252,7 +252,7 @@ class CheckedRun:
     @property
     def accumulation(self) -> int:
         """The micro-batches of each process in a step."""
-        return int(self.values.knobs.get("grad_accumulation_factor", 1))
+        return int(self.values.settings.get("grad_accumulation_factor", 1))
 
     def build_brain(self, **run_opts: Any) -> Brain:
         """Build another Brain, with objects and initial weights of its own."""

@@ -88,9 +88,9 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
     train_samples = sum(int(samples.sum()) for samples in padded)
     valid_samples = sum(map(padded_samples, valid_batches)) / num_processes
     epoch_seconds = step_seconds * (train_samples + valid_samples) / padded_samples(largest)
-    knobs = run.values.knobs
-    num_checkpoints = int(knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
-    max_seconds = 60 * knobs.get("max_minutes", 0) or math.inf
+    settings = run.values.settings
+    num_checkpoints = int(settings.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
+    max_seconds = 60 * settings.get("max_minutes", 0) or math.inf
     return Cost(
         parameters=num_parameters,
         trainable_parameters=num_trainable,
@@ -99,7 +99,7 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
         device_bytes=device_bytes,
         step_seconds=round(step_seconds, 3),
         epoch_seconds=round(epoch_seconds, 2),
-        run_seconds=round(min(epoch_seconds * knobs["number_of_epochs"], max_seconds), 2),
+        run_seconds=round(min(epoch_seconds * settings["number_of_epochs"], max_seconds), 2),
         num_checkpoints=num_checkpoints,
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=num_checkpoints * checkpoint_bytes,
@@ -158,8 +158,8 @@ def recordings_to_cut(run: CheckedRun) -> dict[str, list[str]]:
     splits = run.data.splits
     cuts_dev = run.brain.evaluates_segments  # a recognizer decodes only those of test sets whole
     evaluated = splits.test if cuts_dev else splits.evaluated()
-    knobs = run.values.knobs
-    max_samples = longest_whole(knobs["eval_batch_seconds"], knobs["sample_rate"])
+    settings = run.values.settings
+    max_samples = longest_whole(settings["eval_batch_seconds"], settings["sample_rate"])
     return {
         name: rows.select(longer)["id"][:]
         for name, rows in evaluated.items()

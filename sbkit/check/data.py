@@ -16,10 +16,10 @@ from sbkit.audio.segments import longest_whole
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.checked_run import CheckedRun, Finding
-from sbkit.data.changes import FIXES, REPLACED
 from sbkit.data.columns import find_split_column, role_of
+from sbkit.data.data_report import Facts, measure_data
 from sbkit.data.manifest import MIX_FAULT
-from sbkit.data.report import Facts, measure_data
+from sbkit.data.normalization_report import FIXES, REPLACED
 from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
@@ -32,8 +32,8 @@ from sbkit.data.splits import (
     spread_rows,
 )
 from sbkit.models.encoder import head_size, make_encoder
-from sbkit.models.parts import token_embedding
-from sbkit.models.pretrained.parts import PretrainedEncoder
+from sbkit.models.encoder_parts import token_embedding
+from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.text.normalization import languages_with
 
 TRAIN = "train"
@@ -167,7 +167,7 @@ def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     if not transcripts:
         return
     subsampling = make_encoder(run.own.hparams).subsampling
-    fastest = fastest_percent(run.values.knobs.get("speeds") or [1.0])
+    fastest = fastest_percent(run.values.settings.get("speeds") or [1.0])
     too_short = {
         name: split.too_short(subsampling, fastest if name == TRAIN else 100)
         for name, split in transcripts.items()
@@ -175,7 +175,7 @@ def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     num_too_short = sum(map(len, too_short.values()))
     num_utterances = sum(len(split.tokens) for split in transcripts.values())
     fits_unchanged = not any(len(split.too_short(subsampling)) for split in transcripts.values())
-    milliseconds = 1000 * samples_to_seconds(subsampling.stride, run.values.knobs["sample_rate"])
+    milliseconds = 1000 * samples_to_seconds(subsampling.stride, run.values.settings["sample_rate"])
     yield from _finding_of_rows(
         run,
         too_short,
@@ -206,7 +206,7 @@ def check_masks(run: CheckedRun) -> Iterator[Finding]:
             problem=f"Utterances are shorter than the {length} frames of a mask, so never masked",
             fix="Lower `mask_time_length`, or leave it.",
         )
-    hidden = run.values.knobs["encoder_config"]["hidden_size"]
+    hidden = run.values.settings["encoder_config"]["hidden_size"]
     if channel_share > 0 and width > hidden:
         yield run.note(
             "mask_channel_length",
@@ -220,16 +220,18 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
 
     Utterances of train count at the slowest speed, and with what `concat_prob` may join to them.
     """
-    knobs = run.values.knobs
-    positions = (knobs.get("encoder_config") or {}).get("max_source_positions")
+    settings = run.values.settings
+    positions = (settings.get("encoder_config") or {}).get("max_source_positions")
     if positions is None:
         return
     subsampling = make_encoder(run.own.hparams).subsampling
-    rate = knobs["sample_rate"]
-    slowest = min(100, *to_percents(knobs.get("speeds", [1.0]))) / 100
-    joined_seconds = MAX_JOINED_SECONDS if knobs.get("concat_prob", 0) > 0 else 0.0
+    rate = settings["sample_rate"]
+    slowest = min(100, *to_percents(settings.get("speeds", [1.0]))) / 100
+    joined_seconds = MAX_JOINED_SECONDS if settings.get("concat_prob", 0) > 0 else 0.0
     splits = run.data.splits
-    longest = longest_whole(knobs["eval_batch_seconds"], rate)  # others are evaluated in segments
+    longest = longest_whole(
+        settings["eval_batch_seconds"], rate
+    )  # others are evaluated in segments
     too_long = {}
     for name, split in splits.named().items():
         samples = sample_counts(split)
@@ -254,8 +256,8 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
 def check_data(run: CheckedRun) -> Iterator[Finding]:
     """Find rows left out, and clips, sentences and speakers that two splits share."""
     splits = run.data.splits
-    rate = run.values.knobs["sample_rate"]
-    facts = measure_data(splits, sample_rate=rate, language=run.values.knobs.get("language"))
+    rate = run.values.settings["sample_rate"]
+    facts = measure_data(splits, sample_rate=rate, language=run.values.settings.get("language"))
     yield from _check_changes(run, [*facts["splits"].values()])
     max_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
     is_unusual = len(splits.out_of_range) > max_usual

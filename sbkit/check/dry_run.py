@@ -18,7 +18,7 @@ from speechbrain import Stage
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sbkit.audio.draws import seeded_draws
+from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
 from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, DryRun, Finding
@@ -86,7 +86,7 @@ def _train(brain: Brain, batch: object) -> None:
 
 
 def unused_parameters(brain: Brain) -> set[int]:
-    """Return the ids of the parameters that the knobs turn off."""
+    """Return the ids of the parameters that the settings turn off."""
     return {id(p) for part in brain.unused_modules for p in part.parameters()}
 
 
@@ -219,7 +219,7 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
             *paths[0],
             problem=f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {verb}, so never learns",
             fix="Use it in the recipe, take it out of the YAML, or list it in `unused_modules` of "
-            "the Brain if a knob turns it off.",
+            "the Brain if a setting turns it off.",
         )
 
 
@@ -245,7 +245,7 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
         loss = training_loss(brain, batch)
         count = loss.counts.sum()
         torch.autograd.backward(loss.sums.sum() / count)
-        for name, p in named_parameters(brain.modules, brain.hparams.knobs).items():
+        for name, p in named_parameters(brain.modules, brain.hparams.settings).items():
             if p.grad is not None:  # else `check_unused` finds it
                 part = name.partition(".")[0]
                 has_gradient[part] = has_gradient.get(part, False) or bool(p.grad.any())

@@ -18,12 +18,12 @@ from sbkit.base.messages import did_you_mean, nearest, plural
 from sbkit.base.ranges import RANGES, out_of_range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.task import load_task
-from sbkit.check.checked_run import CheckedRun, Declared, Finding
+from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import referenced, tag_of, walk
-from sbkit.config.hparams import MissingKnobError, resolve
+from sbkit.config.hparams import MissingSettingError, resolve
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import describe_parts, require_task_of_its_own
@@ -39,7 +39,7 @@ MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 
 
-def check_ranges(declared: Declared) -> Iterator[Finding]:
+def check_ranges(declared: DeclaredRun) -> Iterator[Finding]:
     """Find hyperparameters out of range, and arguments out of the range that their class declares.
 
     An argument is not reported again if the key that holds it is out of range.
@@ -48,12 +48,12 @@ def check_ranges(declared: Declared) -> Iterator[Finding]:
     ranges = dict(RANGES)
     with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
         ranges |= values.load_recipe().ranges
-    knob_problems = dict(out_of_range(values.knobs, ranges))
-    for key, problem in knob_problems.items():
+    setting_problems = dict(out_of_range(values.settings, ranges))
+    for key, problem in setting_problems.items():
         yield declared.finding(key, problem=problem.rstrip("."))
     argument_problems = resolve(values.yaml_file, values.overrides).arguments_out_of_range()
     for keys, problem in argument_problems.items():
-        if keys[0] not in knob_problems:
+        if keys[0] not in setting_problems:
             yield declared.finding(*keys, problem=problem.rstrip("."))
 
 
@@ -63,26 +63,26 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     A key of a base YAML is reported only if the YAML itself or the command line sets it.
     """
     in_code = names_in_code(type(run.brain))
-    if isinstance(run.trial.error, MissingKnobError):
+    if isinstance(run.trial.error, MissingSettingError):
         yield from find_misspelled(run.declared, run.trial.error.key)
     if in_code is None or run.trial.error is not None:
         return  # code that has not run, or has no source, may read any key
     names_read = in_code.union(
-        *(k.names_read for k in (run.values.knobs, run.own.values.knobs, run.own.hparams))
+        *(k.names_read for k in (run.values.settings, run.own.values.settings, run.own.hparams))
     )
     candidates = names_read - run.declared.document.own_keys
     for key in unread_keys(run.declared, names_read):
         yield _unread(run.declared, key, candidates)
 
 
-def find_misspelled(declared: Declared, missing_key: str) -> Iterator[Finding]:
+def find_misspelled(declared: DeclaredRun, missing_key: str) -> Iterator[Finding]:
     """Find the keys that look like a misspelling of one that code reads, but the YAML lacks."""
-    for key in unread_keys(declared, declared.values.knobs.names_read):
+    for key in unread_keys(declared, declared.values.settings.names_read):
         if nearest(key, {missing_key}):
             yield _unread(declared, key, {missing_key})
 
 
-def _unread(declared: Declared, key: str, candidates: Set[str]) -> Finding:
+def _unread(declared: DeclaredRun, key: str, candidates: Set[str]) -> Finding:
     return declared.finding(
         key,
         problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
@@ -90,7 +90,7 @@ def _unread(declared: Declared, key: str, candidates: Set[str]) -> Finding:
     )
 
 
-def unread_keys(declared: Declared, names_read: Set[str]) -> Iterator[str]:
+def unread_keys(declared: DeclaredRun, names_read: Set[str]) -> Iterator[str]:
     """Yield the keys of the user that no reference names and no code has read.
 
     Only keys of the root are tested: a class refuses arguments that it does not take.
@@ -149,7 +149,7 @@ def check_freezing(run: CheckedRun) -> Iterator[Finding]:
     """Find parts that stay frozen at random weights for the whole run."""
     steps = run.brain.training_step.freezing.steps
     parts = [part for part, end in steps.items() if end == ALWAYS]
-    has_weights = any(map(run.values.knobs.get, ("pretrained", "init_from")))
+    has_weights = any(map(run.values.settings.get, ("pretrained", "init_from")))
     if parts and not has_weights and not run.values.has_checkpoint():
         yield run.note(
             FREEZE,
@@ -159,16 +159,16 @@ def check_freezing(run: CheckedRun) -> Iterator[Finding]:
         )
 
 
-def check_placement(declared: Declared) -> Iterator[Finding]:
+def check_placement(declared: DeclaredRun) -> Iterator[Finding]:
     """Find a device that the machine lacks, and precisions that the device lacks."""
-    knobs, count = declared.values.knobs, declared.values.count
-    device = choose_device(knobs.get("device"), count)
+    settings, count = declared.values.settings, declared.values.count
+    device = choose_device(settings.get("device"), count)
     for key in ("device", "precision", "eval_precision"):
         try:
             if key == "device":
                 find_device(device, count)
             else:
-                check_precision(device.type, knobs.get(key, "fp32"), key=key)
+                check_precision(device.type, settings.get(key, "fp32"), key=key)
         except SbkitError as error:
             yield declared.finding(key, problem=str(error).rstrip("."))
 
@@ -178,11 +178,11 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
     if run.sampler is None:
         return
     steps = run.sampler.steps()
-    batch_seconds = run.values.knobs["batch_seconds"]
+    batch_seconds = run.values.settings["batch_seconds"]
     num_processes = run.num_processes
     micro_batches_per_step = num_processes * run.accumulation
     num_samples = samples_per_epoch(run.data.splits)
-    seconds = samples_to_seconds(num_samples, run.values.knobs["sample_rate"])
+    seconds = samples_to_seconds(num_samples, run.values.settings["sample_rate"])
     if len(steps) < MIN_STEPS and seconds < MIN_STEPS * batch_seconds:
         yield run.note(
             "batch_seconds",
@@ -222,7 +222,7 @@ def check_initial_weights(run: CheckedRun) -> None:
 def check_formats(run: CheckedRun) -> Iterator[Finding]:
     """Find export formats that models of this task do not have."""
     try:
-        declared_formats(run.values.knobs, run.data.recipe)
+        declared_formats(run.values.settings, run.data.recipe)
     except SbkitError as error:
         yield run.finding("export_formats", problem=str(error).rstrip("."))
 
@@ -237,5 +237,5 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         describe_parts(root, run.own.hparams, task)
     except SbkitError as error:
         key = next((key for key in run.declared.document.root if f"`{key}`" in str(error)), "model")
-        stops = bool(values.knobs.get("export_formats"))
+        stops = bool(values.settings.get("export_formats"))
         yield run.finding(key, problem=str(error).rstrip("."), stops=stops)

@@ -18,9 +18,9 @@ from sbkit.base.imports import reading_data
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
-from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, read_knobs, resolve
-from sbkit.distributed.agreement import describe_rank
+from sbkit.config.hparams import OUTPUT_FOLDER, Settings, read_settings, resolve
 from sbkit.distributed.ranks import gather_over_ranks
+from sbkit.distributed.same_on_ranks import describe_rank
 from sbkit.evaluate.run_results import RUN_CONFIG_FILE
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
@@ -82,9 +82,9 @@ MAY_CHANGE = frozenset(
 # (`sbkit.checkpoint.weights.restore_declared`), with the moments that were saved.
 OPTIMIZER_KEY = "opt_class"
 # Not compared if both runs know the hashes of their data
-DATA_KNOBS = frozenset({"data_folder", "corpus", "manifest"})
+DATA_SETTINGS = frozenset({"data_folder", "corpus", "manifest"})
 # The only keys that may differ between the processes of a run
-PER_MACHINE = DATA_KNOBS | {"output_folder", "num_workers", "noprogressbar"}
+PER_MACHINE = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar"}
 MAX_LISTED_DIFFERENCES = 8
 NUM_HASH_DIGITS = 12
 MISSING = object()  # the value of a key that one of two configurations lacks
@@ -212,7 +212,7 @@ class RunConfig:
         """Yield the differences from an earlier configuration that are not allowed."""
         allowed: Set[str] = MAY_CHANGE
         if before.data and self.data:
-            allowed = MAY_CHANGE | DATA_KNOBS
+            allowed = MAY_CHANGE | DATA_SETTINGS
             for split, old_hash, new_hash in _compare(before.data, self.data):
                 yield Difference(f"the data of `{split}`", old_hash, new_hash)
         if None not in (before.labels, self.labels) and before.labels != self.labels:
@@ -258,11 +258,11 @@ def folder_override(yaml_file: Path) -> dict[str, object]:
     return {OUTPUT_FOLDER: str(folder)} if is_of_run else {}
 
 
-def read_run_knobs(run: Path) -> Knobs:
+def read_run_settings(run: Path) -> Settings:
     """Read the plain values of the YAML in a run folder, wherever the folder lies."""
     file = run / RUN_YAML
     with reading_data(run):
-        return read_knobs(file, folder_override(file))
+        return read_settings(file, folder_override(file))
 
 
 def read_run_tree(run: Path) -> CommentedMap:
@@ -281,13 +281,15 @@ def read_run_config(folder: Path | str) -> RunConfig:
 
 
 def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Resolve a YAML, and return its values by dotted path, the knobs first.
+    """Resolve a YAML, and return its values by dotted path, the settings first.
 
     The paths of files in the run folder start with <output_folder>: a run folder may be moved.
     """
     resolved = resolve(yaml_file, overrides)
-    non_knobs = {key: node for key, node in resolved.tree.items() if key not in resolved.knobs}
-    values = {**resolved.knobs, **dict(_leaves(non_knobs, (), {}))}
+    non_settings = {
+        key: node for key, node in resolved.tree.items() if key not in resolved.settings
+    }
+    values = {**resolved.settings, **dict(_leaves(non_settings, (), {}))}
     folder = values.get("output_folder") or ""
     for key, value in values.items():
         if folder and isinstance(value, str) and f"{value}/".startswith(f"{folder}/"):

@@ -29,9 +29,9 @@ def check(options: Namespace) -> int:
     keep_freed_memory()  # as training does: the check measures its memory
     from sbkit.base.files import to_json
     from sbkit.base.messages import printable_json
+    from sbkit.check.can_learn import check_learning
     from sbkit.check.check import CHECKS, check_run, summary
-    from sbkit.check.checked_run import Declared
-    from sbkit.check.learn import check_learning
+    from sbkit.check.checked_run import DeclaredRun
     from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
     from sbkit.distributed.device import count_local_devices, counter_of_target
@@ -46,7 +46,7 @@ def check(options: Namespace) -> int:
     count = count_local_devices if target is None else counter_of_target(target)
     values = read_values(options.yaml, overrides, count=count)
     with quiet():
-        result = check_run(Declared(values, target), checks=checks)
+        result = check_run(DeclaredRun(values, target), checks=checks)
     findings = result.findings
     cost = result.measured.cost  # None if it could not be measured
     test = result.measured.learning  # None if it was not made, or if no step can run
@@ -62,7 +62,7 @@ def check(options: Namespace) -> int:
         lines = [*result.measured.initial_weights]
         if options.defaults:
             defaults = resolve(options.yaml, overrides).defaults
-            lines += [f"`{key}` is {values.knobs[key]!r} by default." for key in defaults]
+            lines += [f"`{key}` is {values.settings[key]!r} by default." for key in defaults]
         print(*findings, *lines, summary(findings), sep="\n")
         if cost is not None:
             print(cost)

@@ -35,7 +35,7 @@ def add_commands(parser: Parser) -> None:
 
 def cache(options: Namespace) -> None:
     """List the entries of the cache, or remove those of no corpus."""
-    from sbkit.base.kept import default_cache
+    from sbkit.base.content_cache import default_cache
     from sbkit.data.cache import print_entries, prune_orphans
 
     action = print_entries if options.action == "list" else prune_orphans
@@ -44,9 +44,9 @@ def cache(options: Namespace) -> None:
 
 def prepare_data(options: Namespace) -> None:
     """Prepare the data of a run and describe it, or write it as shards; no run folder is made."""
-    from sbkit.base.kept import default_cache, verifying
+    from sbkit.base.content_cache import default_cache, verifying
     from sbkit.config.overrides import parse_overrides
-    from sbkit.data.report import measure_data, write_data_report
+    from sbkit.data.data_report import measure_data, write_data_report
     from sbkit.data.shard import LAZY
     from sbkit.data.splits import shard_numbers
     from sbkit.train.setup import prepare_splits, read_values
@@ -61,8 +61,8 @@ def prepare_data(options: Namespace) -> None:
     report: Path | None = options.report
     if report is not None:
         require_writable(report, option="--report")
-    rate = values.knobs["sample_rate"]
-    language = values.knobs.get("language")
+    rate = values.settings["sample_rate"]
+    language = values.settings.get("language")
     recipe = values.load_recipe()
     with verifying() if options.verify else nullcontext():
         splits = prepare_splits(values, recipe)
@@ -74,7 +74,7 @@ def prepare_data(options: Namespace) -> None:
             logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")
     for group in facts["left_out"]:
         logger.info(f"{group['split']}: {group['utterances']} left out, {group['reason']}")
-    if not shard_numbers(splits.train).any() and values.knobs.get("audio_store") != LAZY:
+    if not shard_numbers(splits.train).any() and values.settings.get("audio_store") != LAZY:
         logger.info(f"prepared audio: {default_cache()}")
     if report is not None:
         _, page = write_data_report(splits, report, sample_rate=rate, language=language)
@@ -92,29 +92,29 @@ def write_run_as_shards(values: "RunValues", destination: str, shard_size: str) 
     from sbkit.data.manifest import Manifest
     from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
 
-    corpus = values.load_recipe().corpus(values.knobs)
+    corpus = values.load_recipe().corpus(values.settings)
     if corpus is None:
         raise ConfigError("`--shards` needs a recipe of recipes.prepare.CorpusRecipe.")
     options = ShardOptions(
-        sample_rate=values.knobs["sample_rate"],
-        store=values.knobs.get("audio_store", "pcm"),
+        sample_rate=values.settings["sample_rate"],
+        store=values.settings.get("audio_store", "pcm"),
         shard_bytes=parse_size(shard_size),
-        seed=values.knobs["seed"],
+        seed=values.settings["seed"],
     )
-    roles = splits_of(corpus, values.knobs)
-    sources = {name: corpus.read(values.knobs, name) for name in chain(*roles.values())}
+    roles = splits_of(corpus, values.settings)
+    sources = {name: corpus.read(values.settings, name) for name in chain(*roles.values())}
     manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
-    has_filters = values.knobs.get("where") or values.knobs.get("skip_quality_tags")
+    has_filters = values.settings.get("where") or values.settings.get("skip_quality_tags")
     if has_filters and len(manifests) < len(sources):
         raise ConfigError(
             "Table folders are written as shards with all rows, without `where` and "
             "`skip_quality_tags`. Pass them to the training instead."
         )
-    manifests = filter_manifests(manifests, values.knobs)
+    manifests = filter_manifests(manifests, values.settings)
     for split, manifest in manifests.items():
         for reason, count in manifest.filtered.items():
             logger.info(f"{split}: {count} left out, {reason}")
-    facts = describe_corpus(corpus, values.knobs)
+    facts = describe_corpus(corpus, values.settings)
     written = write_shards(Storage(destination), options, {**sources, **manifests}, roles, facts)
     if written is not None:
         logger.info(f"Train with --data_folder={destination}")

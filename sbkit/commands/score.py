@@ -54,8 +54,8 @@ def score(options: Namespace) -> None:
     from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_records
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
+    from sbkit.runtime.score_report import ScoreReport
     from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of
-    from sbkit.runtime.test_report import TestReport
 
     (folder,) = options.models
     out: Path | None = options.out
@@ -73,7 +73,7 @@ def score(options: Namespace) -> None:
             user_modules=options.user_modules,
         )
         scorer = BundleScorer(bundle, normalizer=options.normalizer, times=out is not None)
-        report = TestReport(
+        report = ScoreReport(
             out or Path(),
             bundle.task,
             sample_rate=bundle.config.sample_rate,
@@ -108,7 +108,7 @@ def _prepare(
     from sbkit.data.batch import user_columns
     from sbkit.data.tables import COLUMN_KEYS
     from sbkit.evaluate.slices import require_columns
-    from sbkit.runtime.test_sets import name_of, prepare_source, prepare_test_sets, table_knobs
+    from sbkit.runtime.score_sets import name_of, prepare_source, prepare_test_sets, table_settings
 
     names = [name_of(source) for source in options.data]
     if len({*names}) < len(names):
@@ -118,9 +118,9 @@ def _prepare(
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
     table_options = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
-    knobs = table_knobs(folder, table_options)
+    settings = table_settings(folder, table_options)
     sources = zip(names, options.data, strict=True)
-    prepared = ((name, prepare_source(bundle, file, knobs)) for name, file in sources)
+    prepared = ((name, prepare_source(bundle, file, settings)) for name, file in sources)
     for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():
         columns = user_columns(rows.column_names)
         require_columns(options.report_by, {name: columns})

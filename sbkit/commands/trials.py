@@ -49,7 +49,7 @@ def write_and_read_cache() -> str:
     """Write a row into a temporary folder of the cache, and read it."""
     from datasets import Dataset
 
-    from sbkit.base.kept import default_cache
+    from sbkit.base.content_cache import default_cache
     from sbkit.data.cache import cache_audio
     from sbkit.data.manifest import Clip, Manifest
     from sbkit.data.shard import read_clips

@@ -44,7 +44,7 @@ OUTPUT_FOLDER = "output_folder"  # the key of the folder that a run writes to
 RECIPE = "recipe"  # the key that names the recipe
 
 
-class MissingKnobError(ConfigError, AttributeError):
+class MissingSettingError(ConfigError, AttributeError):
     """Raised where code reads a key that the YAML does not have."""
 
     def __init__(self, name: str) -> None:
@@ -52,13 +52,13 @@ class MissingKnobError(ConfigError, AttributeError):
         self.key = name
 
 
-class Knobs(dict[str, Any]):
+class Settings(dict[str, Any]):
     """The hyperparameters of a YAML by key; records the keys that are read, for `sbkit check`.
 
-    >>> knobs = Knobs({"lr": 0.1, "learning_pace": 3})
-    >>> knobs["lr"], knobs.get("seed", 1)
+    >>> settings = Settings({"lr": 0.1, "learning_pace": 3})
+    >>> settings["lr"], settings.get("seed", 1)
     (0.1, 1)
-    >>> sorted(knobs.names_read)
+    >>> sorted(settings.names_read)
     ['lr', 'seed']
     """
 
@@ -71,7 +71,7 @@ class Knobs(dict[str, Any]):
         return super().__getitem__(name)
 
     def __missing__(self, name: str) -> NoReturn:
-        raise MissingKnobError(name)
+        raise MissingSettingError(name)
 
     def __contains__(self, name: object) -> bool:
         self.names_read.add(str(name))
@@ -81,14 +81,14 @@ class Knobs(dict[str, Any]):
         self.names_read.add(name)
         return super().get(name, default)
 
-    def with_value(self, name: str, value: object) -> "Knobs":
+    def with_value(self, name: str, value: object) -> "Settings":
         """Return a copy with another value of a key; both record the keys that are read."""
-        knobs = Knobs({**dict(self.items()), name: value})
-        knobs.names_read = self.names_read
-        return knobs
+        settings = Settings({**dict(self.items()), name: value})
+        settings.names_read = self.names_read
+        return settings
 
-    def __reduce__(self) -> tuple[type["Knobs"], tuple[dict[str, Any]]]:
-        return Knobs, (dict(self.items()),)  # else pickle sets each item
+    def __reduce__(self) -> tuple[type["Settings"], tuple[dict[str, Any]]]:
+        return Settings, (dict(self.items()),)  # else pickle sets each item
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ConfigError(
@@ -99,21 +99,21 @@ class Knobs(dict[str, Any]):
     update = setdefault = pop = popitem = clear = _refuse
 
     def __iter__(self) -> Iterator[str]:
-        # Because of this override, `{**knobs}` and `dict(knobs)` copy item by item and so record
-        # every key: reads of the copy are not recorded. `items` and `values` record none.
+        # Because of this override, `{**settings}` and `dict(settings)` copy item by item and so
+        # record every key: reads of the copy are not recorded. `items` and `values` record none.
         return super().__iter__()
 
 
-class KnobAttributes:
-    """The values of ``knobs`` as attributes, like the `hparams` of SpeechBrain's Brain."""
+class SettingAttributes:
+    """The values of ``settings`` as attributes, like the `hparams` of SpeechBrain's Brain."""
 
-    def __init__(self, knobs: Knobs) -> None:
-        self.knobs = knobs
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # `copy` and `pickle` look for these
             raise AttributeError(name)
-        return self.knobs[name]
+        return self.settings[name]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Resolved:
         return _dump(root)
 
     @cached_property
-    def knobs(self) -> Mapping[str, Any]:
+    def settings(self) -> Mapping[str, Any]:
         """The root-level values that contain no object."""
         plain = {key: plain_value(node) for key, node in self.tree.items() if key[:2] != "__"}
         return {key: value for key, value in plain.items() if not holds_object(value)}
@@ -152,7 +152,7 @@ class Resolved:
     def module_names(self) -> list[str]:
         """The modules and classes that the YAML names."""
         tags = [tag_of(node).partition(":")[2] for _, node in walk(self.tree)]
-        return [*tags, *(str(self.knobs.get(key)) for key in (RECIPE, "corpus"))]
+        return [*tags, *(str(self.settings.get(key)) for key in (RECIPE, "corpus"))]
 
     def arguments_out_of_range(self) -> dict[Keys, str]:
         """Return an error for each argument out of its class's range, by its keys.
@@ -215,18 +215,18 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
     return defaults
 
 
-def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
+def read_settings(yaml_file: Path | str, overrides: Mapping[str, object]) -> Settings:
     """Read the root-level values that take effect and contain no object.
 
     overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.
     """
-    return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
+    return Settings(deepcopy(dict(resolve(yaml_file, overrides).settings)))
 
 
-def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
+def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Settings:
     """Check the ranges of all values, and build everything that the file declares.
 
-    overrides: as of `read_knobs`.
+    overrides: as of `read_settings`.
     Returns the values and objects by their keys in the YAML.
 
     >>> load_hparams(Path("hparams/ctc.yaml"), {})["compute_features"]  # doctest: +SKIP
@@ -234,7 +234,7 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knob
     """
     resolved = resolve(yaml_file, overrides)
     search_folders(resolved.document.module_folders)
-    require_in_range(resolved.knobs)
+    require_in_range(resolved.settings)
     for message in resolved.arguments_out_of_range().values():
         raise ConfigError(message)
     path: list[Node] = []  # from the root to what is being built
@@ -249,7 +249,7 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knob
             return value
 
     try:
-        return Knobs(load_hyperpyyaml(resolved.text, loader=TracingLoader))
+        return Settings(load_hyperpyyaml(resolved.text, loader=TracingLoader))
     except Exception as error:  # of any class or function that the YAML names
         raise ConfigError(_describe(error, path, resolved.document)) from error
 

@@ -29,11 +29,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
+from sbkit.base.content_cache import file_digests
 from sbkit.base.errors import FAILED, ConfigError
-from sbkit.base.kept import file_digests
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
-from sbkit.data.corpus import KnobValues
+from sbkit.data.corpus import SettingValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
 from sbkit.data.mix import require_utterances, sources_of
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
@@ -252,45 +252,45 @@ class Loaders:
 
 
 def make_loaders(
-    splits: Splits, knobs: KnobValues, *, collate: Collate, placement: Placement
+    splits: Splits, settings: SettingValues, *, collate: Collate, placement: Placement
 ) -> Loaders:
     """Plan the batches of every split.
 
     collate: makes a `Batch` of rows, by `collate_audio` and with the labels of the recipe.
     """
-    if knobs["num_workers"] > 0:
-        _require_room_for_workers(knobs)
-    common = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
+    if settings["num_workers"] > 0:
+        _require_room_for_workers(settings)
+    common = {"rank": rank(), "world_size": world_size(), "sample_rate": settings["sample_rate"]}
     sources = sources_of(splits)
     require_utterances(sources, splits)
     train = TrainSampler(
         samples=sample_counts(splits.train),
-        batch_seconds=knobs["batch_seconds"],
-        seed=knobs["seed"],
-        concat_prob=knobs.get("concat_prob", 0.0),
-        speeds=knobs.get("speeds", [1.0]),
+        batch_seconds=settings["batch_seconds"],
+        seed=settings["seed"],
+        concat_prob=settings.get("concat_prob", 0.0),
+        speeds=settings.get("speeds", [1.0]),
         shards=shard_numbers(splits.train),
-        shuffle_shards=knobs["shuffle_shards"],
+        shuffle_shards=settings["shuffle_shards"],
         sources=sources,
-        accumulation=knobs["grad_accumulation_factor"],
+        accumulation=settings["grad_accumulation_factor"],
         **common,
     )
     load = partial(
         make_loader,
         collate=collate,
-        num_workers=knobs["num_workers"],
+        num_workers=settings["num_workers"],
         pin_memory=placement.device.type == "cuda",
     )
 
     def in_order(split: datasets.Dataset) -> Loader:
-        seconds = knobs["eval_batch_seconds"]
+        seconds = settings["eval_batch_seconds"]
         sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
         return load(split, sampler=sampler)
 
     measured = splits.train
     if len(measured) > MAX_MEASURED_CLIPS:  # one is drawn from each of as many equal parts
         edges = np.arange(MAX_MEASURED_CLIPS + 1) * len(measured) // MAX_MEASURED_CLIPS
-        rows = np.random.default_rng(knobs["seed"]).integers(edges[:-1], edges[1:])
+        rows = np.random.default_rng(settings["seed"]).integers(edges[:-1], edges[1:])
         measured = measured.select(rows)
     return Loaders(
         train=load(splits.train, sampler=train),
@@ -348,7 +348,7 @@ def _end_workers() -> None:
             os.kill(worker.pid, LEAVE_SIGNAL)
 
 
-def _require_room_for_workers(knobs: KnobValues) -> None:
+def _require_room_for_workers(settings: SettingValues) -> None:
     """Check that sockets of workers have short paths, and that batches fit into shared memory."""
     temporary = tempfile.gettempdir()
     if len(os.fsencode(temporary + SOCKET_NAME)) > MAX_SOCKET_PATH:
@@ -356,11 +356,11 @@ def _require_room_for_workers(knobs: KnobValues) -> None:
             f"The temporary folder may have at most {MAX_SOCKET_PATH - len(SOCKET_NAME)} bytes in "
             f"its path for the sockets of workers, but is {temporary}. Set TMPDIR."
         )
-    num_workers = knobs["num_workers"]
+    num_workers = settings["num_workers"]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    train_seconds = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]
-    seconds = max(train_seconds, knobs["eval_batch_seconds"])
-    batch_bytes = seconds_to_samples(seconds, knobs["sample_rate"]) * np.dtype(np.int16).itemsize
+    train_seconds = settings["batch_seconds"] / world_size() / settings["grad_accumulation_factor"]
+    seconds = max(train_seconds, settings["eval_batch_seconds"])
+    batch_bytes = seconds_to_samples(seconds, settings["sample_rate"]) * np.dtype(np.int16).itemsize
     needed = BATCHES_AHEAD * num_workers * processes * batch_bytes
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
     if free < needed:

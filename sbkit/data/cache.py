@@ -28,16 +28,7 @@ import pyarrow.compute as pc
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart
-from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import (
-    LOCK_FILE,
-    is_abandoned,
-    lock_shared,
-    open_lock,
-    try_lock,
-    write_text_atomically,
-)
-from sbkit.base.kept import (
+from sbkit.base.content_cache import (
     NUM_CODE_DIGITS,
     caches,
     default_cache,
@@ -47,9 +38,18 @@ from sbkit.base.kept import (
     name_in_caches,
     remove_files_of_other_code,
 )
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import (
+    LOCK_FILE,
+    is_abandoned,
+    lock_shared,
+    open_lock,
+    try_lock,
+    write_text_atomically,
+)
 from sbkit.base.messages import listed, plural, printable
 from sbkit.base.versions import audio_identity
-from sbkit.data.clips import by_file, clip_digest
+from sbkit.data.clip_decoding import by_file, clip_digest
 from sbkit.data.filesystem import Storage, disk_errors, iter_members, unpacking_errors
 from sbkit.data.manifest import DURATION_COLUMN, MIX_FAULT, Manifest, parse_durations
 from sbkit.data.shard import (
@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 AUDIO_FOLDER = "audio"  # of the cache
 EXTRACTED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
-PREPARED_FOLDER = "prepared"  # of the cache: the tables of `sbkit.data.prepared`
+PREPARED_FOLDER = "prepared"  # of the cache: the tables of `sbkit.data.prepared_splits`
 CORPUS_FILE = "corpus.json"  # in a folder of the cache: the path of its corpus
 BLOCK_CLIPS = 1000  # 160 MB if they last 5 s at 16 kHz
 BLOCK_BYTES = 200_000_000  # most bytes of audio files in a block
@@ -114,7 +114,7 @@ def cache_audio(
     """
     if not len(manifest):
         return StoredAudio(NO_AUDIO.drop_columns([MIX_FAULT]), {}, FILES.empty_table())
-    files = look_at_files(manifest, roots)
+    files = find_current_files(manifest, roots)
     clips = [
         None if digest is None else CachedClip(clip_digest(digest, part), part, size)
         for digest, part, size in zip(files.digests, manifest.parts, files.sizes, strict=True)
@@ -134,7 +134,7 @@ def cache_audio(
     return shards.locate(clips, files)
 
 
-class LookedAtFiles(NamedTuple):
+class CurrentFiles(NamedTuple):
     """The files of the clips of a manifest, as they are now."""
 
     rows: Mapping[Path, Sequence[int]]  # of the manifest, by the folder that contains the files
@@ -144,7 +144,9 @@ class LookedAtFiles(NamedTuple):
     table: pa.Table  # as `FILES`
 
 
-def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = True) -> LookedAtFiles:
+def find_current_files(
+    manifest: Manifest, roots: Sequence[Path], *, read: bool = True
+) -> CurrentFiles:
     """Look at the files of all clips; see `file_digests`."""
     paths = [
         os.path.realpath(path) if "/../" in path else os.path.abspath(path)  # noqa: PTH100
@@ -170,7 +172,7 @@ def look_at_files(manifest: Manifest, roots: Sequence[Path], *, read: bool = Tru
                 digests[row], sizes[row] = digest, int(files.sizes[index])
                 if index in files.errors:
                     errors[row] = _unreachable(paths[row], files.errors[index])
-    return LookedAtFiles(groups, digests, sizes, errors, pa.concat_tables(tables))
+    return CurrentFiles(groups, digests, sizes, errors, pa.concat_tables(tables))
 
 
 def group_by_root(paths: Sequence[str], roots: Sequence[Path]) -> dict[Path, list[int]]:
@@ -220,7 +222,7 @@ def plan_audio(manifest: Manifest, sample_rate: int, roots: Sequence[Path] = ())
             f"`audio_store: lazy` needs a column {DURATION_COLUMN} for every clip, but "
             f"{listed(rows['id'].take(unknown).to_pylist())} have none. Set `audio_store: flac`."
         )
-    files = look_at_files(manifest, roots, read=False)
+    files = find_current_files(manifest, roots, read=False)
     errors = files.errors
     for row, path in enumerate(manifest.paths):
         if path.encode(errors="ignore").decode() != path:  # it becomes text in a table
@@ -397,7 +399,7 @@ class _CachedShards:
                     left_out.append((clip.digest, error.reason, message))
             writer.publish(Storage(folder), uuid4().hex, {}, left_out=left_out)
 
-    def locate(self, clips: Sequence[CachedClip | None], files: LookedAtFiles) -> StoredAudio:
+    def locate(self, clips: Sequence[CachedClip | None], files: CurrentFiles) -> StoredAudio:
         errors = dict(files.errors)
         stored_rows = []
         for row, clip in enumerate(clips):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import sources_to_import, user_sources
 from sbkit.data.manifest import Manifest
-from sbkit.data.sources import TableFolders
+from sbkit.data.read_manifests import TableFolders
 
 ROLES = ("train", "valid", "test")
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
@@ -22,35 +22,35 @@ USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by
 PREFIXES = {"train": ("train",), "valid": ("dev", "valid"), "test": ("test", "eval")}  # by role
 DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
 
-KnobValues = Mapping[str, Any]  # the plain values of a YAML
+SettingValues = Mapping[str, Any]  # the plain values of a YAML
 
 
 class Corpus(Protocol):
     """A corpus of speech: a module with these two functions."""
 
-    def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+    def splits(self, settings: SettingValues) -> Mapping[str, Sequence[str]]:
         """Return the names of the splits for ``train``, ``valid`` and ``test``.
 
         The key ``splits`` chooses among these. A corpus with more splits applies it itself.
         """
 
-    def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
+    def read(self, settings: SettingValues, split: str) -> Manifest | TableFolders:
         """Return the manifest of one split, or its table folders."""
 
 
-def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
-    """Return the name and the license of a corpus, from its optional ``about(knobs)``."""
-    name = knobs.get("corpus") or knobs.get("data_folder")
+def describe_corpus(corpus: Corpus | None, settings: SettingValues) -> dict[str, str | None]:
+    """Return the name and the license of a corpus, from its optional ``about(settings)``."""
+    name = settings.get("corpus") or settings.get("data_folder")
     facts: dict[str, str | None] = {"name": name and Path(str(name)).name, "license": None}
     about = getattr(corpus, "about", None)
-    stated = {} if about is None else about(knobs)
+    stated = {} if about is None else about(settings)
     return facts | {key: value for key, value in stated.items() if value}
 
 
-def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
-    """Return the tables of a corpus, or their folders, from its optional ``files(knobs)``."""
+def list_files(corpus: Corpus, settings: SettingValues) -> Sequence[Path] | None:
+    """Return the tables of a corpus, or their folders, from its optional ``files(settings)``."""
     files = getattr(corpus, "files", None)
-    paths: Sequence[Path] | None = files and files(knobs)
+    paths: Sequence[Path] | None = files and files(settings)
     return paths and [path.absolute() for path in paths]
 
 
@@ -63,11 +63,11 @@ def corpus_sources(corpus: Corpus) -> dict[str, str]:
     return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
 
 
-def list_roots(corpus: Corpus, knobs: KnobValues) -> list[Path]:
+def list_roots(corpus: Corpus, settings: SettingValues) -> list[Path]:
     """Return the folders that the paths of a corpus start from: of its tables, and its own."""
-    tables = list_files(corpus, knobs) or ()
+    tables = list_files(corpus, settings) or ()
     roots = [path if path.is_dir() else path.parent for path in tables]
-    named = knobs.get("data_folder") or ()
+    named = settings.get("data_folder") or ()
     folders = [named] if isinstance(named, str | Path) else named
     roots += [
         Path(folder).expanduser().absolute() for folder in folders if "://" not in str(folder)
@@ -75,13 +75,13 @@ def list_roots(corpus: Corpus, knobs: KnobValues) -> list[Path]:
     return [*dict.fromkeys(roots)]
 
 
-def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manifest]:
+def iter_blocks(corpus: Corpus, settings: SettingValues, split: str) -> Iterator[Manifest]:
     """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``."""
     read_blocks = getattr(corpus, "read_blocks", None)
     if read_blocks is not None:
-        blocks: Iterator[Manifest] = read_blocks(knobs, split)
+        blocks: Iterator[Manifest] = read_blocks(settings, split)
         return blocks
-    manifest = corpus.read(knobs, split)
+    manifest = corpus.read(settings, split)
     if isinstance(manifest, TableFolders):
         raise DataError(
             f"{split} is in a table folder ({manifest.files[0]}), which cannot be trained on. Make "
@@ -90,7 +90,7 @@ def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manif
     return manifest.blocks()
 
 
-JOINED_FOLDERS = "joined_folders"  # a knob of a corpus: its folders, if there are several
+JOINED_FOLDERS = "joined_folders"  # a setting of a corpus: its folders, if there are several
 
 
 class JoinedCorpora:
@@ -102,17 +102,17 @@ class JoinedCorpora:
     def __init__(self, corpora: Sequence[tuple[str, str, Corpus]]) -> None:
         self.corpora = corpora
 
-    def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+    def splits(self, settings: SettingValues) -> Mapping[str, Sequence[str]]:
         """Return the splits of all corpora, or those that the key ``splits`` names.
 
         It must name those of a corpus without the usual ones, such as a delta of Common Voice.
         """
-        chosen = knobs.get("splits")
+        chosen = settings.get("splits")
         named = [*chain(*map(to_names, chosen.values()))] if isinstance(chosen, Mapping) else []
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
         for name, folder, corpus in self.corpora:
             try:
-                own_roles = corpus.splits({**knobs, "data_folder": folder, "splits": None})
+                own_roles = corpus.splits({**settings, "data_folder": folder, "splits": None})
             except DataError:
                 if not any(split.endswith(f"-{name}") for split in named):
                     raise
@@ -125,37 +125,37 @@ class JoinedCorpora:
         extra = [split for split in named if split.endswith(endings)]
         return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *extra])])
 
-    def files(self, knobs: KnobValues) -> list[Path] | None:
+    def files(self, settings: SettingValues) -> list[Path] | None:
         paths: list[Path] = []
         for _, folder, corpus in self.corpora:
-            own_paths = list_files(corpus, {**knobs, "data_folder": folder})
+            own_paths = list_files(corpus, {**settings, "data_folder": folder})
             if own_paths is None:
                 return None
             paths += own_paths
         return paths
 
-    def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
-        corpus, own_knobs, own_split = self._find(knobs, split)
-        return corpus.read(own_knobs, own_split)
+    def read(self, settings: SettingValues, split: str) -> Manifest | TableFolders:
+        corpus, own_settings, own_split = self._find(settings, split)
+        return corpus.read(own_settings, own_split)
 
-    def read_blocks(self, knobs: KnobValues, split: str) -> Iterator[Manifest]:
-        return iter_blocks(*self._find(knobs, split))
+    def read_blocks(self, settings: SettingValues, split: str) -> Iterator[Manifest]:
+        return iter_blocks(*self._find(settings, split))
 
-    def _find(self, knobs: KnobValues, split: str) -> tuple[Corpus, KnobValues, str]:
+    def _find(self, settings: SettingValues, split: str) -> tuple[Corpus, SettingValues, str]:
         """Return the corpus of a split, its values, and its own name of the split."""
         # The name of one folder may be the end of another name: fr and sps-fr.
         matching = [c for c in self.corpora if split.endswith(f"-{c[0]}")]
         name, folder, corpus = max(matching, key=lambda c: len(c[0]))
-        train = [s.removesuffix(f"-{name}") for s in self.splits(knobs)["train"]]
+        train = [s.removesuffix(f"-{name}") for s in self.splits(settings)["train"]]
         own_split = split.removesuffix(f"-{name}")
         folders = [other for _, other, other_corpus in self.corpora if other_corpus is corpus]
-        own_knobs = {**knobs, "data_folder": folder, JOINED_FOLDERS: folders}
-        own_knobs["splits"] = {"train": own_split} if own_split in train else None
-        return corpus, own_knobs, own_split
+        own_settings = {**settings, "data_folder": folder, JOINED_FOLDERS: folders}
+        own_settings["splits"] = {"train": own_split} if own_split in train else None
+        return corpus, own_settings, own_split
 
-    def about(self, knobs: KnobValues) -> Mapping[str, str | None]:
+    def about(self, settings: SettingValues) -> Mapping[str, str | None]:
         facts = [
-            describe_corpus(corpus, {**knobs, "data_folder": folder})
+            describe_corpus(corpus, {**settings, "data_folder": folder})
             for _, folder, corpus in self.corpora
         ]
         licenses = dict.fromkeys(str(fact["license"] or "unknown") for fact in facts)
@@ -165,10 +165,10 @@ class JoinedCorpora:
         }
 
 
-def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:
+def splits_of(corpus: Corpus, settings: SettingValues) -> dict[str, tuple[str, ...]]:
     """Return the splits of each role: the key ``splits``, else the corpus's own."""
-    roles = corpus.splits(knobs)
-    return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
+    roles = corpus.splits(settings)
+    return resolve_splits(settings.get("splits"), roles, [*chain.from_iterable(roles.values())])
 
 
 def resolve_splits(
@@ -212,13 +212,15 @@ def resolve_splits(
     return roles
 
 
-def splits_by_prefix(available: Sequence[str], knobs: KnobValues) -> dict[str, tuple[str, ...]]:
+def splits_by_prefix(
+    available: Sequence[str], settings: SettingValues
+) -> dict[str, tuple[str, ...]]:
     """Return the splits of each role: the key ``splits``, else those that begin as `PREFIXES`."""
     defaults = {
         role: [split for split in available if split.lower().startswith(prefixes)]
         for role, prefixes in PREFIXES.items()
     }
-    return resolve_splits(knobs.get("splits"), defaults, available)
+    return resolve_splits(settings.get("splits"), defaults, available)
 
 
 def to_names(value: Any) -> list[str]:

@@ -49,12 +49,12 @@ def parse_where(where: Mapping[str, object] | None) -> Where:
 
 
 def filter_manifests(
-    manifests: Mapping[str, Manifest], knobs: Mapping[str, Any]
+    manifests: Mapping[str, Manifest], settings: Mapping[str, Any]
 ) -> dict[str, Manifest]:
     """Apply the keys ``where`` and ``skip_quality_tags`` to the manifests of all splits."""
-    where = parse_where(knobs.get("where"))
+    where = parse_where(settings.get("where"))
     chosen = {split: filter_rows(manifest, where, split) for split, manifest in manifests.items()}
-    return skip_rows(chosen, knobs.get("skip_quality_tags") or ())
+    return skip_rows(chosen, settings.get("skip_quality_tags") or ())
 
 
 def filter_rows(manifest: Manifest, where: Where, split: str) -> Manifest:

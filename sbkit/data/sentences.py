@@ -14,7 +14,7 @@ from fsspec.utils import infer_compression
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.data.columns import ID_COLUMNS, PATH_COLUMNS, TEXT_COLUMNS, find_column, find_columns
-from sbkit.data.sources import read_rows
+from sbkit.data.read_manifests import read_rows
 from sbkit.data.tables import (
     TableOptions,
     fill_from_other_columns,
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 def read_sentences(
-    files: Iterable[Path], table: Orthography, knobs: Mapping[str, Any] = MappingProxyType({})
+    files: Iterable[Path], table: Orthography, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[str]:
     """Yield the normalized sentences of files: the transcripts of tables, the lines of others."""
     normalize = transcript_normalizer(table)
     for file in files:
-        options = TableOptions.from_knobs(knobs, source=str(file.absolute()))
+        options = TableOptions.from_settings(settings, source=str(file.absolute()))
         if _is_table(file, options.encoding):
             lines: Iterable[str] = _read_transcripts(file, options)
         else:

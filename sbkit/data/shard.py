@@ -33,10 +33,10 @@ from datasets import Audio, Features
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
+from sbkit.base.content_cache import find_kept
 from sbkit.base.errors import DataError
 from sbkit.base.files import LOCK_PREFIX, from_plain, fsync, is_abandoned, os_errors_name, task_lock
-from sbkit.base.kept import find_kept
-from sbkit.data.clips import by_file, decode_clips
+from sbkit.data.clip_decoding import by_file, decode_clips
 from sbkit.data.filesystem import Storage, read_ranges
 from sbkit.data.manifest import MIX_FAULT
 

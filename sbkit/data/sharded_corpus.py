@@ -33,8 +33,8 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import from_plain, task_lock
 from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
-from sbkit.data.clips import by_file, decode_clips
-from sbkit.data.corpus import KnobValues
+from sbkit.data.clip_decoding import by_file, decode_clips
+from sbkit.data.corpus import SettingValues
 from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import (
     MIX_FAULT,
@@ -45,6 +45,7 @@ from sbkit.data.manifest import (
     are_distinct,
     hash_texts,
 )
+from sbkit.data.read_manifests import TableFolders, file_version
 from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
@@ -55,7 +56,6 @@ from sbkit.data.shard import (
     share_work,
     to_located_audio,
 )
-from sbkit.data.sources import TableFolders, file_version
 from sbkit.data.splits import check_loss, reason_of
 from sbkit.logs.progress import progress_bar
 
@@ -88,34 +88,34 @@ def recognizes(location: str) -> bool:
     return Storage(location).sizes([INDEX_FILE]) != [None]
 
 
-def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role as prepared."""
-    return read_index(Storage(knobs["data_folder"])).roles
+    return read_index(Storage(settings["data_folder"])).roles
 
 
-def about(knobs: KnobValues) -> Mapping[str, str | None]:
+def about(settings: SettingValues) -> Mapping[str, str | None]:
     """Return the name and the license of the corpus that became shards."""
-    return read_index(Storage(knobs["data_folder"])).corpus
+    return read_index(Storage(settings["data_folder"])).corpus
 
 
-def files(knobs: KnobValues) -> list[Path] | None:
-    """Return the index and the tables, for `sbkit.data.prepared`; None for a URL."""
-    folder = Storage(knobs["data_folder"]).folder
+def files(settings: SettingValues) -> list[Path] | None:
+    """Return the index and the tables, for `sbkit.data.prepared_splits`; None for a URL."""
+    folder = Storage(settings["data_folder"]).folder
     return None if folder is None else [folder / INDEX_FILE, *sorted(folder.glob("*.parquet"))]
 
 
-def read(knobs: KnobValues, split: str) -> Manifest:
+def read(settings: SettingValues, split: str) -> Manifest:
     """Return the manifest of one split; the audio is not read yet."""
-    return Manifest.join(read_blocks(knobs, split))
+    return Manifest.join(read_blocks(settings, split))
 
 
-def read_blocks(knobs: KnobValues, split: str) -> Iterator[Manifest]:
+def read_blocks(settings: SettingValues, split: str) -> Iterator[Manifest]:
     """Yield the rows of one split, shard by shard."""
-    storage = Storage(knobs["data_folder"])
+    storage = Storage(settings["data_folder"])
     index = read_index(storage)
-    if index.sample_rate != knobs["sample_rate"]:
+    if index.sample_rate != settings["sample_rate"]:
         raise ConfigError(
-            f"`sample_rate` is {knobs['sample_rate']}, but the shards in {storage.url} have "
+            f"`sample_rate` is {settings['sample_rate']}, but the shards in {storage.url} have "
             f"{index.sample_rate} Hz. Set `sample_rate: {index.sample_rate}`."
         )
     names = index.splits[split]

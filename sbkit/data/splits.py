@@ -23,9 +23,9 @@ from sbkit.audio.containers import AudioError
 from sbkit.audio.io import BEYOND_END
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.arrays import Bools, Counts
+from sbkit.base.content_cache import keep
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.kept import keep
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.cache import FILES, StoredAudio, cache_audio, plan_audio
 from sbkit.data.manifest import RESERVED_COLUMNS, STORED, Excluded, Manifest, to_texts

@@ -109,18 +109,18 @@ class TableOptions:
     data_root: str | None = None  # what stands for $data_root in paths
 
     @classmethod
-    def from_knobs(
-        cls, knobs: Mapping[str, Any], language: str = "", source: str | None = None
+    def from_settings(
+        cls, settings: Mapping[str, Any], language: str = "", source: str | None = None
     ) -> Self:
         """Return the options of a source, which the keys of columns may name: {a.csv: wav}."""
-        options = {name: knobs.get(name) for name in (*COLUMN_KEYS, "encoding")}
+        options = {name: settings.get(name) for name in (*COLUMN_KEYS, "encoding")}
         for name, value in options.items():
             if isinstance(value, Mapping):
                 if source is None:
                     raise ConfigError(f"`{name}` maps tables to columns, but needs `manifest`.")
                 columns = (column for key, column in value.items() if is_named(source, key))
                 options[name] = next(columns, None)
-        return cls(**options, language=language, data_root=knobs.get("data_folder"))
+        return cls(**options, language=language, data_root=settings.get("data_folder"))
 
     @property
     def usual(self) -> Self:

@@ -18,7 +18,7 @@ from sbkit.base.messages import plural
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, Decoder, DecoderWeights
 from sbkit.decoding.greedy import GreedyDecoder, near_speech
-from sbkit.decoding.words import BEAM, FEATURES, GREEDY, Confidence, WordAligner
+from sbkit.decoding.word_times import BEAM, FEATURES, GREEDY, Confidence, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import ErrorCounts, TextErrors, count_errors, word_correctness

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rapidfuzz.distance import Levenshtein
 from rich.cells import cell_len
 
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 FigureDict = dict[str, Any]  # rates, counts and intervals by name, for JSON
 UNIT_OF_RATE = {"WER": "words", "CER": "characters"}

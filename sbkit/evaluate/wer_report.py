@@ -33,7 +33,7 @@ from sbkit.evaluate.wer import (
     word_correctness,
 )
 from sbkit.text.normalization import is_mark
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 PROVENANCE = "provenance"  # a record beside the figures (`sbkit/evaluate/provenance.py`)
 UTTERANCES_PREFIX = "utterances_"

@@ -33,7 +33,7 @@ from sbkit.base.imports import imported_modules, reading_data, source_of, user_s
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
-from sbkit.bundle.allowed import ALLOWED_MODULES
+from sbkit.bundle.allowed_classes import ALLOWED_MODULES
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, missing_model
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, dotted_path, load_task
@@ -60,8 +60,8 @@ from sbkit.export.model_card import (
     write_card_without_results,
 )
 from sbkit.export.parity import FULL_GRID, Grid
+from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.models.pretrained.lora import merge_adapters
-from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.runtimes import load_bundle
 
 logger = logging.getLogger(__name__)

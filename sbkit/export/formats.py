@@ -30,8 +30,8 @@ from sbkit.export.onnx_format import WrittenGraph, write_graphs, write_onnx
 from sbkit.export.parity import Candidate, Grid, TestSets, compare
 from sbkit.export.sherpa_format import write_sherpa
 from sbkit.export.speechbrain_format import write_speechbrain
-from sbkit.export.traced import quiet_exporters
-from sbkit.runtime.test_sets import prepare_test_sets
+from sbkit.export.trace import quiet_exporters
+from sbkit.runtime.score_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle
 
 logger = logging.getLogger(__name__)
@@ -51,9 +51,9 @@ WRITERS: Mapping[str, Callable[[TorchBundle, Path], Sequence[Candidate]]] = {
 }
 
 
-def declared_formats(knobs: Mapping[str, Any], task: Task) -> list[str]:
+def declared_formats(settings: Mapping[str, Any], task: Task) -> list[str]:
     """Return the formats of `export_formats`, which a run writes into its bundle."""
-    names = knobs["export_formats"] or ()
+    names = settings["export_formats"] or ()
     if names and task.has_model:
         require_supported(names, task)
     return [*dict.fromkeys(names)]

@@ -29,9 +29,9 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
-from sbkit.export.traced import quiet_exporters
+from sbkit.export.trace import quiet_exporters
+from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.models.pretrained.folder import WHISPER_NAMES
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.recognition.model import AsrModel

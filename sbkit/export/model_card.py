@@ -16,7 +16,7 @@ import jinja2
 from sbkit.base.files import to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
-from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
+from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings
 from sbkit.evaluate.provenance import describe_difference, read_json
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
@@ -54,8 +54,8 @@ def card_facts(
 
     config: the content of the bundle's config.json.
     """
-    knobs = read_run_knobs(run) if (run / RUN_YAML).is_file() else {}
-    init_from = knobs.get("init_from")
+    settings = read_run_settings(run) if (run / RUN_YAML).is_file() else {}
+    init_from = settings.get("init_from")
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
     encoder = config["parts"].get("Transformer", {}).get("arguments", {})
@@ -71,14 +71,15 @@ def card_facts(
         "corpus": data.get("corpus") or {},
         "base_model": _without_folders(str(init_from)) if init_from else None,
         "encoder_config": encoder.get("config") or {},
-        "ema_decay": knobs.get("ema_decay"),
+        "ema_decay": settings.get("ema_decay"),
         "splits": data.get("splits"),
         "results": [] if differs else [*_results(task, summary)],
         "differs": differs,
         "run": _without_folders(str(run)),
         "command": _command(run),
         "settings": {
-            name: _without_folders(json.dumps(value, default=str)) for name, value in knobs.items()
+            name: _without_folders(json.dumps(value, default=str))
+            for name, value in settings.items()
         },
         "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
         "user_modules": [printable(name) for name in config.get("user_modules", ())],

@@ -22,7 +22,7 @@ from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.parity import MAX_DIFFERENCE, Candidate, Grid, TestSets, cases, describe_failure
-from sbkit.export.traced import EXAMPLE_BATCH, NetworkModule, WaveformModel, trace
+from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, WaveformModel, trace
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
     MIN_ONNXRUNTIME,

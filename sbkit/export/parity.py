@@ -22,16 +22,16 @@ from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.words import GREEDY
+from sbkit.decoding.word_times import GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.evaluate.wer_report import rates_and_counts
-from sbkit.export.traced import WaveformModel, trained_log_probs
+from sbkit.export.trace import WaveformModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
 from sbkit.models.pretrained.whisper import StoredPositions
 from sbkit.runtime.batch_shapes import pad_clips
 from sbkit.runtime.model_thread import model_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
-from sbkit.runtime.test_sets import read_whole_clips
+from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 
 TestSets = Mapping[str, datasets.Dataset]

@@ -31,7 +31,7 @@ from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.export.onnx_format import make_onnx, save_onnx, write_tokens
 from sbkit.export.parity import Candidate, RunBatch, join
-from sbkit.export.traced import EXAMPLE_BATCH, NetworkModule, pad_short, trace
+from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, pad_short, trace
 from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
 from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel

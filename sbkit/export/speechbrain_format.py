@@ -23,7 +23,7 @@ from sbkit.bundle.module_spec import ARGUMENTS_KEY, TAG_KEYS, build_from_spec
 from sbkit.bundle.task import dotted_path
 from sbkit.evaluate.provenance import read_json
 from sbkit.export.parity import Candidate
-from sbkit.export.traced import WaveformModel, trained_log_probs
+from sbkit.export.trace import WaveformModel, trained_log_probs
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary

@@ -61,7 +61,7 @@ class LmText:
     held_out: Mapping[str, Iterable[str]] = field(default_factory=dict)
 
     @classmethod
-    def from_knob(cls, value: Any) -> "LmText":
+    def from_setting(cls, value: Any) -> "LmText":
         """Sort the files: null, a path or a list of paths."""
         names = value if isinstance(value, list) else [value]
         files = [Path(name).expanduser() for name in names if name is not None]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import Subsampling, pad_to_bucket
 from sbkit.base.errors import ConfigError
-from sbkit.models.parts import Backbone, FeatureExtractor, Part
+from sbkit.models.encoder_parts import Backbone, FeatureExtractor, Part
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
 AUDIO_KEYS = ("compute_features", ENCODER, "wave_augment")  # of parts that take audio

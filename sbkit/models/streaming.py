@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from sbkit.audio.draws import draw_for_step
 from sbkit.audio.fbank import Fbank
+from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.errors import ConfigError
 
 WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
@@ -52,7 +52,7 @@ class StreamingConfig:
     def draw(self) -> "StreamingConfig":
         """Draw the chunk of a micro-batch in training: whole clips, or half to twice the chunk.
 
-        All micro-batches of a step draw the same (`sbkit/audio/draws.py`).
+        All micro-batches of a step draw the same (`sbkit/audio/random_draws.py`).
         """
         whole_clips, share = draw_for_step(2).tolist()
         if self.chunk_frames is None or whole_clips < WHOLE_CLIP_SHARE:

@@ -20,34 +20,34 @@ import torch
 from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
+from sbkit.base.content_cache import default_cache
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.imports import reading_data
-from sbkit.base.kept import default_cache
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.bundle.config import missing_model
 from sbkit.check.check import check_before_training, check_run
-from sbkit.check.checked_run import Declared, Finding
+from sbkit.check.checked_run import DeclaredRun, Finding
 from sbkit.checkpoint.folder import locked_folder, newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
     BUNDLE,
     CHECKPOINTS,
-    DATA_KNOBS,
+    DATA_SETTINGS,
     RUN_YAML,
     TEST_KEYS,
     folder_override,
     read_run_config,
 )
-from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, save_yaml
+from sbkit.config.hparams import OUTPUT_FOLDER, Settings, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import describe_corpus, iter_blocks
-from sbkit.data.report import log_data, write_data_report
-from sbkit.data.sources import store_rows
+from sbkit.data.data_report import log_data, write_data_report
+from sbkit.data.read_manifests import store_rows
 from sbkit.data.splits import Splits
-from sbkit.distributed.agreement import require_same_code, require_shared
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
+from sbkit.distributed.same_on_ranks import require_same_code, require_shared
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY, read_results
 from sbkit.evaluate.wer import FigureDict
@@ -57,7 +57,7 @@ from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
 from sbkit.logs.handlers import TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
-from sbkit.run.ending import make_bundle, report, score, write_formats
+from sbkit.run.export_and_test import make_bundle, report, score, write_formats
 from sbkit.run.tuning import TuningOptions, tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
@@ -135,9 +135,9 @@ class Run:
         self._setup: RunSetup | None = None  # once it is made
 
     @property
-    def knobs(self) -> Knobs:
+    def settings(self) -> Settings:
         """The plain values of the YAML, which cannot be changed any more."""
-        return self.values.knobs
+        return self.values.settings
 
     @property
     def folder(self) -> Path:
@@ -189,7 +189,7 @@ class Run:
             placement = choose_placement(values)
             log_machine(placement)
             with main_rank_first():  # which makes the labels, that the others find
-                is_checked = rank() == 0 and values.knobs.get("check", True)
+                is_checked = rank() == 0 and values.settings.get("check", True)
                 data = check_first(values) if is_checked else prepare_data(values, placement)
                 write_labels(data)
             setup = self._setup = build_run(data)  # the objects of the YAML, and the loaders
@@ -204,7 +204,7 @@ class Run:
         """Return what would go wrong, or differ from what is declared."""
         self._require_current()
         with quiet():
-            return check_run(Declared(self.values)).findings
+            return check_run(DeclaredRun(self.values)).findings
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
@@ -284,8 +284,8 @@ class Run:
         file = utterances_file(self.folder, name)
         if not file.is_file():
             raise BundleError(f"{self.folder} has no texts of a test set {name}.")
-        corpus = self.values.load_recipe().corpus(self.knobs)
-        blocks = () if corpus is None else iter_blocks(corpus, self.knobs, name)
+        corpus = self.values.load_recipe().corpus(self.settings)
+        blocks = () if corpus is None else iter_blocks(corpus, self.settings, name)
         paths = {clip.id: str(clip.path) for block in blocks for clip in block}
         rows: list[dict[str, Any]] = [
             {
@@ -319,7 +319,7 @@ class Run:
         before = read_run_config(self.folder)
         values = replace(self.values, given_recipe=None)  # results need no Brain of the user's
         values = values.with_overrides(recipe=before.values["recipe"])
-        is_moved = any(self.knobs.get(key) != before.values.get(key) for key in DATA_KNOBS)
+        is_moved = any(self.settings.get(key) != before.values.get(key) for key in DATA_SETTINGS)
         is_of_run = bool(folder_override(values.yaml_file))
         with reading_data(self.folder) if is_of_run else nullcontext():
             config = values.make_run_config(self.prepare_splits() if is_moved else None)
@@ -363,7 +363,7 @@ class Run:
         setup = self.prepare()
         if loaders is not None:
             with main_rank_first():
-                if rank() == 0 and self.knobs.get("check", True):
+                if rank() == 0 and self.settings.get("check", True):
                     check_first(self.values, setup)
             open_run_folder(setup)
         elif not self.values.has_checkpoint():
@@ -468,8 +468,8 @@ def open_run_folder(setup: RunSetup) -> None:
     was_finished = is_finished(
         values.folder,
         number_of_epochs=setup.hparams["epoch_counter"].limit,
-        patience=values.knobs.get("early_stopping", 0),
-        max_minutes=values.knobs.get("max_minutes", 0),
+        patience=values.settings.get("early_stopping", 0),
+        max_minutes=values.settings.get("max_minutes", 0),
     )
     if was_finished:
         config.check_effective(values.folder)
@@ -477,13 +477,13 @@ def open_run_folder(setup: RunSetup) -> None:
         if rank() == 0:
             if not was_finished:
                 set_results_aside(values.folder)
-            log_data(setup.loaders.splits, values.folder, values.knobs["sample_rate"])
+            log_data(setup.loaders.splits, values.folder, values.settings["sample_rate"])
             write_data_report(
                 setup.loaders.splits,
                 values.folder,
-                sample_rate=values.knobs["sample_rate"],
-                language=values.knobs.get("language"),
-                corpus=describe_corpus(setup.recipe.corpus(values.knobs), values.knobs),
+                sample_rate=values.settings["sample_rate"],
+                language=values.settings.get("language"),
+                corpus=describe_corpus(setup.recipe.corpus(values.settings), values.settings),
             )
             return_freed_memory()  # of the report, which training does not need
     write_config(setup)

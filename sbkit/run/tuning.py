@@ -27,7 +27,7 @@ from sbkit.data.tables import COLUMN_KEYS
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, count_all_errors, error_of, fit_decoder
-from sbkit.decoding.words import BEAM, GREEDY
+from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
@@ -35,8 +35,8 @@ from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_mod
 from sbkit.lm.training import LmText, Spelling, replace_language_models
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.score_sets import name_of, prepare_source, table_settings
 from sbkit.runtime.scoring import sample_validation
-from sbkit.runtime.test_sets import name_of, prepare_source, table_knobs
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.setup import prepare_splits, read_values
 
@@ -95,7 +95,7 @@ def tune(model: Path, options: TuningOptions) -> None:
         values = None if is_bundle else read_values(model / RUN_YAML, {})
         splits = None if values is None else prepare_splits(values, values.load_recipe())
         columns = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
-        tables = table_knobs(model, columns)
+        tables = table_settings(model, columns)
         sets: Mapping[str, datasets.Dataset]
         if options.data is not None:
             sets = {name_of(options.data): prepare_source(bundle, options.data, tables)}
@@ -107,9 +107,9 @@ def tune(model: Path, options: TuningOptions) -> None:
             if (home / LANGUAGE_MODELS_FILE).is_file():
                 shutil.copyfile(home / LANGUAGE_MODELS_FILE, models)
                 break
-        knobs: Mapping[str, Any] = {} if values is None else values.knobs
-        _replace_language_models(models, bundle, splits, knobs, options, tables, sets)
-        decoder = _make_decoder(bundle, knobs, options, models)
+        settings: Mapping[str, Any] = {} if values is None else values.settings
+        _replace_language_models(models, bundle, splits, settings, options, tables, sets)
+        decoder = _make_decoder(bundle, settings, options, models)
         fitted, is_better = _fit(bundle, decoder, sets)
         if out is not None:
             set_decoder(source, out.resolve(), fitted, models)
@@ -140,14 +140,14 @@ def _replace_language_models(
     file: Path,
     bundle: TorchBundle,
     splits: Splits | None,
-    knobs: Mapping[str, Any],
+    settings: Mapping[str, Any],
     options: TuningOptions,
     tables: Mapping[str, Any],
     sets: Mapping[str, datasets.Dataset],
 ) -> None:
     """Train or read the language models that the options ask for; the others in the file stay.
 
-    splits, knobs: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
+    splits, settings: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
     tables: the columns and the encoding of texts.
     """
     new_orders = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
@@ -155,8 +155,8 @@ def _replace_language_models(
     if options.lm_text is not None or orders:
         if options.lm_text is None and splits is None:
             raise ConfigError("A bundle has no transcripts. Name a text with --lm-text.")
-        declared = knobs.get("lm_text")
-        lm_text = LmText.from_knob(declared if options.lm_text is None else options.lm_text)
+        declared = settings.get("lm_text")
+        lm_text = LmText.from_setting(declared if options.lm_text is None else options.lm_text)
         table = bundle.config.text_table
         if lm_text.files:
             evaluated = sets if splits is None else {**splits.evaluated(), **sets}
@@ -174,20 +174,20 @@ def _replace_language_models(
 
 
 def _make_decoder(
-    bundle: TorchBundle, knobs: Mapping[str, Any], options: TuningOptions, language_models: Path
+    bundle: TorchBundle, settings: Mapping[str, Any], options: TuningOptions, language_models: Path
 ) -> BeamDecoder:
     """Make the new decoder, without weights: like the current one, except for the options.
 
-    knobs: of the run; {} for a bundle.
+    settings: of the run; {} for a bundle.
     """
-    has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
+    has_attention = bundle.model.network.seq_lin is not None and settings.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
         raise ConfigError("`attention_rescoring` needs a trained attention decoder.")
     changes = {
         "beam_size": options.beam_size,
         "attention_rescoring": options.attention_rescoring if has_attention else False,
     }
-    current = knobs if bundle.decoder is None else bundle.decoder.plain()
+    current = settings if bundle.decoder is None else bundle.decoder.plain()
     decoder_settings = {name: current[name] for name in changes if name in current}
     decoder_settings |= {name: value for name, value in changes.items() if value is not None}
     models = load_language_models(language_models, bundle.tokenizer)

@@ -22,7 +22,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError, translate
 from sbkit.base.machine import usable_cores
-from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
+from sbkit.bundle.protocols import ChunkSizes, DeviceArray, EffectiveRuntime, Encoded, ModelState
 from sbkit.runtime.batch_shapes import BatchShapes
 
 LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
@@ -31,7 +31,9 @@ Result = TypeVar("Result")
 CLOSED = "This model is closed. Load it again."
 
 
-def require_effective(effective: Effective, *, device: str, precision: str) -> Effective:
+def require_effective(
+    effective: EffectiveRuntime, *, device: str, precision: str
+) -> EffectiveRuntime:
     """Return ``effective``; raises DeviceError if the model does not run as requested."""
     if device != effective.device:
         raise DeviceError(
@@ -96,9 +98,9 @@ class ModelThread:
             self.close()
             raise
 
-    def _load_model(self, make: Callable[[], LoadedModel]) -> Effective:
+    def _load_model(self, make: Callable[[], LoadedModel]) -> EffectiveRuntime:
         self._local.model = make()
-        effective: Effective = self._local.model.effective
+        effective: EffectiveRuntime = self._local.model.effective
         return effective
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:

@@ -26,7 +26,13 @@ from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.imports import require_package
 from sbkit.base.machine import usable_cores
-from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, StreamingModel
+from sbkit.bundle.protocols import (
+    ChunkSizes,
+    DeviceArray,
+    EffectiveRuntime,
+    Encoded,
+    StreamingModel,
+)
 from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
 
@@ -238,7 +244,7 @@ def _parse_device(device: str) -> tuple[str, dict[str, str]]:
     return PROVIDERS[match[1]], options
 
 
-def _read_back(session: Any, provider: str) -> Effective:
+def _read_back(session: Any, provider: str) -> EffectiveRuntime:
     """Return where and how a session computes its matrix products and convolutions."""
     subgraphs = session.get_provider_graph_assignment_info()
     nodes = [(graph.ep_name, node.op_type) for graph in subgraphs for node in graph.get_nodes()]
@@ -253,7 +259,7 @@ def _read_back(session: Any, provider: str) -> Effective:
     index = session.get_provider_options().get(provider, {}).get(GPU_INDEX)
     # Products of two activations are not quantized, so an int8 model also has fp32.
     precisions = {"int8" if op in INTEGER_OPERATIONS else "fp32" for _, op in heavy}
-    return Effective(
+    return EffectiveRuntime(
         runtime="onnx",
         device=f"cuda:{index}" if provider == PROVIDERS["cuda"] else "cpu",
         precision=" and ".join(sorted(precisions, reverse=True)),

@@ -16,15 +16,15 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.units import seconds_to_samples
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
-from sbkit.decoding.words import BEAM, GREEDY
+from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.provenance import Provenance, text_settings
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.language_models import describe_seen
 from sbkit.logs.progress import ping, progress_bar
 from sbkit.runtime.model_thread import model_errors
-from sbkit.runtime.test_report import ScoredSet
-from sbkit.runtime.test_sets import BATCH_SECONDS, read_whole_clips
+from sbkit.runtime.score_report import ScoredSet
+from sbkit.runtime.score_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.normalizers import named_normalizer
 

@@ -27,7 +27,7 @@ from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle, BundleContents
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build_from_spec
-from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
+from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.weights import check_fits, limit_parameters
 from sbkit.distributed.device import DTYPES, Placement
@@ -209,7 +209,7 @@ class TorchModel(nn.ModuleList):
         require_process(self._process_id)
         return torch.from_numpy(audio).to(self._placement.device), torch.from_numpy(lengths)
 
-    def _read_back(self) -> Effective:
+    def _read_back(self) -> EffectiveRuntime:
         """Run a second of silence; return the devices used and the types of the products."""
         types: set[torch.dtype] = set()
 
@@ -226,7 +226,7 @@ class TorchModel(nn.ModuleList):
         used = {tensor.device for tensor in tensors}
         devices = sorted("mps" if device.type == "mps" else str(device) for device in used)
         precisions = sorted({PRECISION_NAMES.get(dtype, str(dtype)) for dtype in types})
-        return Effective(
+        return EffectiveRuntime(
             runtime="torch",
             device=" and ".join(devices) or str(self._placement.device),
             precision=" and ".join(precisions) or self._placement.precision,

@@ -36,7 +36,7 @@ from sbkit.tasks.recognition.predict import Transcript
 from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
 from sbkit.text.languages import language_code
 from sbkit.text.normalization import join_segments
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"

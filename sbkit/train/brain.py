@@ -30,14 +30,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from sbkit.audio.draws import seeded_draws
+from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
 from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
-from sbkit.config.hparams import KnobAttributes, Knobs
+from sbkit.config.hparams import SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
@@ -200,7 +200,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         values = hparams and {n: value for n, value in hparams.items() if n not in options}
         super().__init__(modules, opt_class, values, options, checkpointer)
         if hparams is not None:
-            self.hparams = KnobAttributes(hparams if isinstance(hparams, Knobs) else Knobs(hparams))
+            self.hparams = SettingAttributes(
+                hparams if isinstance(hparams, Settings) else Settings(hparams)
+            )
         self.device = placement.device
         self.device_type = placement.device.type
         self.training_ctx = placement.autocast()
@@ -237,18 +239,18 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def make_model(self) -> Any:
         """Build the model of the task from the declared parts, on the device."""
-        knobs, task = self.hparams.knobs, self.task
+        settings, task = self.hparams.settings, self.task
         if task is None:
             raise ConfigError(
                 f"{type(self).__name__} declares `parts` but got no `task`. Pass `**options` on "
                 "from its `__init__`, or pass task=Asr()."
             )
-        optional = [name for name in self.optional_parts if knobs.get(name) is not None]
-        parts = {name: knobs[name] for name in (*self.parts, *optional)}
+        optional = [name for name in self.optional_parts if settings.get(name) is not None]
+        parts = {name: settings[name] for name in (*self.parts, *optional)}
         for part in parts.values():  # `model` may lack the features
             if isinstance(part, nn.Module):
                 part.to(self.device)
-        labels = task.model_arguments(knobs.get(task.label_key))
+        labels = task.model_arguments(settings.get(task.label_key))
         return task.model_class()(model=self.modules["model"], **parts, **labels)
 
     def _reset_position(self) -> None:
@@ -265,7 +267,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @property
     def unused_modules(self) -> tuple[nn.Module, ...]:
-        """The modules that the present knobs turn off; they need no gradient."""
+        """The modules that the present settings turn off; they need no gradient."""
         return ()
 
     @property
@@ -607,7 +609,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             return
         if self.opt_class is not None:
             raise ConfigError("A YAML must declare `opt_class` or `optimizers`, but has both.")
-        hparams = self.hparams.knobs
+        hparams = self.hparams.settings
         self.optimizers_dict = make_optimizers(
             declared,
             named_parameters(self.modules, hparams),

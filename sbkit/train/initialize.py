@@ -47,7 +47,7 @@ from sbkit.checkpoint.run_config import (
     CHECKPOINTS,
     RUN_YAML,
     read_run_config,
-    read_run_knobs,
+    read_run_settings,
     read_run_tree,
 )
 from sbkit.checkpoint.weights import (
@@ -58,8 +58,8 @@ from sbkit.checkpoint.weights import (
     to_part_name,
 )
 from sbkit.config.document import dotted, holds_object, plain_value, read_document
-from sbkit.config.hparams import read_knobs
-from sbkit.models.parts import token_embedding
+from sbkit.config.hparams import read_settings
+from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
@@ -409,28 +409,28 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
             **overrides,
             ENCODER_CONFIG: complete_config(config, source_file=f"`{ENCODER_CONFIG}`"),
         }
-    knobs = read_knobs(yaml_file, overrides)
-    if ENCODER_CONFIG not in knobs:
+    settings = read_settings(yaml_file, overrides)
+    if ENCODER_CONFIG not in settings:
         return dict(overrides)
-    run = Path(knobs["output_folder"])
+    run = Path(settings["output_folder"])
     if newest_checkpoint(run / CHECKPOINTS) is not None:
         return {**overrides, ENCODER_CONFIG: read_run_config(run).values[ENCODER_CONFIG]}
-    config = _config_of_new_run(knobs)
-    if config["sample_rate"] != knobs["sample_rate"]:
+    config = _config_of_new_run(settings)
+    if config["sample_rate"] != settings["sample_rate"]:
         raise ConfigError(
             f"`sample_rate` must be the {config['sample_rate']} Hz of the encoder, but is "
-            f"{knobs['sample_rate']}."
+            f"{settings['sample_rate']}."
         )
     return {**overrides, ENCODER_CONFIG: config}
 
 
-def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    names = {key: knobs.get(key) for key in (PRETRAINED, REVISION)}
+def _config_of_new_run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    names = {key: settings.get(key) for key in (PRETRAINED, REVISION)}
     require_in_range(names)
     name, revision = names.values()
-    declared = knobs[ENCODER_CONFIG]
+    declared = settings[ENCODER_CONFIG]
     if name is None:
-        if declared is None and (source := knobs.get("init_from")):
+        if declared is None and (source := settings.get("init_from")):
             declared = encoder_config_of(Path(source))
         if isinstance(declared, Mapping):
             return complete_config(declared, source_file=f"`{ENCODER_CONFIG}`")
@@ -444,7 +444,7 @@ def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     folder = find_folder(name, revision or commit)
     config = read_encoder_config(folder)
     if declared is None:
-        check_weights(folder, config, layers=knobs.get("layers"))
+        check_weights(folder, config, layers=settings.get("layers"))
     elif declared != config:
         raise ConfigError(f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}` ({name}).")
     return config
@@ -454,5 +454,5 @@ def text_table_of(model: Path) -> Orthography:
     """Return the text table of a bundle or a run, the general one for any other folder."""
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.text_table
-    knobs = read_run_knobs(model) if (model / RUN_YAML).is_file() else {}
-    return text_table(str(knobs.get("language", "und")), knobs.get("text"))
+    settings = read_run_settings(model) if (model / RUN_YAML).is_file() else {}
+    return text_table(str(settings.get("language", "und")), settings.get("text"))

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import widest_float
+from sbkit.base.content_cache import find_made, keep, kept_name
 from sbkit.base.imports import user_sources
-from sbkit.base.kept import find_made, keep, kept_name
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Batch, Loader

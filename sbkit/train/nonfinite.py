@@ -112,8 +112,8 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def memory_errors(batch: Any, knob: str = "batch_seconds") -> AbstractContextManager[None]:
-    """Raise SbkitError, naming the knobs to lower, if a batch does not fit into memory."""
+def memory_errors(batch: Any, setting: str = "batch_seconds") -> AbstractContextManager[None]:
+    """Raise SbkitError, naming the settings to lower, if a batch does not fit into memory."""
 
     def describe(error: RuntimeError) -> str | None:
         if not is_out_of_memory(error):
@@ -122,8 +122,8 @@ def memory_errors(batch: Any, knob: str = "batch_seconds") -> AbstractContextMan
         size = f" of {batch.seconds:.0f} s" if isinstance(batch, Batch) else ""
         names = f" ({listed(ids, max_names=3)})" if ids else ""
         return (
-            f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`, or "
-            "raise `grad_accumulation_factor`."
+            f"A batch{size}{names} does not fit into memory. Lower `{setting}` or `max_seconds`, "
+            "or raise `grad_accumulation_factor`."
         )
 
     return translate(RuntimeError, SbkitError, describe)

@@ -16,7 +16,7 @@ from sbkit.base.imports import search_folders
 from sbkit.base.ranges import Range
 from sbkit.bundle.task import Task, dotted_path
 from sbkit.config.document import read_document
-from sbkit.config.hparams import Knobs
+from sbkit.config.hparams import Settings
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
 from sbkit.data.splits import Splits
@@ -59,15 +59,15 @@ class Recipe(Task):
         """The dotted path of the task that bundles store."""
         return next(dotted_path(kind) for kind in type(self).mro() if _is_task(kind))
 
-    def corpus(self, knobs: Knobs) -> Corpus | None:
+    def corpus(self, settings: Settings) -> Corpus | None:
         """Return the corpus that `prepare_splits` reads; None cannot be prepared as shards."""
         return None
 
-    def prepare_splits(self, knobs: Knobs) -> Splits:
+    def prepare_splits(self, settings: Settings) -> Splits:
         """Prepare the data of every split."""
         raise NotImplementedError("a recipe defines `prepare_splits`")
 
-    def prepare_labels(self, knobs: Knobs, splits: Splits) -> Any:
+    def prepare_labels(self, settings: Settings, splits: Splits) -> Any:
         """Make the tokenizer or the list of classes, and return it; None without labels.
 
         It is written as the task's label file into the run folder, where the YAML opens it.
@@ -75,7 +75,7 @@ class Recipe(Task):
         return None
 
     def make_loaders(
-        self, hparams: Knobs, splits: Splits, labels: Any, placement: Placement
+        self, hparams: Settings, splits: Splits, labels: Any, placement: Placement
     ) -> Loaders:
         """Plan the batches of every split."""
         raise NotImplementedError("a recipe defines `make_loaders`")
@@ -85,9 +85,9 @@ def _is_task(kind: type) -> bool:
     return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
-def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
+def load_recipe(settings: Settings, yaml_file: Path) -> Recipe:
     """Import the recipe that a YAML names."""
-    name = knobs.get("recipe")
+    name = settings.get("recipe")
     if not isinstance(name, str) or "." not in name:
         raise ConfigError(
             f"`recipe` in {yaml_file} must be MODULE.NAME of a recipe, but is {name!r}. Write "

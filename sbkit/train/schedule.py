@@ -31,7 +31,7 @@ Scheduler = Callable[[int], object]  # sets the rate of its optimizer for a step
 
 
 def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
-    """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the knob.
+    """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the setting.
 
     It is a function of progress, or a scheduler of SpeechBrain's or torch's that needs only the
     number of steps and epochs.

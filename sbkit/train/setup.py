@@ -55,7 +55,7 @@ from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override
-from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, load_hparams, read_knobs
+from sbkit.config.hparams import OUTPUT_FOLDER, Settings, load_hparams, read_settings
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
@@ -86,7 +86,7 @@ class RunValues:
     Attributes:
         overrides: nested, with that of the folder if the YAML is that of a run.
         given_overrides: nested, without it.
-        knobs: the plain values of the YAML.
+        settings: the plain values of the YAML.
         given_recipe: replaces the recipe that the YAML names.
         count: counts the devices of a type.
     """
@@ -94,18 +94,18 @@ class RunValues:
     yaml_file: Path
     overrides: Mapping[str, object]
     given_overrides: Mapping[str, object]
-    knobs: Knobs
+    settings: Settings
     given_recipe: type[Recipe] | None = None
     count: DeviceCounter = count_local_devices
 
     @property
     def folder(self) -> Path:
-        return Path(str(self.knobs[OUTPUT_FOLDER]))
+        return Path(str(self.settings[OUTPUT_FOLDER]))
 
     def load_recipe(self) -> Recipe:
         if self.given_recipe is not None:
             return self.given_recipe()
-        return load_recipe(self.knobs, self.yaml_file)
+        return load_recipe(self.settings, self.yaml_file)
 
     def require_current(self) -> bool:
         """Have changed modules of the user's imported anew, as `sbkit.base.imports` does."""
@@ -115,10 +115,10 @@ class RunValues:
 
     def with_overrides(self, **overrides: object) -> "RunValues":
         changed = {**self.overrides, **overrides}
-        return replace(self, overrides=changed, knobs=read_knobs(self.yaml_file, changed))
+        return replace(self, overrides=changed, settings=read_settings(self.yaml_file, changed))
 
     def require_in_range(self) -> None:
-        require_in_range(self.knobs, {**RANGES, **self.load_recipe().ranges})
+        require_in_range(self.settings, {**RANGES, **self.load_recipe().ranges})
 
     def has_checkpoint(self) -> bool:
         return newest_checkpoint(self.folder / CHECKPOINTS) is not None
@@ -157,7 +157,7 @@ def read_values(
         yaml_file=yaml_file,
         overrides=overrides,
         given_overrides=given_overrides,
-        knobs=read_knobs(yaml_file, overrides),
+        settings=read_settings(yaml_file, overrides),
         given_recipe=recipe,
         count=count,
     )
@@ -201,7 +201,7 @@ class RunSetup(RunData):
     hparams: the values and objects of the YAML.
     """
 
-    hparams: Knobs = field(repr=False)
+    hparams: Settings = field(repr=False)
     loaders: Loaders = field(repr=False)
 
 
@@ -257,15 +257,15 @@ def step(name: str) -> Iterator[None]:
 
 def choose_placement(values: RunValues) -> Placement:
     """Choose the device and the precision."""
-    device, precision = values.knobs.get("device"), values.knobs.get("precision", "fp32")
+    device, precision = values.settings.get("device"), values.settings.get("precision", "fp32")
     return resolve(device, precision, count=values.count)
 
 
 def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
     """Prepare the data that is not prepared yet."""
-    splits = recipe.prepare_splits(values.knobs)
+    splits = recipe.prepare_splits(values.settings)
     columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
-    require_columns(values.knobs["report_by"] or (), columns)
+    require_columns(values.settings["report_by"] or (), columns)
     return splits
 
 
@@ -277,17 +277,20 @@ def prepare_labels(
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
     names = [name for name in (recipe.label_file, LANGUAGE_MODELS_FILE) if name]
-    with TemporaryDirectory(prefix="sbkit-labels") as scratch, naming(values.folder, scratch):
+    with (
+        TemporaryDirectory(prefix="sbkit-labels") as scratch,
+        run_folder_in_errors(values.folder, scratch),
+    ):
         for name in names:
             if (file := values.folder / name).is_file():
                 shutil.copyfile(file, Path(scratch, name))
-        labels = recipe.prepare_labels(values.knobs.with_value(OUTPUT_FOLDER, scratch), splits)
+        labels = recipe.prepare_labels(values.settings.with_value(OUTPUT_FOLDER, scratch), splits)
         files = [file for name in names if (file := Path(scratch, name)).is_file()]
         return labels, {file.name: file.read_bytes() for file in files}
 
 
 @contextmanager
-def naming(folder: Path, scratch: str) -> Iterator[None]:
+def run_folder_in_errors(folder: Path, scratch: str) -> Iterator[None]:
     """Name the run folder in the errors of a block that works in a scratch folder."""
     try:
         yield
@@ -312,18 +315,18 @@ def write_label_files(data: RunData, folder: Path | None = None) -> None:
             )
 
 
-def build_objects(data: RunData) -> Knobs:
+def build_objects(data: RunData) -> Settings:
     """Build the objects of the YAML, with random numbers from its seed."""
     values = data.values
     with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
-        torch.manual_seed(values.knobs["seed"])
+        torch.manual_seed(values.settings["seed"])
         hparams = load_hparams(values.yaml_file, values.overrides)
     if "sample_rate" in hparams:
         require_rate(hparams, hparams["sample_rate"])
     if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
         checkpointer.meta[TASK] = data.recipe.name
         if isinstance(data.labels, Tokenizer):
-            table = text_table(values.knobs["language"], values.knobs.get("text"))
+            table = text_table(values.settings["language"], values.settings.get("text"))
             checkpointer.meta[NORMALIZER] = table_to_store(table)
     return hparams
 
@@ -341,11 +344,11 @@ def load_initial_weights(setup: RunSetup) -> list[str]:
     """
     values, hparams = setup.values, setup.hparams
     lines: list[str] = []
-    if name := values.knobs.get("pretrained"):
-        source = (values.knobs.get("encoder_config") or {}).get("source") or {}
+    if name := values.settings.get("pretrained"):
+        source = (values.settings.get("encoder_config") or {}).get("source") or {}
         folder = find_folder(name, source.get("revision"))
         lines.append(load_weights(folder, hparams.values()))
-    if source := values.knobs.get("init_from"):
+    if source := values.settings.get("init_from"):
         root = resolve_yaml(values.yaml_file, values.overrides).tree
         lines += initialize_from(Path(source), hparams, setup.recipe, root)
     return lines

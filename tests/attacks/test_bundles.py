@@ -152,7 +152,7 @@ CONFIDENCE = {"greedy": {"weights": {"bias": 1.0, "known": 2.0, "lm": 0.5}}}
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"task": "sbkit.tasks.codec.task.Coding"}, "has a decoder, but"),
+        ({"task": "sbkit.tasks.codec.task.CodecTask"}, "has a decoder, but"),
         ({"task": "sbkit.tasks.detection.task.Detection"}, "has a decoder, but"),
         ({"confidence": CONFIDENCE}, "need a language model of words"),
         ({"confidence": CONFIDENCE, "decoder": None}, "need a language model of words"),

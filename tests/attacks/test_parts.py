@@ -38,7 +38,7 @@ TASKS = {
     "ctc": "sbkit.tasks.recognition.task.Recognition",
     "ctc_speechbrain": "sbkit.tasks.recognition.task.Recognition",
     "vad": "sbkit.tasks.detection.task.Detection",
-    "codec": "sbkit.tasks.codec.task.Coding",
+    "codec": "sbkit.tasks.codec.task.CodecTask",
     "tts": "sbkit.tasks.synthesis.task.Synthesis",
 }
 
@@ -66,7 +66,10 @@ def foreign_objects(canary: Path) -> list[dict[str, Any]]:
         **{"subprocess.getoutput": touch, "builtins.open": file, "io.open": file},
         **{"builtins.eval": [f"open({str(canary)!r}, 'w')"], "torch.save": [[], str(canary)]},
         **{"sbkit.tasks.codec.model.torch.save": [[], str(canary)], f"{MODULE}.Layer": []},
-        **{"importlib.import_module": [MODULE], "sbkit.bundle.allowed.import_module": [MODULE]},
+        **{
+            "importlib.import_module": [MODULE],
+            "sbkit.bundle.allowed_classes.import_module": [MODULE],
+        },
         **{"pydoc.locate": [MODULE], f"recipes.{canary.parent}/{MODULE}.Layer": {}},
         **{f"{ALLOWED}.__class__": [], "torch.nn.modules.linear.Module": [], "": [], ".": []},
         **{"torch.hub.load": [], "sbkit.commands.cli.run": [["doctor"]], "functools.partial": []},
@@ -89,8 +92,8 @@ def real_parts() -> Iterator[dict[str, Any]]:
     """Describe the parts of each task's model, as an export does."""
     labels = SimpleNamespace(vocab_size=12, size=12)
     for name, path in TASKS.items():
-        task, knobs = load_task(path), {"data_folder": "", "output_folder": ""}
-        root = resolve(ROOT / f"hparams/{name}.yaml", knobs).tree
+        task, settings = load_task(path), {"data_folder": "", "output_folder": ""}
+        root = resolve(ROOT / f"hparams/{name}.yaml", settings).tree
         objects = {} if task.label_file is None else {task.label_key: labels}
         yield describe_parts(root, objects, task)["parts"]
 

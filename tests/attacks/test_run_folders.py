@@ -13,11 +13,11 @@ import pytest
 from sbkit.base import imports
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.run_config import read_run_knobs
+from sbkit.checkpoint.run_config import read_run_settings
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.run.run import Run
-from sbkit.runtime.test_sets import prepare_test_sets
+from sbkit.runtime.score_sets import prepare_test_sets
 from tests.runs import Workplace
 from tests.runtime.bundles import make_run
 
@@ -113,7 +113,7 @@ def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
     yaml.write_text(re.sub(r"(?m)^output_folder:.*\n", "", yaml.read_text()))
     name_in_yaml(folder, "recipe")
     with pytest.raises(SbkitError):
-        read_run_knobs(folder)
+        read_run_settings(folder)
     with pytest.raises(SbkitError):
         Run.open(folder)
     assert "evil" not in sys.modules

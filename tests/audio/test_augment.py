@@ -23,7 +23,7 @@ from sbkit.audio.augment import (
     SpeedGroup,
     speed_perturb,
 )
-from sbkit.audio.draws import draw_for_step, draw_uniform, seeded_draws
+from sbkit.audio.random_draws import draw_for_step, draw_uniform, seeded_draws
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.models.pretrained.blocks import mask_spans
 

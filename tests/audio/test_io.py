@@ -38,7 +38,7 @@ from sbkit.audio.io import (
 )
 from sbkit.base import messages
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.clips import decode_clips
+from sbkit.data.clip_decoding import decode_clips
 from tests.calls import note_calls
 
 Signal = npt.NDArray[np.generic]

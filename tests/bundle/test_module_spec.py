@@ -12,7 +12,7 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import import_user_modules
-from sbkit.bundle.allowed import ALLOWED_TAGS, canonical, find_allowed
+from sbkit.bundle.allowed_classes import ALLOWED_TAGS, canonical, find_allowed
 from sbkit.bundle.module_spec import SpecWriter, build_from_spec
 
 

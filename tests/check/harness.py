@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.check.check import CHECKS, Check, check_run, open_checked_run
-from sbkit.check.checked_run import CheckedRun, Declared, Finding
+from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
 from sbkit.check.cost import check_cost
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.overrides import parse_command
@@ -116,12 +116,12 @@ def declared_run(
     yaml: Path = ROOT / "hparams/ctc.yaml",
     tiny: Sequence[str] = TINY,
     target: str | None = None,
-) -> Iterator[Declared]:
+) -> Iterator[DeclaredRun]:
     """Declare a run on the release of a workplace, in one thread and with its cache."""
     command = parse_command(workplace.arguments(run, *arguments, yaml=str(yaml), tiny=tiny))
     count = count_local_devices if target is None else counter_of_target(target)
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}), one_thread():
-        yield Declared(read_values(*command, recipe=recipe, count=count), target)
+        yield DeclaredRun(read_values(*command, recipe=recipe, count=count), target)
 
 
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:

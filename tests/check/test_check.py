@@ -12,8 +12,8 @@ from torch.nn.modules import module
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check
 from sbkit.check.check import CheckResult, check_run
-from sbkit.check.checked_run import Declared, Finding
-from sbkit.check.ownership import reachable
+from sbkit.check.checked_run import DeclaredRun, Finding
+from sbkit.check.parameters import reachable
 from sbkit.commands.cli import run
 from sbkit.train import setup
 from sbkit.train.setup import read_values
@@ -46,7 +46,7 @@ def test_only_errors_set_the_exit_code_unless_strict(
     text: str,
     code: int,
     strict_code: int,
-    declared: Declared,
+    declared: DeclaredRun,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -60,15 +60,15 @@ def test_only_errors_set_the_exit_code_unless_strict(
 
 
 @pytest.fixture
-def declared(tmp_path: Path) -> Declared:
+def declared(tmp_path: Path) -> DeclaredRun:
     (tmp_path / "a.yaml").write_text("lr: 1\nCNN: 1\noutput_folder: there\n")
-    return Declared(read_values(tmp_path / "a.yaml", {}))
+    return DeclaredRun(read_values(tmp_path / "a.yaml", {}))
 
 
 def checking(monkeypatch: pytest.MonkeyPatch, result: object) -> None:
     """Let the checks of values be one that returns or raises a result."""
 
-    def check_front_end(declared: Declared) -> object:
+    def check_front_end(declared: DeclaredRun) -> object:
         if isinstance(result, Exception):
             raise result
         return result
@@ -77,7 +77,7 @@ def checking(monkeypatch: pytest.MonkeyPatch, result: object) -> None:
 
 
 def test_fault_is_reported_unless_an_error_has_its_key(
-    declared: Declared, monkeypatch: pytest.MonkeyPatch
+    declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise ConfigError("`CNN` does not stride evenly. Correct it.")
@@ -101,12 +101,14 @@ def test_error_stands_at_its_table_or_at_the_option_that_names_the_data(
 ) -> None:
     keys = ["lr: 1", "manifest: null", "data_folder: null", "output_folder: run"]
     (tmp_path / "a.yaml").write_text("\n".join(keys))
-    declared = Declared(read_values(tmp_path / "a.yaml", {"manifest": {"train": "a.csv"}}))
+    declared = DeclaredRun(read_values(tmp_path / "a.yaml", {"manifest": {"train": "a.csv"}}))
     checking(monkeypatch, error)
     assert check_run(declared).findings[0].where.endswith(place)
 
 
-def test_check_that_raises_is_a_note(declared: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_that_raises_is_a_note(
+    declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checking(monkeypatch, TypeError("an unexpected keyword"))
     note, *_ = check_run(declared).findings
     assert not note.stops
@@ -122,7 +124,7 @@ def test_check_walks_past_a_module_without_super_init() -> None:
 
 
 def test_finding_is_kept_at_each_place_and_as_an_error(
-    declared: Declared, monkeypatch: pytest.MonkeyPatch
+    declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = declared.finding("lr", problem="a")
     elsewhere = declared.finding("CNN", problem="a")
@@ -141,7 +143,7 @@ def test_finding_is_kept_at_each_place_and_as_an_error(
 
 @pytest.mark.parametrize("num_errors", [1, 2])
 def test_training_shows_notes_beside_errors(
-    declared: Declared,
+    declared: DeclaredRun,
     num_errors: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

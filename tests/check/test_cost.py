@@ -131,7 +131,7 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
 
     monkeypatch.setattr(RealSteps, "evaluate", evaluate_and_note)
     monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.1)
-    dict.update(run.values.knobs, eval_batch_seconds=1.0)  # every clip is longer
+    dict.update(run.values.settings, eval_batch_seconds=1.0)  # every clip is longer
     (finding,) = cost_findings(run)
     ids = run.data.splits.test["test"]["id"][:]
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem

@@ -12,7 +12,7 @@ import soundfile
 
 from recipes.asr.recipe import Asr
 from sbkit.check.check import check_run
-from sbkit.check.checked_run import CheckedRun, Declared
+from sbkit.check.checked_run import CheckedRun, DeclaredRun
 from sbkit.check.data import (
     check_alignment,
     check_channels,
@@ -56,13 +56,13 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
 
 def run_on(splits: Splits, folder: Path) -> CheckedRun:
     """Make a run of splits, without what the checks of data do not read."""
-    knobs = {"output_folder": str(folder)}
-    values = read_values(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr)
+    settings = {"output_folder": str(folder)}
+    values = read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
     labels, _ = prepare_labels(values, Asr(), splits)
     data: Any = SimpleNamespace(values=values, recipe=Asr(), splits=splits, labels=labels)
     own: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "trial"))
-    return CheckedRun(declared=Declared(values), data=data, own=own, **parts)
+    return CheckedRun(declared=DeclaredRun(values), data=data, own=own, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"
@@ -220,9 +220,9 @@ def test_rows_whose_column_names_another_split_are_noted(folder: Path) -> None:
 
 
 def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:
-    knobs = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
+    settings = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
     checks = (check_labels, check_alignment, check_data, check_silence)
-    declared = Declared(read_values(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr))
+    declared = DeclaredRun(read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr))
     assert check_run(declared, checks=checks).findings == []
 
 
@@ -245,11 +245,11 @@ def test_channels_that_differ_or_cancel_out_are_noted(tmp_path: Path) -> None:
                 rows.append(f"{file},{split} {name} {number}")
         tables[split] = tmp_path / f"{split}.csv"
         tables[split].write_text("\n".join(rows))
-    knobs = {
+    settings = {
         "output_folder": str(tmp_path / "run"),
         "manifest": {k: str(v) for k, v in tables.items()},
     }
-    declared = Declared(read_values(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr))
+    declared = DeclaredRun(read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr))
     findings = check_run(declared, checks=(check_channels,)).findings
     assert [finding.problem.partition(" (")[0] for finding in findings] == [
         "The two channels of clips have different sound, but are mixed: 4 of 12 in train, 1 of 3 "

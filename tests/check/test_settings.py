@@ -10,9 +10,9 @@ import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_run
-from sbkit.check.checked_run import Declared, Finding
+from sbkit.check.checked_run import DeclaredRun, Finding
 from sbkit.check.settings import check_placement, check_run_folder, names_in_code
-from sbkit.config.hparams import KnobAttributes, Knobs, MissingKnobError
+from sbkit.config.hparams import MissingSettingError, SettingAttributes, Settings
 from sbkit.distributed.device import counter_of_target, resolve
 from sbkit.train.setup import read_values
 from tests.check.harness import declared_run
@@ -32,16 +32,20 @@ class OwnBrain(Brain):
 """
 
 
-def test_knobs_remember_every_way_of_reading_a_key() -> None:
-    knobs = Knobs({"train_rows": 1, "lr": 2, "seed": 3, "other": 4})
-    assert [knobs[f"{split}_rows"] for split in ("train",)] == [1]
-    assert (KnobAttributes(knobs).lr, "seed" in knobs, knobs.get("absent", 5)) == (2, True, 5)
-    assert dict(knobs.items()) == {"train_rows": 1, "lr": 2, "seed": 3, "other": 4}
-    with pytest.raises(MissingKnobError, match="`needed`, which is not in the YAML"):
-        _ = KnobAttributes(knobs).needed
-    assert knobs.names_read == {"train_rows", "lr", "seed", "absent", "needed"}
-    assert {**knobs, "new": 1} == {"train_rows": 1, "lr": 2, "seed": 3, "other": 4, "new": 1}
-    assert "other" in knobs.names_read  # nobody knows what is read of a copy
+def test_settings_remember_every_way_of_reading_a_key() -> None:
+    settings = Settings({"train_rows": 1, "lr": 2, "seed": 3, "other": 4})
+    assert [settings[f"{split}_rows"] for split in ("train",)] == [1]
+    assert (SettingAttributes(settings).lr, "seed" in settings, settings.get("absent", 5)) == (
+        2,
+        True,
+        5,
+    )
+    assert dict(settings.items()) == {"train_rows": 1, "lr": 2, "seed": 3, "other": 4}
+    with pytest.raises(MissingSettingError, match="`needed`, which is not in the YAML"):
+        _ = SettingAttributes(settings).needed
+    assert settings.names_read == {"train_rows", "lr", "seed", "absent", "needed"}
+    assert {**settings, "new": 1} == {"train_rows": 1, "lr": 2, "seed": 3, "other": 4, "new": 1}
+    assert "other" in settings.names_read  # nobody knows what is read of a copy
 
 
 def test_names_in_code_are_those_of_the_folder_of_a_brain(
@@ -76,7 +80,7 @@ def test_every_yaml_passes_the_check_but_for_a_key_that_nothing_reads(
     yaml: str, options: tuple[str, ...], workplace: Workplace, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(f"base: {ROOT / 'hparams' / yaml}.yaml\nforgotten_knob: 3\n")
+    file.write_text(f"base: {ROOT / 'hparams' / yaml}.yaml\nforgotten_setting: 3\n")
     options = ("--device=cpu", "--batch_seconds=6", *options)
     with declared_run(
         workplace, tmp_path / "run", *options, recipe=None, yaml=file, tiny=()
@@ -105,7 +109,7 @@ def test_device_number_beside_torchrun_is_found(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     yaml = ROOT / "hparams/ctc.yaml"
     values = read_values(yaml, {"device": "cuda:1"}, count=counter_of_target("cuda:8"))
-    declared = Declared(values, "cuda:8")
+    declared = DeclaredRun(values, "cuda:8")
     (finding,) = check_placement(declared)
     assert finding.where == declared.place("device")
     assert "torchrun starts 8 processes" in str(finding)

@@ -23,7 +23,7 @@ from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.commands.cli import run
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.recognition.recordings import find_audio
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT
 from tests.runtime.tones import RATE, speak, tone_transcriber

@@ -8,7 +8,7 @@ import pytest
 from sbkit.base.messages import FOREIGN_NAMES, nearest
 from sbkit.checkpoint.run_config import RunConfig
 from sbkit.config.document import read_document
-from sbkit.config.hparams import load_hparams, read_knobs, resolve, save_yaml
+from sbkit.config.hparams import load_hparams, read_settings, resolve, save_yaml
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import refusal
 from tests.runs import ROOT
@@ -88,16 +88,16 @@ def including(tmp_path: Path) -> Path:
 
 def test_include_is_read_overridden_and_saved(including: Path) -> None:
     inner = {"size": 1, "must": 4, "twice": 2, "many": [1, 2], "deep": {"size": 1, "half": 0.5}}
-    assert read_knobs(including, {})["inner"] == load_hparams(including, {})["inner"] == inner
+    assert read_settings(including, {})["inner"] == load_hparams(including, {})["inner"] == inner
     arguments = ("--inner.size=5", "--inner.must=3", "--inner.many.0=3", "--inner.deep.size=8")
     overrides = parse_overrides(arguments)
-    overridden = read_knobs(including, overrides)
+    overridden = read_settings(including, overrides)
     inner = {"size": 5, "must": 3, "twice": 10, "many": [3, 2], "deep": {"size": 8, "half": 4}}
     assert overridden == {"seed": 4, "inner": inner, "seen": 10}
     saved = including.with_name("hyperparams.yaml")
     save_yaml(saved, including, overrides)
     assert "!include" not in saved.read_text()
-    assert read_knobs(saved, {}) == load_hparams(saved, {}) == overridden
+    assert read_settings(saved, {}) == load_hparams(saved, {}) == overridden
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def top(tmp_path: Path) -> Path:
 
 
 def test_base_merges_and_prints_as_one_file(top: Path) -> None:
-    assert read_knobs(top, {}) == {
+    assert read_settings(top, {}) == {
         **{"unit": 5, "size": 6, "freeze": {"B": "always"}, "kept": 12, "later": 12},
         **{"masks": {"time": 7, "freq": 3, "tone": 12}, "speeds": [0.9, 1.1]},
     }
@@ -159,9 +159,9 @@ def test_every_yaml_trains_the_same_as_one_file(yaml: Path, tmp_path: Path) -> N
 
 
 def test_base_that_changes_is_read_again(top: Path) -> None:
-    assert read_knobs(top, {})["speeds"] == [0.9, 1.1]
+    assert read_settings(top, {})["speeds"] == [0.9, 1.1]
     (top.parent / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [3.0]\n")
-    assert read_knobs(top, {})["speeds"] == [3.0]
+    assert read_settings(top, {})["speeds"] == [3.0]
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.ranges import KEYS, REQUIRED
 from sbkit.commands.cli import run
-from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
+from sbkit.config.hparams import load_hparams, read_settings, save_yaml
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import YAML, refusal
 from tests.runs import ROOT
 
 
-def test_knobs_are_the_plain_values(path: Path) -> None:
-    assert read_knobs(path, {}) == {
+def test_settings_are_the_plain_values(path: Path) -> None:
+    assert read_settings(path, {}) == {
         **{"seed": 3407, "lr": 0.001, "batch_seconds": 60.0, "language": "en", "mixed": False},
         **{"precision": "fp32", "augment": {"speeds": [0.9, 1.0], "masks": {"time": 2}}},
         **{"double": 120.0, "output_folder": "results/3407", "third": 3, "limit": None, "free": {}},
@@ -27,26 +27,26 @@ def test_knobs_are_the_plain_values(path: Path) -> None:
     }
 
 
-def test_reading_knobs_runs_no_code_and_imports_no_torch(path: Path) -> None:
+def test_reading_settings_runs_no_code_and_imports_no_torch(path: Path) -> None:
     path.write_text(YAML + f"bad: !apply:os.mkdir [{path.parent / 'made'}]\nnet: !new:torch.Nope\n")
     script = (
-        "import sys; from pathlib import Path; from sbkit.config.hparams import read_knobs;"
-        f"read_knobs(Path({str(path)!r}), {{}}); assert 'torch' not in sys.modules"
+        "import sys; from pathlib import Path; from sbkit.config.hparams import read_settings;"
+        f"read_settings(Path({str(path)!r}), {{}}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
     assert not (path.parent / "made").exists()
 
 
-def test_knobs_objects_and_the_saved_file_agree(path: Path) -> None:
+def test_settings_objects_and_the_saved_file_agree(path: Path) -> None:
     overrides = parse_overrides(["--seed=7", "--ratio.numerator=5", "--augment.speeds=[1.1]"])
-    hparams, knobs = load_hparams(path, overrides), read_knobs(path, overrides)
-    assert {key: hparams[key] for key in knobs} == knobs
+    hparams, settings = load_hparams(path, overrides), read_settings(path, overrides)
+    assert {key: hparams[key] for key in settings} == settings
     assert hparams["ratio"] == hparams["also"] == Fraction(5, 7)
     assert "__hidden" not in hparams
     saved = path.with_name("hyperparams.yaml")
     save_yaml(saved, path, overrides)
-    assert read_knobs(saved, {}) == knobs
-    assert read_knobs(saved, {"seed": 8})["output_folder"] == "results/8"
+    assert read_settings(saved, {}) == settings
+    assert read_settings(saved, {"seed": 8})["output_folder"] == "results/8"
     assert load_hparams(saved, {})["ratio"] == Fraction(5, 7)
 
 
@@ -59,7 +59,7 @@ def test_tuples_are_saved_after_hyperpyyaml_has_changed_ruamel(path: Path) -> No
     saved = path.with_name("hyperparams.yaml")
     save_yaml(saved, path, parse_overrides(["--limit=(1, 2)"]))
     expected = {"betas": (0.9, 0.98), "sizes": (3, 4), "limit": (1, 2)}
-    for values in (read_knobs(saved, {}), load_hparams(saved, {})):
+    for values in (read_settings(saved, {}), load_hparams(saved, {})):
         assert {key: values[key] for key in expected} == expected
 
 
@@ -71,12 +71,12 @@ def test_keys_that_a_yaml_leaves_out_have_their_defaults_wherever_they_are_decla
     yaml.write_text(re.sub(r"(?m)^(    )?label_smoothing: .*\n", "", text), "utf-8")
     optional = {name: key.default for name, key in KEYS.items() if key.default is not REQUIRED}
     assert not {f"\n{name}:" for name in optional if f"\n{name}:" in text}
-    assert read_knobs(yaml, {}).items() >= optional.items()
+    assert read_settings(yaml, {}).items() >= optional.items()
     overrides = parse_overrides(["--log_every=7", "--label_smoothing=0.2"])  # one is the recipe's
     save_yaml(saved := tmp_path / "hyperparams.yaml", yaml, overrides)
     changed = {**optional, "log_every": 7, "label_smoothing": 0.2}
-    for knobs in (read_knobs(yaml, overrides), read_knobs(saved, {})):
-        assert knobs.items() >= changed.items()
+    for settings in (read_settings(yaml, overrides), read_settings(saved, {})):
+        assert settings.items() >= changed.items()
     assert "log_everyy" in refusal(yaml, {"log_everyy": 7})
     for arguments, is_shown in (((), False), (("--all",), True), (("--stall_seconds=5",), True)):
         run(["config", str(yaml), *arguments])
@@ -85,4 +85,4 @@ def test_keys_that_a_yaml_leaves_out_have_their_defaults_wherever_they_are_decla
     shown = capsys.readouterr().out
     assert "`stall_seconds` is 120 by default." in shown and "`log_every`" not in shown
     (tmp_path / "theirs.yaml").write_text("seed: 1\n")  # a YAML of SpeechBrain's
-    assert read_knobs(tmp_path / "theirs.yaml", {}) == {"seed": 1}
+    assert read_settings(tmp_path / "theirs.yaml", {}) == {"seed": 1}

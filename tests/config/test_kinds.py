@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.ranges import FLAG, FLAG_WORDS, LIST, RANGES, Kind
-from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
+from sbkit.config.hparams import load_hparams, read_settings, save_yaml
 from sbkit.config.overrides import nest_overrides, parse_overrides
 from tests.config.conftest import refusal
 
@@ -35,18 +35,18 @@ def read(way: str, folder: Path, text: str, old: str, names: list[str]) -> Mappi
     (folder / "base.yaml").write_text(base)
     (folder / "own.yaml").write_text(own)
     save_yaml(folder / "hyperparams.yaml", folder / "own.yaml", overrides)
-    knobs = read_knobs(folder / "own.yaml", overrides)
-    assert load_hparams(folder / "own.yaml", overrides) == knobs
-    assert read_knobs(folder / "hyperparams.yaml", {}) == knobs
-    return knobs
+    settings = read_settings(folder / "own.yaml", overrides)
+    assert load_hparams(folder / "own.yaml", overrides) == settings
+    assert read_settings(folder / "hyperparams.yaml", {}) == settings
+    return settings
 
 
 @pytest.mark.parametrize("way", ["file", "base", "over base", "command line", "Python"])
 def test_word_or_text_is_read_by_its_kind(way: str, tmp_path: Path) -> None:
     for word, flag in FLAG_WORDS.items():
         for spell in SPELLINGS:
-            knobs = read(way, tmp_path, spell(word), str(not flag), FLAGS)
-            assert knobs == dict.fromkeys(FLAGS, flag)
+            settings = read(way, tmp_path, spell(word), str(not flag), FLAGS)
+            assert settings == dict.fromkeys(FLAGS, flag)
     for text in WRITTEN.split():
         assert read(way, tmp_path, text, "x", TEXTS) == dict.fromkeys(TEXTS, text)
 
@@ -63,7 +63,7 @@ def test_texts_in_lists_and_mappings_are_read_as_written(way: str, tmp_path: Pat
 def test_words_of_an_argument_count_as_in_its_base_or_are_refused(path: Path) -> None:
     own = path.with_name("own.yaml")
     own.write_text("base: ctc.yaml\nmixed: Off\n")
-    assert read_knobs(own, parse_overrides(["--mixed=yes"]))["mixed"] is True
-    assert read_knobs(own, {})["mixed"] is False
+    assert read_settings(own, parse_overrides(["--mixed=yes"]))["mixed"] is True
+    assert read_settings(own, {})["mixed"] is False
     own.write_text("a: !new:sbkit.models.transformer.Transformer {gradient_checkpointing: no}\n")
     assert "`a.gradient_checkpointing` must be true or false, but is 'no'." in refusal(own, {})

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.data import clips
+from sbkit.data import clip_decoding
 from tests.calls import note_calls
 
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the clips that are decoded for the cache or for shards."""
-    return note_calls(monkeypatch, clips, "read_audio", lambda path, *_: Path(path).stem)
+    return note_calls(monkeypatch, clip_decoding, "read_audio", lambda path, *_: Path(path).stem)
 
 
 @pytest.fixture(autouse=True)

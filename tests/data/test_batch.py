@@ -177,7 +177,7 @@ def test_batch_take_equals_collating_only_these_rows(
                 assert taken[name] == value, name
 
 
-KNOBS = {
+SETTINGS = {
     "num_workers": 2,
     "batch_seconds": 100.0,
     "grad_accumulation_factor": 1,
@@ -194,9 +194,9 @@ def test_make_loaders_refuses_too_little_shared_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     nothing: Any = None
     with pytest.raises(SbkitError, match=r"need 102 MB of shared memory"):
-        make_loaders(nothing, KNOBS, collate=nothing, placement=nothing)
+        make_loaders(nothing, SETTINGS, collate=nothing, placement=nothing)
     with pytest.raises(AttributeError):  # it continues to the splits, of which there are none
-        make_loaders(nothing, {**KNOBS, "num_workers": 1}, collate=nothing, placement=nothing)
+        make_loaders(nothing, {**SETTINGS, "num_workers": 1}, collate=nothing, placement=nothing)
 
 
 def test_features_of_a_large_training_set_are_measured_on_drawn_clips(
@@ -204,14 +204,14 @@ def test_features_of_a_large_training_set_are_measured_on_drawn_clips(
 ) -> None:
     """One from each part of the set, and the same ones on any number of ranks."""
     monkeypatch.setattr(batch_module, "MAX_MEASURED_CLIPS", 2)
-    knobs = {**KNOBS, "num_workers": 0, "seed": 2, "eval_batch_seconds": 1e-4}
+    settings = {**SETTINGS, "num_workers": 0, "seed": 2, "eval_batch_seconds": 1e-4}
 
     def measured(rank: int, world_size: int) -> set[str]:
         monkeypatch.setattr(batch_module, "rank", lambda: rank)
         monkeypatch.setattr(batch_module, "world_size", lambda: world_size)
         loaders = make_loaders(
             Splits(store, {}, {}),
-            knobs,
+            settings,
             collate=TextCollate(tokenizer),
             placement=resolve("cpu", "fp32"),
         )

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from recipes.prepare import corpus_of
+from sbkit.base.content_cache import default_cache
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import open_lock, try_lock
-from sbkit.base.kept import default_cache
 from sbkit.commands import cli
 from sbkit.data.cache import list_entries, unpack_corpus
 from tests.data.test_splits import make_clips, prepare

@@ -28,15 +28,15 @@ from recipes.synthesis import data as synthesis
 from recipes.synthesis.data import prepare_spoken
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import encode_audio
-from sbkit.base import kept
+from sbkit.base import content_cache
 from sbkit.base.errors import SbkitError
-from sbkit.config.hparams import Knobs, read_knobs
-from sbkit.data import cache, clips, splits
+from sbkit.config.hparams import Settings, read_settings
+from sbkit.data import cache, clip_decoding, clips, splits
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import prune_orphans
-from sbkit.data.report import measure_data
+from sbkit.data.data_report import measure_data
+from sbkit.data.read_manifests import store_rows
 from sbkit.data.shard import AUDIO, read_rows
-from sbkit.data.sources import store_rows
 from sbkit.data.splits import Splits, read_column, read_transcripts
 from sbkit.models.layers import GlobalNorm
 from sbkit.train.model_state import inputs_of_statistics, measure_normalization
@@ -51,11 +51,11 @@ MODULE = """
 from pathlib import Path
 from sbkit.data.manifest import Clip, Manifest
 from tests.runs import rows_of
-def files(knobs): return [Path(knobs["data_folder"])]
-def splits(knobs): return {"train": ["train"], "valid": ["dev"], "test": ["test"]}
-def read(knobs, split):
+def files(settings): return [Path(settings["data_folder"])]
+def splits(settings): return {"train": ["train"], "valid": ["dev"], "test": ["test"]}
+def read(settings, split):
     from fresh_helper import change
-    folder = Path(knobs["data_folder"])
+    folder = Path(settings["data_folder"])
     clips, rows = folder / "clips", rows_of(folder / f"{split}.tsv")
     return Manifest.of(Clip(r["path"], clips / r["path"], change(r["sentence"])) for r in rows)
 """
@@ -83,17 +83,17 @@ class Corpus:
                 (folder / "clips" / name).write_bytes(tone(4 * number + row))
                 lines.append(f"{name}\tWord {row}.\ts{row % 2}\tfemale\t100\n")
             table.write_text("".join(lines))
-        self.knobs: dict[str, Any] = {"data_folder": str(folder)}
+        self.settings: dict[str, Any] = {"data_folder": str(folder)}
         if form == "archive":
-            self.knobs = {"data_folder": f"{folder}.tar"}
+            self.settings = {"data_folder": f"{folder}.tar"}
         elif form == "module":
             folder.with_name("fresh_corpus.py").write_text(MODULE)
             self.helper.write_text("change = str.upper\n")
             folders = [str(folder), shutil.copytree(folder, f"{folder} again")]
-            self.knobs = {"corpus": "fresh_corpus", "data_folder": folders}
+            self.settings = {"corpus": "fresh_corpus", "data_folder": folders}
         elif form != "release":
             suffix = "" if form == "kaldi" else ".parquet"
-            self.knobs = {"manifest": {name: f"{folder}/{name}{suffix}" for name in SPLITS}}
+            self.settings = {"manifest": {name: f"{folder}/{name}{suffix}" for name in SPLITS}}
         self.pack()
 
     def pack(self) -> None:
@@ -165,7 +165,7 @@ def edit_clip(corpus: Corpus, random: Random) -> None:
         file.rename(file.with_suffix(".wav_" if file.suffix == ".wav" else ".wav"))
 
 
-def edit_knobs(corpus: Corpus, random: Random) -> None:
+def edit_settings(corpus: Corpus, random: Random) -> None:
     key, values = random.choice(
         [
             ("language", ["de", "en"]),
@@ -177,7 +177,7 @@ def edit_knobs(corpus: Corpus, random: Random) -> None:
             ("splits", [{"test": []}, None]),
         ]
     )
-    corpus.knobs[key] = random.choice(values)
+    corpus.settings[key] = random.choice(values)
 
 
 def edit_code(corpus: Corpus, random: Random) -> None:
@@ -189,7 +189,7 @@ def edit_code(corpus: Corpus, random: Random) -> None:
         corpus.version += 1
 
 
-EDITS = (edit_table, edit_table, exchange_tables, edit_clip, edit_clip, edit_knobs, edit_code)
+EDITS = (edit_table, edit_table, exchange_tables, edit_clip, edit_clip, edit_settings, edit_code)
 
 
 # The oracle
@@ -197,8 +197,8 @@ EDITS = (edit_table, edit_table, exchange_tables, edit_clip, edit_clip, edit_kno
 
 def be_version(number: int, patches: pytest.MonkeyPatch) -> None:
     """Be a version of sbkit that decodes and normalizes in a way of its own."""
-    normalizer, encode = recipe.transcript_normalizer, clips.encode_audio
-    patches.setattr(kept, "code_identity", lambda: f"{number:08}")
+    normalizer, encode = recipe.transcript_normalizer, clip_decoding.encode_audio
+    patches.setattr(content_cache, "code_identity", lambda: f"{number:08}")
     patches.setattr(cache, "audio_identity", lambda: f"{number:08}")
     patches.setattr(
         recipe, "transcript_normalizer", lambda *a: lambda text: f"{normalizer(*a)(text)} {number}"
@@ -206,12 +206,12 @@ def be_version(number: int, patches: pytest.MonkeyPatch) -> None:
     patches.setattr(clips, "encode_audio", lambda clip, *a, **o: encode(clip + number, *a, **o))
 
 
-def knobs_of(corpus: Corpus, yaml: str) -> Knobs:
-    return read_knobs(ROOT / f"hparams/{yaml}.yaml", {"min_seconds": 0, **corpus.knobs})
+def settings_of(corpus: Corpus, yaml: str) -> Settings:
+    return read_settings(ROOT / f"hparams/{yaml}.yaml", {"min_seconds": 0, **corpus.settings})
 
 
 def prepare(corpus: Corpus) -> Splits:
-    return recipe.prepare_transcripts(knobs_of(corpus, "ctc"))
+    return recipe.prepare_transcripts(settings_of(corpus, "ctc"))
 
 
 def read_all(*splits: Dataset) -> list[tuple[bytes, str]]:
@@ -239,7 +239,7 @@ def observe(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> str:
             seen = f"{read_all(*prepared.named().values())} {told}"
         except SbkitError as error:
             seen = f"error: {error}"
-    return seen.replace(str(kept.default_cache()), "CACHE")
+    return seen.replace(str(content_cache.default_cache()), "CACHE")
 
 
 @pytest.mark.slow(40)
@@ -249,9 +249,9 @@ def test_edited_data_are_as_with_an_empty_cache(
 ) -> None:
     monkeypatch.setattr(splits, "MAX_UNUSABLE_SHARE", 1.0)
     whatever_happens = [
-        note_calls(monkeypatch, kept, "_replace", lambda path, _: path),
+        note_calls(monkeypatch, content_cache, "_replace", lambda path, _: path),
         note_calls(monkeypatch, hashlib, "file_digest", lambda file, _: file),
-        note_calls(monkeypatch, clips, "read_audio", lambda path, *_: path),
+        note_calls(monkeypatch, clip_decoding, "read_audio", lambda path, *_: path),
     ]
     random = Random(form)
     corpus = Corpus(tmp_path / "corpus", form)
@@ -285,7 +285,7 @@ def list_kinds() -> set[object]:
 
 def use_every_kind(corpus: Corpus) -> list[object]:
     """Prepare a recognizer's data and a voice's, measure them, and store rows of Python."""
-    spoken = prepare_spoken(knobs_of(corpus, "tts"))
+    spoken = prepare_spoken(settings_of(corpus, "tts"))
     facts = measure_data(spoken, sample_rate=16_000, language="en")
     texts = read_column(spoken.train, "text")
     tokenizer = train_tokenizer(corpus.folder.parent, texts)
@@ -313,7 +313,7 @@ def test_whatever_is_kept_is_made_anew_if_one_input_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
-    keep = kept.keep
+    keep = content_cache.keep
 
     def note(kind: str, made_from: Mapping[str, Any], make: Any, **options: Any) -> Path:
         calls.append((kind, json.loads(json.dumps(made_from, default=str)), options))
@@ -381,7 +381,7 @@ def test_clips_that_are_recorded_again_are_decoded_alone(
 
 def test_statistics_are_not_those_of_a_lazy_clip_that_was_recorded_again(tmp_path: Path) -> None:
     corpus = Corpus(tmp_path / "corpus")
-    corpus.knobs["audio_store"] = "lazy"
+    corpus.settings["audio_store"] = "lazy"
     rows = UtteranceDataset(prepare(corpus).train)
     before = rows.identity()
     assert before == rows.identity()
@@ -393,13 +393,13 @@ def test_symbols_follow_sentences_and_the_code_that_spells_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = Corpus(tmp_path / "corpus")
-    knobs = knobs_of(corpus, "tts")
-    assert prepare_spoken(knobs).train["symbols"][0] == "word zero."
+    settings = settings_of(corpus, "tts")
+    assert prepare_spoken(settings).train["symbols"][0] == "word zero."
     replace_in(corpus.tables[0], ".\t", "\t")
-    assert prepare_spoken(knobs).train["symbols"][0] == "word zero"
-    monkeypatch.setattr(kept, "code_identity", lambda: "another!")
+    assert prepare_spoken(settings).train["symbols"][0] == "word zero"
+    monkeypatch.setattr(content_cache, "code_identity", lambda: "another!")
     monkeypatch.setattr(synthesis, "read_texts", lambda texts, *_: texts)
-    assert prepare_spoken(knobs).train["symbols"][0] == "Word 0"
+    assert prepare_spoken(settings).train["symbols"][0] == "Word 0"
 
 
 def test_clip_that_changes_while_it_is_decoded_is_not_kept(
@@ -433,7 +433,7 @@ def test_cache_that_is_copied_with_its_data_is_used(
         rewrite(clip, tone(77))
     decoded.clear()
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "copied"))
-    corpus.knobs = {"data_folder": str(tmp_path / "other name")}
+    corpus.settings = {"data_folder": str(tmp_path / "other name")}
     assert clips_of(corpus) == expected
     prune_orphans(tmp_path / "copied")  # which leaves what the copy needs
     assert clips_of(corpus) == expected
@@ -455,7 +455,7 @@ def test_shared_cache_is_read_and_never_written_to(
     monkeypatch.setenv("SBKIT_CACHE", f"{own}:{shared}")
     assert use_every_kind(corpus) == seen
     assert not decoded
-    assert {path.parent.name for path in own.glob("*/*")} <= {kept.FILES_FOLDER}
+    assert {path.parent.name for path in own.glob("*/*")} <= {content_cache.FILES_FOLDER}
     rewrite(tmp_path / "corpus/clips/dev1.wav", tone(78))
     corpus.pack()
     use_every_kind(corpus)

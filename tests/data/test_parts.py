@@ -47,9 +47,9 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return note_calls(monkeypatch, io, "stream_audio", lambda path, *_: Path(path).name)
 
 
-def read(source: Path, **knobs: object) -> Manifest:
-    all_knobs = {"manifest": {"train": str(source)}, "language": "en", **knobs}
-    manifest = own_data.read(all_knobs, "train")
+def read(source: Path, **settings: object) -> Manifest:
+    all_settings = {"manifest": {"train": str(source)}, "language": "en", **settings}
+    manifest = own_data.read(all_settings, "train")
     assert isinstance(manifest, Manifest)
     return manifest
 

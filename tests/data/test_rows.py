@@ -14,7 +14,7 @@ import pytest
 import soundfile
 
 from sbkit.audio.io import encode_audio
-from sbkit.data.sources import store_rows
+from sbkit.data.read_manifests import store_rows
 
 RATE = 16_000
 CLIP = (1000 * np.sin(np.arange(800))).astype(np.int16)

@@ -29,6 +29,7 @@ from sbkit.data import shard, sources
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.filesystem import ByteRange, Storage
 from sbkit.data.manifest import Clip, Excluded, Manifest
+from sbkit.data.read_manifests import TableFolders, list_tables
 from sbkit.data.sampler import MicroBatch, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, ShardWriter, read_rows
 from sbkit.data.sharded_corpus import (
@@ -39,7 +40,6 @@ from sbkit.data.sharded_corpus import (
     work_share,
     write_shards,
 )
-from sbkit.data.sources import TableFolders, list_tables
 from sbkit.data.splits import sample_counts, shard_numbers
 from sbkit.data.tables import TableOptions
 from tests import processes
@@ -70,13 +70,13 @@ def write(location: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> 
     return write_shards(Storage(location), options, manifests, ROLES)
 
 
-def knobs(location: str, **more: Any) -> dict[str, Any]:
+def settings(location: str, **more: Any) -> dict[str, Any]:
     common = {"language": "en", "sample_rate": 16_000, "min_seconds": 0.0, "max_seconds": 9.0}
     return {**common, "data_folder": location, **more}
 
 
 def train_of(location: str) -> datasets.Dataset:
-    return prepare_transcripts(knobs(location)).train
+    return prepare_transcripts(settings(location)).train
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])
@@ -87,7 +87,7 @@ def test_shards_give_back_the_clips_on_any_file_system(
     for target in (location, str(tmp_path / "shards [fr]*")):  # not a pattern
         index = write(target, clips, options)
         assert index is not None and len(index.splits["train"]) > 4
-        splits = prepare_transcripts(knobs(target))
+        splits = prepare_transcripts(settings(target))
         names = splits.train.column_names
         assert names == ["id", "text", "sentence", "samples", "speaker", "age", "audio"]
         rows = {row["id"]: row for row in read_rows(splits.train, range(24))}
@@ -260,7 +260,7 @@ def test_array_tasks_take_their_share_and_the_last_writes_the_index(
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
     assert write(location, clips) is None
     with pytest.raises(SbkitError, match="data_folder must be"):
-        corpus_of(knobs(location))
+        corpus_of(settings(location))
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     assert write(location, clips) is not None
     assert len(train_of(location)) == 24
@@ -349,7 +349,7 @@ def test_table_folders_become_shards_and_leave_no_cache(
     index = write_tables(location, tmp_path / "source")
     assert index is not None
     assert len(index.splits["train"]) == 6  # of 4, 4 and 2 clips, twice
-    manifest = corpus_of(knobs(location)).read(knobs(location), "train")
+    manifest = corpus_of(settings(location)).read(settings(location), "train")
     assert isinstance(manifest, Manifest)
     assert sorted(manifest[0].columns) == ["language", "speaker"]
     assert sorted(clip.id for clip in manifest) == sorted(map(str, range(20)))
@@ -399,7 +399,9 @@ def test_table_folder_at_a_url_resumes_after_their_last_shard(
     decoded.clear()
     assert write_tables(location, source) is not None
     assert len(set(decoded)) == len(decoded) == 16  # all but a shard of four
-    counts = Counter(clip.id for clip in corpus_of(knobs(location)).read(knobs(location), "train"))
+    counts = Counter(
+        clip.id for clip in corpus_of(settings(location)).read(settings(location), "train")
+    )
     assert counts == Counter(map(str, range(20)))
 
 
@@ -477,12 +479,12 @@ def test_impossible_shard_options_are_refused(
     folder = str(tmp_path / "shards")
     write(folder, clips)
     with pytest.raises(SbkitError, match=r"is 8000, but the shards in .* have 16000 Hz"):
-        prepare_transcripts(knobs(folder, sample_rate=8_000))
+        prepare_transcripts(settings(folder, sample_rate=8_000))
     with pytest.raises(SbkitError, match="must be pcm or flac, but is lazy"):
         write(folder, clips, replace(OPTIONS, store="lazy"))
     for url in ("nope://shards", *(() if find_spec("s3fs") else ("s3://bucket/shards",))):
         with pytest.raises(SbkitError, match="fsspec cannot read the protocol of"):
-            corpus_of(knobs(url))
+            corpus_of(settings(url))
     with pytest.raises(SbkitError, match="but is '1 gigabyte'"):
         sbkit(["prepare", str(ROOT / "hparams/ctc.yaml"), "--shards=x", "--shard-size=1 gigabyte"])
     array = {"ID": "7", "MIN": "1", "COUNT": "3"}
@@ -504,7 +506,7 @@ def test_table_folders_may_have_different_columns(tmp_path: Path, location: str)
     none = datasets.Dataset.from_list([row]).select([])
     none.to_parquet(tmp_path / "source" / "part3.parquet")
     assert write_tables(location, tmp_path / "source") is not None
-    clips = corpus_of(knobs(location)).read(knobs(location), "train")
+    clips = corpus_of(settings(location)).read(settings(location), "train")
     columns = {clip.id: {**clip.columns} for clip in clips}
     assert len(columns) == 21
     assert columns["other"] == {"mood": "calm", "language": "en"}

@@ -25,8 +25,8 @@ from sbkit.audio import decode
 from sbkit.audio.decode import Block
 from sbkit.audio.io import read_audio
 from sbkit.audio.lengths import Subsampling
+from sbkit.base.content_cache import verifying
 from sbkit.base.errors import SbkitError
-from sbkit.base.kept import verifying
 from sbkit.data import cache
 from sbkit.data import splits as splits_module
 from sbkit.data.batch import UtteranceDataset

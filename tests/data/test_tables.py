@@ -25,7 +25,7 @@ from sbkit.audio.io import AudioPart, encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.common_voice import read_release
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
-from sbkit.data.sources import TableFolders
+from sbkit.data.read_manifests import TableFolders
 from sbkit.data.tables import TableOptions
 from sbkit.models.pretrained.folder import _match_tensors
 from tests.data.test_parts import read

@@ -14,12 +14,12 @@ import webdataset
 from sbkit.audio.io import encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.data import sources
+from sbkit.data import read_manifests
 from sbkit.data.filesystem import Storage
+from sbkit.data.read_manifests import TableFolders, list_tables
 from sbkit.data.shard import read_rows
 from sbkit.data.sharded_corpus import ShardOptions, write_shards
 from sbkit.data.sharded_corpus import read as read_shards
-from sbkit.data.sources import TableFolders, list_tables
 from sbkit.data.tables import TableOptions
 from tests.data.test_cache import write_tar
 from tests.data.test_splits import prepare_manifest
@@ -115,7 +115,7 @@ def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
 def test_tars_give_the_clips(
     clips: dict[Path, str], tmp_path: Path, write: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BATCH_ROWS", 3)
+    monkeypatch.setattr(read_manifests, "BATCH_ROWS", 3)
     assert callable(write)
     write(tmp_path / "tars", clips)
     audio = to_shards(tmp_path / "tars", tmp_path / "shards")

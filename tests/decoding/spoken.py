@@ -9,7 +9,7 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.fit import ValidationUtterance
-from sbkit.decoding.words import WordAligner
+from sbkit.decoding.word_times import WordAligner
 from sbkit.lm.language_models import TOKENS, WORDS
 from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer

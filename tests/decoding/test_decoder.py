@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.decoding import clips as clip_module
+from sbkit.decoding import pool as clip_module
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool
 from sbkit.decoding.decoder import AttentionScorer, DecoderWeights, rescore
 from sbkit.decoding.greedy import GreedyDecoder, best_tokens
+from sbkit.decoding.pool import ClipDecoder, DecoderInput, DecoderPool
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.words import Confidence
+from sbkit.decoding.word_times import Confidence
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels
 from sbkit.models.loss import attention_loss
@@ -323,7 +323,7 @@ import builtins
 import pickle
 import sys
 from pathlib import Path
-from sbkit.decoding import clips as clip_module
+from sbkit.decoding import pool as clip_module
 clip_module.MIN_FRAMES_FOR_POOL = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
 pool = builtins.pool = clip_module.DecoderPool(decoder, processes=2)  # outlives this module

@@ -17,7 +17,7 @@ from sbkit.decoding.fit import (
     fit_weights,
     sample_utterances,
 )
-from sbkit.decoding.words import Confidence
+from sbkit.decoding.word_times import Confidence
 from sbkit.evaluate.wer import ErrorCounts, TextErrors
 from sbkit.lm.language_models import LanguageModels
 from sbkit.logs.progress import reporting

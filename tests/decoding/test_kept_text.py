@@ -7,7 +7,7 @@ import pytest
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer
-from sbkit.decoding.words import Confidence
+from sbkit.decoding.word_times import Confidence
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import TOKENS, WORDS, describe_seen, load_language_models

@@ -14,7 +14,7 @@ from sbkit.evaluate.report import confusions, order_by_use, row, write_report
 from sbkit.evaluate.wer import FigureDict, ScoredUtterance, pair_units
 from sbkit.evaluate.wer_report import slice_figures
 from sbkit.logs.metric import Metric
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 from tests.logs.reports import results, tone, write_example
 
 

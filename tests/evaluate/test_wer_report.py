@@ -22,7 +22,7 @@ from sbkit.evaluate.wer_report import (
     write_utterances,
     write_wer,
 )
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 SPLIT = [
     ScoredUtterance("c_right", "all is well", "all is well"),

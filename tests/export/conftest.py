@@ -6,7 +6,7 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.test_sets import prepare_test_sets, read_whole_clips
+from sbkit.runtime.score_sets import prepare_test_sets, read_whole_clips
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.export.export import export_run, replacing_bundle
-from sbkit.runtime import test_sets
+from sbkit.runtime import score_sets
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.test_sets import prepare_test_sets
+from sbkit.runtime.score_sets import prepare_test_sets
 from tests.runtime.bundles import ROOT, make_run
 
 
@@ -110,7 +110,7 @@ def test_class_of_a_notebook_is_refused_with_the_way_out(
 def test_prepare_test_sets_of_a_run_without_them_is_refused(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = SimpleNamespace(prepare_splits=lambda knobs: SimpleNamespace(test={}))
-    monkeypatch.setattr(test_sets, "load_recipe", lambda *_, **__: recipe)
+    recipe = SimpleNamespace(prepare_splits=lambda settings: SimpleNamespace(test={}))
+    monkeypatch.setattr(score_sets, "load_recipe", lambda *_, **__: recipe)
     with pytest.raises(SbkitError, match="has no test sets"):
         prepare_test_sets(run)

@@ -20,11 +20,11 @@ from sbkit.export.formats import WRITERS, declared_formats
 from sbkit.export.model_card import USES
 from sbkit.export.onnx_format import WrittenGraph
 from sbkit.export.parity import Agreement, Candidate, Case, Comparison
-from sbkit.export.traced import WaveformModel, trace, trained_log_probs
+from sbkit.export.trace import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.tasks.codec.task import Coding
+from sbkit.tasks.codec.task import CodecTask
 from tests.runtime.bundles import SMALL, make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
 
@@ -127,7 +127,7 @@ def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) ->
 
 def test_declared_formats_must_be_formats_of_the_task() -> None:
     with pytest.raises(SbkitError, match="sherpa-onnx is not a format of a codec, which has onnx"):
-        declared_formats({"export_formats": ["onnx", "sherpa-onnx"]}, Coding())
+        declared_formats({"export_formats": ["onnx", "sherpa-onnx"]}, CodecTask())
 
 
 def test_model_card_says_how_every_format_is_loaded() -> None:

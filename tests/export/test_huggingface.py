@@ -23,7 +23,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
-from sbkit.export.traced import WaveformModel, trained_log_probs
+from sbkit.export.trace import WaveformModel, trained_log_probs
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
@@ -168,7 +168,7 @@ def test_write_huggingface_refuses_further_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "knobs"),
+    ("model_type", "settings"),
     [
         ("wav2vec2", {"layers": 2}),
         ("wav2vec2-bert", {}),
@@ -177,9 +177,9 @@ def test_write_huggingface_refuses_further_parts(tmp_path: Path) -> None:
     ],
 )
 def test_write_huggingface_writes_other_encoders(
-    model_type: str, knobs: dict[str, Any], tmp_path: Path
+    model_type: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    export_run(run_of(tmp_path / "run", model_type, **knobs), tmp_path / "bundle")
+    export_run(run_of(tmp_path / "run", model_type, **settings), tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     (candidate,) = write_huggingface(bundle, tmp_path)
     trained = WaveformModel(bundle.model.network).eval()

@@ -11,7 +11,7 @@ import soundfile
 from sbkit.evaluate.report import write_report
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set, slice_figures
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(1)>'\""
 SAID = "hold the line please"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sbkit.data.report import write_data_report
+from sbkit.data.data_report import write_data_report
 from sbkit.evaluate.report import write_report
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 from tests.browser import assert_no_faults, open_browser, visit
-from tests.data.test_report import make_splits
+from tests.data.test_data_report import make_splits
 from tests.logs.reports import HOSTILE, SAID, results, tone, write_example
 
 pytestmark = pytest.mark.browser

@@ -32,13 +32,13 @@ def test_other_training_data_gives_other_language_models(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """Training splits may have any names, as those of LibriSpeech have."""
-    knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
-    knobs |= {"output_folder": str(tmp_path)}
+    settings: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
+    settings |= {"output_folder": str(tmp_path)}
     for text, known in (("call", {"call"}), ("call", {"call"}), ("the office", {"the", "office"})):
         train = make_store([Utterance("a", text, text, "ann", 0, b"")])
         prints = {"train-clean-100": text, "dev-clean": "other"}
         splits = Splits(train, {"dev-clean": train}, {}, fingerprints=prints)
-        prepare_language_models(knobs, splits, tokenizer)
+        prepare_language_models(settings, splits, tokenizer)
         words = load_language_models(tmp_path / LANGUAGE_MODELS_FILE, tokenizer).words
         assert words is not None and {*words.words} == {*SPECIAL, *known}
 
@@ -60,14 +60,14 @@ def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
     header = "sentence_id\tsentence\tvariant\tsentence_domain\tsource\tis_used\tclips_count"
     rows = ['a1\t"Ice call.\t\t\tme\t1\t3', "a2\tTell the chief.\t\tgeneral\tme\t1\t0"]
     sentences.write_text("\n".join([header, *rows]) + "\n")
-    knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
-    knobs |= {"output_folder": str(tmp_path), "lm_text": [str(talks), str(sentences)]}
+    settings: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
+    settings |= {"output_folder": str(tmp_path), "lm_text": [str(talks), str(sentences)]}
     caplog.set_level("INFO")
 
     def known_words(dev: Sequence[str], lm_text: object) -> set[str]:
         caplog.clear()
         splits = splits_of("fill the face", dev, "ice call")
-        prepare_language_models(knobs | {"lm_text": lm_text}, splits, tokenizer)
+        prepare_language_models(settings | {"lm_text": lm_text}, splits, tokenizer)
         words = load_language_models(tmp_path / LANGUAGE_MODELS_FILE, tokenizer).words
         assert words is not None
         return {*words.words} - {*SPECIAL}
@@ -107,8 +107,8 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
     (tmp_path / name).write_bytes(TEXT_FILES[name])
     table = orthography("en")
     assert [*read_sentences([tmp_path / name], table)] == ["call the office"]
-    knobs = {"text_column": "said"}  # of the manifests; other tables have usual names
-    assert [*read_sentences([tmp_path / name], table, knobs)] == ["call the office"]
+    settings = {"text_column": "said"}  # of the manifests; other tables have usual names
+    assert [*read_sentences([tmp_path / name], table, settings)] == ["call the office"]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_lm_text_that_cannot_be_used_is_named(
     for name, text in content.items():
         if text is not None:
             (tmp_path / name).write_text(text)
-    knobs = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
-    knobs |= {"output_folder": str(tmp_path), "lm_text": [str(tmp_path / x) for x in content]}
+    settings = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
+    settings |= {"output_folder": str(tmp_path), "lm_text": [str(tmp_path / x) for x in content]}
     with pytest.raises(SbkitError, match=match):
-        prepare_language_models(knobs, splits_of("call", ["call"], "call"), tokenizer)
+        prepare_language_models(settings, splits_of("call", ["call"], "call"), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_tokenizer_of_init_from_is_kept_if_it_fits(
     sentence: str, text: object, is_kept: bool, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / RUN_YAML).write_text("language: en\n")
-    knobs = {"init_from": str(tmp_path), "language": "en", "text": text, "token_type": "char"}
-    knobs |= {"vocab_size": None, "output_folder": str(tmp_path / "run")}
+    settings = {"init_from": str(tmp_path), "language": "en", "text": text, "token_type": "char"}
+    settings |= {"vocab_size": None, "output_folder": str(tmp_path / "run")}
     train = make_store([Utterance("a", sentence, sentence, "ann", 0, b"")])
-    new = prepare_tokenizer(knobs, Splits(train, {}, {}))
+    new = prepare_tokenizer(settings, Splits(train, {}, {}))
     assert (new.content == tokenizer.content) is is_kept

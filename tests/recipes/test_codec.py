@@ -28,10 +28,10 @@ from sbkit.models.spectral_losses import (
 )
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.codec.codes import HEADER, Coded, CodeSpace, read_codes, write_codes
+from sbkit.tasks.codec.codes import HEADER, CodeSpace, EncodedAudio, read_codes, write_codes
 from sbkit.tasks.codec.model import FiniteScalarQuantizer
 from sbkit.tasks.codec.predict import Codec
-from sbkit.tasks.codec.task import Coding
+from sbkit.tasks.codec.task import CodecTask
 from tests.check.harness import declared_run
 from tests.runs import (
     ROOT,
@@ -99,18 +99,18 @@ def test_measure_counts_codes_and_report_notes_dead_codebooks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
-    measured = Coding().measure([CodedUtterance(2.0, codes, 4)])
+    measured = CodecTask().measure([CodedUtterance(2.0, codes, 4)])
     per_codebook = {"usage": (0.5, 0.25), "perplexity": (2.0, 1.0), "entropy": (1.0, 0.0)}
     for name, values in per_codebook.items():
         assert (measured[f"{name}_0"], measured[f"{name}_1"]) == values
     assert (measured["mel_distance"], measured["usage"]) == (2.0, 0.375)
     coded = [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)]
-    Coding().report(tmp_path, "test", coded, Coding().measure(coded), None)
+    CodecTask().report(tmp_path, "test", coded, CodecTask().measure(coded), None)
     (note,) = caplog.messages  # all four could occur, and one does
     assert "most codes of codebook 1 are dead in test (25% occur)" in note
     all_different = np.tile(np.arange(36)[:, None], (1, 2))
     coded = [CodedUtterance(2.0, all_different, 1000)]
-    Coding().report(tmp_path, "dev", coded, Coding().measure(coded), None)
+    CodecTask().report(tmp_path, "dev", coded, CodecTask().measure(coded), None)
     assert caplog.messages == [note]
 
 
@@ -137,7 +137,7 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     torch.testing.assert_close(predicted[:2], decoded[:2])
     scores = brain.score(outputs, batch)
     assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
-    line = Coding().describe(Coding().measure(scores))
+    line = CodecTask().describe(CodecTask().measure(scores))
     described = [figure.split()[0] for figure in line.split(", ")]
     assert described == ["mel_distance", "usage", "perplexity", "entropy"]
     assert scores[2].mel_distance_per_frame == pytest.approx(
@@ -278,7 +278,7 @@ def test_decode_refuses_invalid_codes(name: str, codec: Codec) -> None:
         patch.object(Codec, "run", side_effect=AssertionError("the network was run")),
         pytest.raises(SbkitError, match="^Codes must be "),
     ):
-        codec.decode(Coded(INVALID_CODES[name], 800))
+        codec.decode(EncodedAudio(INVALID_CODES[name], 800))
     with pytest.raises(SbkitError, match="^Codes must be "):
         [*codec.decode_stream([INVALID_CODES[name]])]
 
@@ -317,7 +317,7 @@ def test_bundle_omits_the_discriminator(trained: Path, bundle: Path) -> None:
 
 
 def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
-    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.Coding cannot score tables"):
+    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.CodecTask cannot score tables"):
         sbkit(["score", str(bundle), str(clip)])
 
 
@@ -351,7 +351,7 @@ def test_read_codes_refuses_damaged_files(tmp_path: Path) -> None:
     assert (SPACE.bits, CodeSpace(1, (8, 8)).bits) == (10, 6)
     file, key = tmp_path / "a.codes", SPACE.fingerprint()
     codes = np.random.default_rng(0).integers(0, 1000, (7, 4))
-    write_codes(file, Coded(codes, 2700), SPACE, key)
+    write_codes(file, EncodedAudio(codes, 2700), SPACE, key)
     clip = read_codes(file, SPACE, key, frame=400)
     assert np.array_equal(clip.codes, codes) and clip.samples == 2700
     whole = file.read_bytes()

@@ -41,9 +41,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepare(*, data_folder: object, language: object) -> Splits:
     """Prepare a release as a recognizer's run does."""
-    knobs = {"data_folder": data_folder, "language": language, "sample_rate": 16_000}
+    settings = {"data_folder": data_folder, "language": language, "sample_rate": 16_000}
     limits = {"min_seconds": 0.0, "max_seconds": 1000.0}
-    return prepare_transcripts({**knobs, **limits})
+    return prepare_transcripts({**settings, **limits})
 
 
 def write_tsv(folder: Path, split: str, rows: list[str]) -> None:
@@ -72,10 +72,10 @@ def test_empty_training_set_is_refused_with_the_reason(tmp_path: Path) -> None:
     (release / "train.tsv").rename(release / "validated.tsv")
     for row in range(2):
         set_sentence(release, "validated", row, "…")
-    knobs = {"data_folder": release, "language": "en", "sample_rate": 16_000}
-    knobs |= {"splits": {"train": "validated"}, "min_seconds": 0.0, "max_seconds": 9.0}
+    settings = {"data_folder": release, "language": "en", "sample_rate": 16_000}
+    settings |= {"splits": {"train": "validated"}, "min_seconds": 0.0, "max_seconds": 9.0}
     with pytest.raises(SbkitError, match="All 2 sentences of train are empty .* `language: en`"):
-        prepare_transcripts(knobs)
+        prepare_transcripts(settings)
 
 
 def test_release_without_clips_is_refused(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_default_corpus_is_complete(asterisk_english: Path, tmp_path: Path) -> N
 
 def test_two_languages_need_two_releases(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
-    knobs = {"data_folder": release, "language": ["en", "fr"], "sample_rate": 16_000}
+    settings = {"data_folder": release, "language": ["en", "fr"], "sample_rate": 16_000}
     with pytest.raises(SbkitError, match="names en, fr, but .* is the release of one language"):
-        prepare_audio({**knobs, "min_seconds": 0.0, "max_seconds": 1000.0})
+        prepare_audio({**settings, "min_seconds": 0.0, "max_seconds": 1000.0})
     with pytest.raises(SbkitError, match="must be the tag of a known language"):
         prepare(data_folder=release, language=["en", "fr"])
 
@@ -171,12 +171,12 @@ def release_of(folder: Path, version: str, *, splits: tuple[str, ...]) -> Path:
 @pytest.mark.parametrize("version", HEADERS)
 def test_release_of_any_version_is_read(version: str, tmp_path: Path) -> None:
     release_of(tmp_path / "en", version, splits=SPLITS)
-    knobs = {"data_folder": tmp_path, "language": "en", "splits": None}
-    corpus = corpus_of(knobs)
+    settings = {"data_folder": tmp_path, "language": "en", "splits": None}
+    corpus = corpus_of(settings)
     assert corpus is common_voice
-    assert corpus.splits(knobs) == USUAL_SPLITS
+    assert corpus.splits(settings) == USUAL_SPLITS
     for split in SPLITS:
-        manifest = corpus.read(knobs, split)
+        manifest = corpus.read(settings, split)
         assert list(manifest.excluded) == []
         assert [clip.id for clip in manifest] == [f"{split}{number}" for number in range(3)]
         for number, clip in enumerate(manifest):
@@ -197,9 +197,9 @@ def test_delta_release_needs_named_splits(tmp_path: Path) -> None:
     release = release_of(tmp_path / "cv-corpus-15.0-delta-2023-09-08" / "en", "22", splits=())
     for split in SPLITS:
         (release / f"{split}.tsv").unlink()
-    knobs = {"data_folder": release.parent, "language": "en", "splits": None}
+    settings = {"data_folder": release.parent, "language": "en", "splits": None}
     missing = r"has no train\.tsv, dev\.tsv, test\.tsv.*among .*invalidated, other, .*`splits`"
     with pytest.raises(SbkitError, match=missing):
-        common_voice.splits(knobs)
+        common_voice.splits(settings)
     with pytest.raises(SbkitError, match=r"'test', which is not a split .*, or \[\] for none"):
-        common_voice.splits(knobs | {"splits": {"train": "validated", "valid": "other"}})
+        common_voice.splits(settings | {"splits": {"train": "validated", "valid": "other"}})

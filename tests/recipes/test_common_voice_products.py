@@ -19,7 +19,7 @@ from sbkit.check.data import check_data
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import sharded_corpus
 from sbkit.data.common_voice import TableSpeakers, choose_splits
-from sbkit.data.corpus import KnobValues, describe_corpus, splits_of
+from sbkit.data.corpus import SettingValues, describe_corpus, splits_of
 from sbkit.data.manifest import Manifest
 from sbkit.logs.run_log import read_log
 from tests.check.harness import declared_run
@@ -51,8 +51,8 @@ def table(releases: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(releases / SPONTANEOUS / "ss-corpus-en.tsv", release))
 
 
-def read(release: Path, split: str, language: str = "en", **knobs: object) -> Manifest:
-    return common_voice.read({"data_folder": release, "language": language, **knobs}, split)
+def read(release: Path, split: str, language: str = "en", **settings: object) -> Manifest:
+    return common_voice.read({"data_folder": release, "language": language, **settings}, split)
 
 
 def change(table: Path, *columns: str, **values: str) -> None:
@@ -118,11 +118,11 @@ def test_a_speaker_of_two_releases_is_in_one_split(
         change(table, split=assigned)
     fake.write_tsv(later / table.name, [row | {"split": ""} for row in rows[::3] * 2])
     corpus = corpus_of({"data_folder": [str(table.parent), str(later)]})
-    knobs = {"data_folder": [str(table.parent), str(later)], "language": "en"}
+    settings = {"data_folder": [str(table.parent), str(later)], "language": "en"}
     speakers: dict[str, set[str]] = {"train": set(), "dev": set(), "test": set()}
     for split, speakers_of_split in speakers.items():
         for folder in (table.parent, later):
-            manifest = corpus.read(knobs, f"{split}-{folder.name}")
+            manifest = corpus.read(settings, f"{split}-{folder.name}")
             assert isinstance(manifest, Manifest)
             speakers_of_split |= {clip.columns["speaker"] for clip in manifest}
     assert min(map(len, speakers.values())) > 0
@@ -156,9 +156,9 @@ def test_newest_release_in_a_folder_is_read(table: Path) -> None:
 def test_wrong_languages_and_splits_are_named(releases: Path) -> None:
     with pytest.raises(SbkitError, match=r"no ss-corpus-fr\.tsv, but ss-corpus-en\.tsv"):
         read(releases / SPONTANEOUS, "train", language="fr")
-    knobs = {"data_folder": releases / SPONTANEOUS, "language": "en", "splits": {"train": "all"}}
+    settings = {"data_folder": releases / SPONTANEOUS, "language": "en", "splits": {"train": "all"}}
     with pytest.raises(SbkitError, match="'all', which is not a split .* test, unassigned"):
-        common_voice.splits(knobs)
+        common_voice.splits(settings)
 
 
 def test_training_on_validated_leaves_out_dev_and_test(releases: Path) -> None:
@@ -169,22 +169,22 @@ def test_training_on_validated_leaves_out_dev_and_test(releases: Path) -> None:
     assert manifest.filtered == {"also in dev or test": sizes["dev"] + sizes["test"]}
     everything = {"splits": {"train": "train", "test": "validated"}}
     assert len(read(releases / SCRIPTED, "validated", **everything)) == sizes["validated"]
-    knobs = {"data_folder": releases / SCRIPTED, "language": "en"}
+    settings = {"data_folder": releases / SCRIPTED, "language": "en"}
     with pytest.raises(SbkitError, match="Choose among: dev, other, test, train, validated"):
-        common_voice.splits({**knobs, "splits": {"train": "clip_durations"}})
+        common_voice.splits({**settings, "splits": {"train": "clip_durations"}})
 
 
 def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Path) -> None:
-    knobs = {"data_folder": releases / SPONTANEOUS, "language": "en"}
-    assert describe_corpus(common_voice, knobs) == {
+    settings = {"data_folder": releases / SPONTANEOUS, "language": "en"}
+    assert describe_corpus(common_voice, settings) == {
         "name": f"Mozilla Common Voice Spontaneous Speech, invented speakers ({SPONTANEOUS[:-3]})",
         "license": "CC-BY-SA-3.0",
     }
     release = shutil.copytree(releases / SCRIPTED / "en", tmp_path / "en")
     text = "## Licence\n\nReleased under\nCC-0.\n\n## Authors\n"
     (release / "README.md").write_text(text)
-    knobs = {"data_folder": release, "language": "en"}
-    corpus = describe_corpus(common_voice, knobs)
+    settings = {"data_folder": release, "language": "en"}
+    corpus = describe_corpus(common_voice, settings)
     assert corpus == {"name": "en", "license": "Released under CC-0."}
     shards = tmp_path / "shards"
     command = ["prepare", "hparams/ctc.yaml", f"--shards={shards}", "--language=en"]
@@ -283,10 +283,10 @@ def test_name_of_a_joined_folder_may_end_with_that_of_another(
     """`cv-corpus/fr` beside `sps-fr`, the usual names of both products."""
     for name, release in (("en", f"{SCRIPTED}/en"), ("sps-en", SPONTANEOUS)):
         (tmp_path / name).symlink_to(releases / release)
-    knobs = {"data_folder": [f"{tmp_path}/en", f"{tmp_path}/sps-en"], "language": "en"}
-    corpus = corpus_of(knobs)
+    settings = {"data_folder": [f"{tmp_path}/en", f"{tmp_path}/sps-en"], "language": "en"}
+    corpus = corpus_of(settings)
     for folder in (f"{tmp_path}/en", f"{tmp_path}/sps-en"):
-        manifest = corpus.read(knobs, f"dev-{Path(folder).name}")
+        manifest = corpus.read(settings, f"dev-{Path(folder).name}")
         assert isinstance(manifest, Manifest)
         assert manifest.ids == read(Path(folder), "dev").ids
 
@@ -298,13 +298,13 @@ def test_delta_release_joins_a_full_one(releases: Path, tmp_path: Path) -> None:
     delta.mkdir()
     for name in ("clips", "validated.tsv"):
         (delta / name).symlink_to(full / name)
-    knobs: KnobValues = {"data_folder": [str(full), str(delta)], "language": "en"}
-    corpus = corpus_of(knobs)
-    knobs = {**knobs, "splits": {"train": ["train-en", "validated-delta"], "valid": "dev-en"}}
-    roles = splits_of(corpus, knobs)
+    settings: SettingValues = {"data_folder": [str(full), str(delta)], "language": "en"}
+    corpus = corpus_of(settings)
+    settings = {**settings, "splits": {"train": ["train-en", "validated-delta"], "valid": "dev-en"}}
+    roles = splits_of(corpus, settings)
     assert roles["train"] == ("train-en", "validated-delta")
     assert roles["test"] == ("test-en",)
-    manifest = corpus.read(knobs, "validated-delta")
+    manifest = corpus.read(settings, "validated-delta")
     assert isinstance(manifest, Manifest)
     assert manifest.ids == read(full, "validated").ids
 
@@ -312,17 +312,17 @@ def test_delta_release_joins_a_full_one(releases: Path, tmp_path: Path) -> None:
 def test_joined_folders_have_names_of_their_own(releases: Path, tmp_path: Path) -> None:
     folders = [str(releases / SCRIPTED), str(releases / f"{SPONTANEOUS}.tar.gz")]
     chosen = {"train": f"validated-{SCRIPTED}", "valid": f"dev-{SPONTANEOUS}"}
-    knobs = {"data_folder": folders, "language": "en", "splits": chosen}
-    corpus = corpus_of(knobs)
-    roles = splits_of(corpus, knobs)
+    settings = {"data_folder": folders, "language": "en", "splits": chosen}
+    corpus = corpus_of(settings)
+    roles = splits_of(corpus, settings)
     assert roles["train"] == (chosen["train"],)
-    assert corpus.read(knobs, chosen["train"]).filtered["also in dev or test"] > 0
+    assert corpus.read(settings, chosen["train"]).filtered["also in dev or test"] > 0
     with pytest.raises(SbkitError, match="'dev', which is not a split of the corpus. Choose among"):
-        splits_of(corpus, knobs | {"splits": {"valid": "dev"}})
+        splits_of(corpus, settings | {"splits": {"valid": "dev"}})
     for name in ("a", "b"):
         (tmp_path / name / "x/clips").mkdir(parents=True)
         write_simple_tsv(tmp_path / name / "x", "train", [])
     twice = [f"{tmp_path}/a/x", f"{tmp_path}/b/x"]
-    assert corpus_of(knobs | {"data_folder": twice}) is not None
+    assert corpus_of(settings | {"data_folder": twice}) is not None
     with pytest.raises(SbkitError, match="two of which have the same name"):
-        corpus_of(knobs | {"data_folder": [twice[0], twice[0]]})
+        corpus_of(settings | {"data_folder": [twice[0], twice[0]]})

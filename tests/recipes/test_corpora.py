@@ -52,7 +52,7 @@ def test_corpus_of_follows_the_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "words"),
+    ("settings", "words"),
     [
         ({"data_folder": "FOLDER"}, "has none of these layouts"),
         ({"data_folder": __file__}, "is not a folder"),
@@ -62,29 +62,29 @@ def test_corpus_of_follows_the_yaml(tmp_path: Path) -> None:
     ],
 )
 def test_corpus_of_refuses_unknown_data(
-    tmp_path: Path, knobs: dict[str, object], words: str
+    tmp_path: Path, settings: dict[str, object], words: str
 ) -> None:
-    folder = knobs.get("data_folder")
+    folder = settings.get("data_folder")
     if isinstance(folder, str):
-        knobs = {**knobs, "data_folder": folder.replace("FOLDER", str(tmp_path))}
+        settings = {**settings, "data_folder": folder.replace("FOLDER", str(tmp_path))}
     with pytest.raises(SbkitError, match=words):
-        corpus_of(knobs)
+        corpus_of(settings)
 
 
 @pytest.mark.parametrize("name", ["CommonVoice", "LibriSpeech"])
 def test_corpus_of_a_folder_needs_data_folder(name: str) -> None:
-    knobs = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
+    settings = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
     with pytest.raises(SbkitError, match="`data_folder` names none"):
-        corpus_of(knobs).splits(knobs)
+        corpus_of(settings).splits(settings)
 
 
 def test_describe_corpus_returns_name_and_license() -> None:
     corpus = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
     assert corpus == {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0 and CC-BY-3.0"}
-    own: Any = SimpleNamespace(about=lambda knobs: {"name": "mine", "license": "mit"})
+    own: Any = SimpleNamespace(about=lambda settings: {"name": "mine", "license": "mit"})
     assert describe_corpus(own, {"corpus": "my.corpus"})["name"] == "mine"
-    for knobs, name in (({"data_folder": "/data/cv-fr/"}, "cv-fr"), ({}, None)):
-        assert describe_corpus(common_voice, knobs) == {"name": name, "license": None}
+    for settings, name in (({"data_folder": "/data/cv-fr/"}, "cv-fr"), ({}, None)):
+        assert describe_corpus(common_voice, settings) == {"name": name, "license": None}
 
 
 def test_key_splits_applies_to_a_user_corpus() -> None:
@@ -138,9 +138,9 @@ def test_folder_has_the_splits_that_its_names_tell(
         write_table(folder / layout.format(keyword, ending), ids)
     write_table(folder / f".cache/train{ending}", "z")
     write_table(folder / f"contest/others{ending}", "y")
-    knobs = {"manifest": {"all": str(folder)}, "language": "en"}
-    assert own_data.splits(knobs) == {"train": ["train"], "valid": ["dev"], "test": ["test"]}
-    manifests = [cast(Manifest, own_data.read(knobs, name)) for name in ("train", "dev", "test")]
+    settings = {"manifest": {"all": str(folder)}, "language": "en"}
+    assert own_data.splits(settings) == {"train": ["train"], "valid": ["dev"], "test": ["test"]}
+    manifests = [cast(Manifest, own_data.read(settings, name)) for name in ("train", "dev", "test")]
     assert [manifest.ids for manifest in manifests] == [[*"abcdef"], [*"gh"], ["i"]]
     for key in ("train", "dev", "test-all"):
         words = rf"`manifest.{key}`: {folder} has files for .*all: {folder}"
@@ -152,16 +152,16 @@ def test_folder_has_the_splits_that_its_names_tell(
 def test_splits_without_files_get_speakers_of_train(missing: str, tmp_path: Path) -> None:
     for split in {"train", "dev", "test"} - {missing}:
         write_table(tmp_path / f"{split}.csv", "abcdef" if split == "train" else "x")
-    knobs = {"manifest": {"all": str(tmp_path)}, "language": "en"}
-    assert own_data.splits(knobs) == {"train": ["train"], "valid": ["dev"], "test": ["test"]}
+    settings = {"manifest": {"all": str(tmp_path)}, "language": "en"}
+    assert own_data.splits(settings) == {"train": ["train"], "valid": ["dev"], "test": ["test"]}
     ids = {
-        name: cast(Manifest, own_data.read(knobs, name)).ids for name in ("train", "dev", "test")
+        name: cast(Manifest, own_data.read(settings, name)).ids for name in ("train", "dev", "test")
     }
     assert sorted(ids["train"] + ids[missing]) == [*"abcdef"]
     assert min(map(len, ids.values())) >= 1
     (tmp_path / "train.csv").unlink()
     with pytest.raises(SbkitError, match="`splits.train` is empty"):
-        splits_of(own_data, knobs)
+        splits_of(own_data, settings)
 
 
 def test_tars_are_read_by_the_splits_that_their_names_tell(tmp_path: Path) -> None:
@@ -171,23 +171,23 @@ def test_tars_are_read_by_the_splits_that_their_names_tell(tmp_path: Path) -> No
         (tmp_path / name).touch()
     (tmp_path / "test/cuts.000000.jsonl.gz").touch()
     for folder in (str(tmp_path), f"file://{tmp_path}"):
-        knobs = {"manifest": {"all": folder}, "language": "en"}
-        assert [*chain.from_iterable(own_data.splits(knobs).values())] == [*names]
+        settings = {"manifest": {"all": folder}, "language": "en"}
+        assert [*chain.from_iterable(own_data.splits(settings).values())] == [*names]
         for split, name in names.items():
-            assert own_data.read(knobs, split).files == (str(tmp_path / name),)
+            assert own_data.read(settings, split).files == (str(tmp_path / name),)
 
 
-def read(file: Path, content: str, **knobs: object) -> Manifest:
+def read(file: Path, content: str, **settings: object) -> Manifest:
     file.write_text(content, encoding="utf-8")
-    return read_source(file, **knobs)
+    return read_source(file, **settings)
 
 
-def read_all(file: Path, rows: Sequence[str], **knobs: object) -> dict[str, Manifest]:
+def read_all(file: Path, rows: Sequence[str], **settings: object) -> dict[str, Manifest]:
     file.write_text("\n".join(rows), encoding="utf-8")
-    all_knobs = {"manifest": {"all": str(file)}, "language": "en", **knobs}
-    corpus = corpus_of(all_knobs)
-    splits = chain.from_iterable(corpus.splits(all_knobs).values())
-    return {split: cast(Manifest, corpus.read(all_knobs, split)) for split in splits}
+    all_settings = {"manifest": {"all": str(file)}, "language": "en", **settings}
+    corpus = corpus_of(all_settings)
+    splits = chain.from_iterable(corpus.splits(all_settings).values())
+    return {split: cast(Manifest, corpus.read(all_settings, split)) for split in splits}
 
 
 def test_one_table_has_the_rows_of_all_splits(tmp_path: Path) -> None:
@@ -273,18 +273,18 @@ def test_columns_may_be_named_in_any_case(tmp_path: Path) -> None:
 def test_columns_of_each_table_may_have_their_own_names(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("clip,path,said\na.wav,hash,hi\n")
     (tmp_path / "b.csv").write_text("path,text\nb.wav,yo\n")
-    knobs = {
+    settings = {
         "manifest": {"train": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], "dev": "c.csv"},
         "path_column": {"a.csv": "clip"},
         "text_column": {str(tmp_path / "a.csv"): "said"},
         "language": "en",
     }
-    own_data.splits(knobs)
-    manifest = own_data.read(knobs, "train")
+    own_data.splits(settings)
+    manifest = own_data.read(settings, "train")
     assert isinstance(manifest, Manifest)
     assert [(clip.id, clip.sentence) for clip in manifest] == [("a", "hi"), ("b", "yo")]
     with pytest.raises(SbkitError, match="`path_column` names the table d.csv, but .* has .*a.csv"):
-        own_data.splits(knobs | {"path_column": {"d.csv": "clip"}})
+        own_data.splits(settings | {"path_column": {"d.csv": "clip"}})
 
 
 def test_nemo_manifest_is_read(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_nemo_manifest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "knobs", "words"),
+    ("content", "settings", "words"),
     [
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
         ("path,said\n1,2\n", {"text_column": "sad"}, "columns sad; it has path, said"),
@@ -307,10 +307,10 @@ def test_nemo_manifest_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_table_without_its_columns_is_refused(
-    tmp_path: Path, content: str, knobs: dict[str, object], words: str
+    tmp_path: Path, content: str, settings: dict[str, object], words: str
 ) -> None:
     with pytest.raises(SbkitError, match=words):
-        read(tmp_path / "a.csv", content, **knobs)
+        read(tmp_path / "a.csv", content, **settings)
 
 
 def kaldi(folder: Path, **files: str) -> Path:
@@ -393,12 +393,12 @@ def test_audio_bytes_without_a_path_are_audio(
 def test_table_folders_and_other_sources_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("path,text\na.wav,hi\n")
     manifest = {"train": ["memory://somewhere", str(tmp_path / "a.csv")]}
-    knobs = {"manifest": manifest, "language": "en"}
+    settings = {"manifest": manifest, "language": "en"}
     with pytest.raises(SbkitError, match=r"train` cannot mix table folders, tars and .*a\.csv"):
-        own_data.read(knobs, "train")
+        own_data.read(settings, "train")
     manifest["train"].pop()
     with pytest.raises(SbkitError, match="somewhere has neither tars nor parquet or JSON Lines"):
-        own_data.read(knobs, "train")
+        own_data.read(settings, "train")
 
 
 def test_missing_file_is_named_by_its_key() -> None:
@@ -455,14 +455,14 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"path,text\n{name}.wav,hi\n")
     a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
     manifest = {"train": [a, b], "dev": a, "test": {"clean": a, "noisy": b}, "test-x": b}
-    knobs = {"manifest": manifest, "language": "en"}
-    assert splits_of(own_data, knobs) == {
+    settings = {"manifest": manifest, "language": "en"}
+    assert splits_of(own_data, settings) == {
         "train": ("train",),
         "valid": ("dev",),
         "test": ("clean", "noisy", "test-x"),
     }
-    assert [clip.id for clip in own_data.read(knobs, "train")] == ["a.csv", "b.csv"]
-    assert splits_of(own_data, knobs | {"splits": {"test": "noisy"}})["test"] == ("noisy",)
+    assert [clip.id for clip in own_data.read(settings, "train")] == ["a.csv", "b.csv"]
+    assert splits_of(own_data, settings | {"splits": {"test": "noisy"}})["test"] == ("noisy",)
 
 
 @pytest.mark.parametrize(
@@ -487,13 +487,13 @@ def test_releases_of_two_languages_are_one_corpus(tmp_path: Path) -> None:
         for split in ("train", "dev", "test", "validated"):
             rows = f"path\tsentence\na.mp3\thi\n{language}.mp3\tyo\n"
             (tmp_path / language / f"{split}.tsv").write_text(rows)
-    knobs = {"data_folder": str(tmp_path), "language": ["en", "es"]}
-    corpus = corpus_of(knobs)
-    clips = corpus.read(knobs, "dev")
+    settings = {"data_folder": str(tmp_path), "language": ["en", "es"]}
+    corpus = corpus_of(settings)
+    clips = corpus.read(settings, "dev")
     assert [clip.id for clip in clips] == ["en/clips/a.mp3", "en", "es/clips/a.mp3", "es"]
     assert [clip.columns["language"] for clip in clips] == ["en", "en", "es", "es"]
-    assert corpus.splits(knobs)["valid"] == ("dev",)
-    knobs |= {"splits": {"train": "validated"}}
-    assert corpus.splits(knobs)["train"] == ("validated",)
+    assert corpus.splits(settings)["valid"] == ("dev",)
+    settings |= {"splits": {"train": "validated"}}
+    assert corpus.splits(settings)["train"] == ("validated",)
     with pytest.raises(SbkitError, match="Choose among: dev, test, train, validated"):
-        corpus.splits(knobs | {"splits": {"test": "other"}})
+        corpus.splits(settings | {"splits": {"test": "other"}})

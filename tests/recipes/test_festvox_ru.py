@@ -81,8 +81,8 @@ def test_festvox_voice_reads_cyrillic(tmp_path: Path, monkeypatch: pytest.Monkey
     fill_cache(tmp_path / "cache", make_voice(tmp_path / "root"), monkeypatch)
     run = tmp_path / "run"
     once = ("--check=False", "--number_of_epochs=1", f"--output_folder={run}")
-    corpus_knobs = ("--corpus=recipes.FestvoxRu.corpus", "--language=ru")
-    words = ["train.py", "hparams/tts.yaml", *TINY_VOICE, *once, *corpus_knobs]
+    corpus_settings = ("--corpus=recipes.FestvoxRu.corpus", "--language=ru")
+    words = ["train.py", "hparams/tts.yaml", *TINY_VOICE, *once, *corpus_settings]
     assert train_here(words, tmp_path / "cache") == 0
     with exported_bundle(run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         assert [note for note in voice.stream("2 лист").notes if "два" in note]

@@ -8,7 +8,7 @@ from lhotse.recipes import prepare_librispeech
 
 from recipes.prepare import corpus_of
 from sbkit.data.manifest import Manifest
-from tests.recipes.test_librispeech import SPLITS, knobs, root
+from tests.recipes.test_librispeech import SPLITS, root, settings
 
 assert root  # a fixture
 
@@ -21,14 +21,14 @@ def manifests(root: Path, tmp_path: Path) -> Path:
 
 
 def read(folder: Path, split: str) -> Manifest:
-    manifest = corpus_of(knobs(folder)).read(knobs(folder), split)
+    manifest = corpus_of(settings(folder)).read(settings(folder), split)
     assert isinstance(manifest, Manifest)
     return manifest
 
 
 def test_manifests_of_lhotse_are_the_corpus(root: Path, manifests: Path) -> None:
-    roles = corpus_of(knobs(manifests)).splits(knobs(manifests))
-    assert roles == corpus_of(knobs(root)).splits(knobs(root))
+    roles = corpus_of(settings(manifests)).splits(settings(manifests))
+    assert roles == corpus_of(settings(root)).splits(settings(root))
     for split in SPLITS:
         clips, expected = read(manifests, split), read(root, split)
         assert (clips.excluded, len(clips)) == ((), 4)

@@ -37,19 +37,19 @@ def root(tmp_path: Path, asterisk_english: Path) -> Path:
     return tmp_path
 
 
-def knobs(folder: Path, **options: object) -> Mapping[str, object]:
+def settings(folder: Path, **options: object) -> Mapping[str, object]:
     return {"data_folder": str(folder), "language": "en", **options}
 
 
 def test_librispeech_roles_are_the_existing_splits(root: Path) -> None:
     for folder in (root, root / "LibriSpeech"):
-        corpus = corpus_of(knobs(folder))
-        assert corpus.splits(knobs(folder)) == {
+        corpus = corpus_of(settings(folder))
+        assert corpus.splits(settings(folder)) == {
             "train": ("train-clean-100", "train-other-500"),
             "valid": ("dev-clean",),
             "test": ("test-clean", "test-other"),
         }
-    named = knobs(root, splits={"test": "test-other", "valid": ["dev-clean"]})
+    named = settings(root, splits={"test": "test-other", "valid": ["dev-clean"]})
     assert corpus_of(named).splits(named)["test"] == ("test-other",)
 
 
@@ -62,16 +62,16 @@ def test_librispeech_chapters_are_found_at_any_depth(root: Path, chapter: str) -
     (split / chapter).parent.mkdir(parents=True, exist_ok=True)
     (root / "moved").rename(split / chapter)
     (split / chapter / "84-7-0000.flac").rename(split / chapter / "84-7-0000.FLAC")
-    corpus = corpus_of(knobs(root))
-    assert "test-other" in corpus.splits(knobs(root))["test"]
-    manifest = corpus.read(knobs(root), "test-other")
+    corpus = corpus_of(settings(root))
+    assert "test-other" in corpus.splits(settings(root))["test"]
+    manifest = corpus.read(settings(root), "test-other")
     assert manifest.excluded == ()
     assert [clip.id for clip in manifest] == ["84-7-0000", "84-7-0001"]
     assert manifest[0].columns["gender"] == "female"
 
 
 def test_librispeech_clips_have_words_and_columns(root: Path) -> None:
-    clips = corpus_of(knobs(root)).read(knobs(root), "test-other")
+    clips = corpus_of(settings(root)).read(settings(root), "test-other")
     assert clips.excluded == ()
     assert [clip.id for clip in clips] == ["1089-7-0000", "1089-7-0001", "84-7-0000", "84-7-0001"]
     expected = {"speaker": "84", "chapter": "7", "language": "en", "gender": "female"}
@@ -86,7 +86,7 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
     (chapter / "84-7-0001.wav").touch()  # 84-7-0001.flac is there, too
     with (chapter / "84-7.trans.txt").open("a") as file:
         file.write("\n84-7-0005\n")
-    manifest = corpus_of(knobs(root)).read(knobs(root), "dev-clean")
+    manifest = corpus_of(settings(root)).read(settings(root), "dev-clean")
     assert [clip.id for clip in manifest] == ["1089-7-0000", "1089-7-0001", "84-7-0001"]
     assert manifest[2].path.suffix == ".flac"
     assert [(bad.id, bad.reason) for bad in manifest.excluded] == [
@@ -112,4 +112,4 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
 )
 def test_resolve_splits_refuses_bad_names(root: Path, splits: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
-        corpus_of(knobs(root)).splits(knobs(root, splits=splits))
+        corpus_of(settings(root)).splits(settings(root, splits=splits))

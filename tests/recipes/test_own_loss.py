@@ -10,7 +10,7 @@ import torch
 from speechbrain import Stage
 
 from docs.examples.two_views import TwoViewsBrain, divergence_of
-from sbkit.audio.draws import seeded_draws
+from sbkit.audio.random_draws import seeded_draws
 from sbkit.check.checked_run import CPU_OPTIONS
 from sbkit.check.dry_run import small_batch
 from sbkit.data.batch import TextBatch

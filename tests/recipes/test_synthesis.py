@@ -304,8 +304,8 @@ def speak_lines(bundle: Path, tmp_path: Path) -> Callable[..., int]:
 
 def read_table(table: Path) -> dict[str, dict[str, str]]:
     """Return the rows of a table by their texts, as training reads them."""
-    knobs = {"manifest": {"train-synthetic": str(table)}, "language": "en"}
-    manifest = own_data.read(knobs, "train-synthetic")
+    settings = {"manifest": {"train-synthetic": str(table)}, "language": "en"}
+    manifest = own_data.read(settings, "train-synthetic")
     assert isinstance(manifest, Manifest) and not manifest.excluded
     return {clip.sentence: {**clip.columns, "audio": str(clip.path)} for clip in manifest}
 

@@ -25,17 +25,17 @@ from recipes.vad.data import (
 )
 from recipes.vad.recipe import Scored, SpeechBatch, Vad, VoiceActivityBrain, collate
 from sbkit.audio.augment import color, make_colored
-from sbkit.audio.draws import seeded_draws
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples, read_audio
 from sbkit.audio.lengths import length_mask
+from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import read_knobs
+from sbkit.config.hparams import read_settings
 from sbkit.data.shard import read_rows
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 from tests.runs import (
     ROOT,
     TINY_VAD,
@@ -169,9 +169,9 @@ def test_training_draws_level_and_noise_and_validation_uses_10_db(
         inputs.append(audio)
         return predict(audio, lengths)
 
-    def inputs_of(stage: Stage, **knobs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def inputs_of(stage: Stage, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the model's input, and the clip in silence without noise: 2 x (B, S)."""
-        for name, value in knobs.items():
+        for name, value in settings.items():
             monkeypatch.setattr(brain.hparams, name, value)
         speech = brain.compute_forward(batch, stage).speech.float()
         clean = torch.zeros_like(inputs[-1])
@@ -184,9 +184,9 @@ def test_training_draws_level_and_noise_and_validation_uses_10_db(
     audio, clean = inputs_of(Stage.TRAIN, noise_prob=0.0)
     gains = 20 * (audio.abs().amax(1) / clean.abs().amax(1)).log10()
     assert -20 <= gains.min() < -10 and 0 < gains.max() <= 10
-    knobs = {"noise_prob": 1.0, "gain_db": [0, 0]}
+    settings = {"noise_prob": 1.0, "gain_db": [0, 0]}
     for stage, low, high in ((Stage.TRAIN, 0, 30), (Stage.VALID, 10, 10)):
-        audio, clean = inputs_of(stage, **knobs)
+        audio, clean = inputs_of(stage, **settings)
         speech = torch.from_numpy(clip[15 * WINDOW : 40 * WINDOW]).float().square().mean()
         ratios = 10 * (speech / (audio - clean).square().mean(1)).log10()
         assert (audio - clean).std(1).min() > 1  # not constant
@@ -216,10 +216,12 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     bundle = make_bundle(tmp_path)
-    knobs = read_knobs(ROOT / "hparams/vad.yaml", {}) | {"data_folder": str(workplace.release)}
+    settings = read_settings(ROOT / "hparams/vad.yaml", {}) | {
+        "data_folder": str(workplace.release)
+    }
     with pytest.raises(SbkitError, match="none is not a bundle"):
-        prepare_speech(knobs | {"recognizer": str(tmp_path / "none")})
-    test = prepare_speech(knobs | {"recognizer": str(bundle)}).test["test"]
+        prepare_speech(settings | {"recognizer": str(tmp_path / "none")})
+    test = prepare_speech(settings | {"recognizer": str(bundle)}).test["test"]
     recognizer = load_bundle(bundle)
     for row in read_rows(test, range(len(test))):
         (words,) = recognizer.align([row["audio"]], [row["text"]])

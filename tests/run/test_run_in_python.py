@@ -26,7 +26,7 @@ from sbkit.export import formats
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
 from sbkit.logs.run_log import read_log
-from sbkit.run import ending
+from sbkit.run import export_and_test
 from sbkit.run.run import Run
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text import tokenizer
@@ -195,7 +195,7 @@ def test_another_setting_in_the_same_folder_is_refused(
         use(Run(YAML, {**finished, "lr": 0.004}))
     with pytest.raises(SbkitError, match="begun with another configuration.*d_model"):
         use(Run(YAML, {**finished, "d_model": 48}))
-    assert Run.open(folder_of(finished)).knobs["lr"] == 0.002
+    assert Run.open(folder_of(finished)).settings["lr"] == 0.002
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A format that fails is named before the test, and the others are written only once."""
-    monkeypatch.setattr(ending, "FULL_GRID", SMALL_GRID)
+    monkeypatch.setattr(export_and_test, "FULL_GRID", SMALL_GRID)
     writers = {"onnx": off_by(0.0), "huggingface": off_by(1.0)}
     monkeypatch.setattr(formats, "WRITERS", writers)
     folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
@@ -404,12 +404,12 @@ def test_corpus_may_be_rows_of_python(workplace: Workplace, tmp_path: Path) -> N
         assert own[name]["samples"][:] == split["samples"][:]
 
 
-def test_knobs_of_a_run_cannot_be_changed() -> None:
-    knobs = Run(YAML).knobs
+def test_settings_of_a_run_cannot_be_changed() -> None:
+    settings = Run(YAML).settings
     message = r"cannot be changed any more.*Run\(yaml, {'lr': 0.1}\)"
     for change in ("__setitem__", "__ior__", "update", "pop"):
         with pytest.raises(SbkitError, match=message):
-            getattr(knobs, change)({"lr": 0.1})
+            getattr(settings, change)({"lr": 0.1})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from sbkit.base.checksums import write_checksums
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.run_config import RunConfig
-from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
+from sbkit.config.hparams import load_hparams, read_settings, save_yaml
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.export.parity import Grid
@@ -38,7 +38,7 @@ def make_run(
     folder: Path,
     yaml: Path = ROOT / "hparams" / "ctc.yaml",
     change: Callable[[Any], Any] = lambda hparams: None,
-    **knobs: object,
+    **settings: object,
 ) -> Path:
     """Save a model with its initial weights as training would; ``change`` edits it first."""
     folder.mkdir(parents=True)
@@ -48,9 +48,9 @@ def make_run(
         vocab_size=None,
         texts=lambda: ["hello there", "a quick brown fox"],
     )
-    defaults = read_knobs(yaml, {})
+    defaults = read_settings(yaml, {})
     sizes = {name: value for name, value in SIZES.items() if name in defaults}
-    overrides = {**sizes, "output_folder": str(folder), **knobs}
+    overrides = {**sizes, "output_folder": str(folder), **settings}
     torch.manual_seed(0)
     hparams = load_hparams(yaml, overrides)
     change(hparams)
@@ -66,16 +66,16 @@ def make_run(
     return folder
 
 
-def make_bundle(folder: Path, **knobs: object) -> Path:
+def make_bundle(folder: Path, **settings: object) -> Path:
     """Make a run, and export it."""
-    export_run(make_run(folder / "run", **knobs), folder / "bundle")
+    export_run(make_run(folder / "run", **settings), folder / "bundle")
     return folder / "bundle"
 
 
-def make_live_run(folder: Path, **knobs: object) -> Path:
+def make_live_run(folder: Path, **settings: object) -> Path:
     """Save a streaming model whose transcripts are not empty."""
     yaml = ROOT / "hparams/ctc_streaming.yaml"
-    return make_run(folder, yaml, louder, num_decoder_layers=0, **knobs)
+    return make_run(folder, yaml, louder, num_decoder_layers=0, **settings)
 
 
 def louder(hparams: Any) -> None:

@@ -11,7 +11,7 @@ import soundfile
 from docs.examples import pseudo_labels
 from recipes.OwnData import corpus as own_data
 from sbkit.data.manifest import Manifest
-from sbkit.decoding.words import Confidence
+from sbkit.decoding.word_times import Confidence
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.tasks.recognition.predict import Transcriber
 from tests.runtime.tones import RATE, silence, speak, tone_bundle

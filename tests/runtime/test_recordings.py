@@ -8,8 +8,8 @@ import soundfile
 
 from sbkit.export.export import export_run
 from sbkit.runtime.runtimes import load_bundle, load_in_thread
+from sbkit.runtime.score_sets import prepare_source
 from sbkit.runtime.scoring import sample_validation
-from sbkit.runtime.test_sets import prepare_source
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.train.initialize import with_encoder_config
 from tests.models.pretrained.folders import make_folder
@@ -27,8 +27,8 @@ def test_no_way_leads_around_the_one_that_cuts() -> None:
 
 def test_every_way_to_log_probs_cuts_a_recording_alike(tmp_path: Path) -> None:
     make_folder(tmp_path / "whisper", "whisper", max_source_positions=1500)  # 30 s
-    knobs = {"pretrained": str(tmp_path / "whisper"), "output_folder": str(tmp_path / "run")}
-    run = make_run(tmp_path / "run", YAML, louder, **with_encoder_config(YAML, knobs))
+    settings = {"pretrained": str(tmp_path / "whisper"), "output_folder": str(tmp_path / "run")}
+    run = make_run(tmp_path / "run", YAML, louder, **with_encoder_config(YAML, settings))
     folder = tmp_path / "bundle"
     export_run(run, folder, formats=["onnx"], grid=SMALL)
     clip = (3000 * np.random.default_rng(0).standard_normal(50 * RATE)).astype(np.int16)

@@ -14,7 +14,7 @@ from torch import Tensor
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.words import WordOffsets
+from sbkit.decoding.word_times import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import load_bundle

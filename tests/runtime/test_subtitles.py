@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from sbkit.tasks.recognition.subtitles import group_words, subtitles, to_srt, to_tsv, to_vtt
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 
 def evenly(count: int, word_seconds: float, text: str = "word") -> list[Word]:

@@ -14,9 +14,9 @@ import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.protocols import Effective
+from sbkit.bundle.protocols import EffectiveRuntime
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.words import WordOffsets
+from sbkit.decoding.word_times import WordOffsets
 from sbkit.runtime import runtimes
 from sbkit.runtime.scoring import describe_decoding
 from sbkit.tasks.detection.predict import VoiceDetector
@@ -292,7 +292,7 @@ def test_transcriber_tells_that_channels_cancel_each_other_out(
 def test_transcriber_reports_what_it_runs_on(plain_bundle: Path) -> None:
     for precision in ("fp32", "bf16"):
         with Transcriber.load(plain_bundle, device="cpu", precision=precision) as transcriber:
-            effective = Effective(runtime="torch", device="cpu", precision=precision)
+            effective = EffectiveRuntime(runtime="torch", device="cpu", precision=precision)
             assert transcriber.effective == effective
             assert transcriber.transcribe(silence(1), RATE).effective == effective
     for wrong in ({"device": "gpu"}, {"precision": "fp16"}, {"runtime": "tf"}):

@@ -15,9 +15,9 @@ from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
-from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
+from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.words import WordOffsets
+from sbkit.decoding.word_times import WordOffsets
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.recognition.session import Event, Final, Session, StreamingRecognizer
@@ -42,7 +42,7 @@ class ToneModel:
         return None
 
     def __init__(self, vocab_size: int, blank: int) -> None:
-        self.effective = Effective(runtime="tones", device="cpu", precision="fp32")
+        self.effective = EffectiveRuntime(runtime="tones", device="cpu", precision="fp32")
         self._vocab_size, self._blank = vocab_size, blank
         self.batches: list[list[float]] = []  # the seconds of their clips
 

@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
-from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTIONS, Service
@@ -114,7 +114,7 @@ class ToneSpeaker:
     """Say a text in tones, sentence by sentence."""
 
     sample_rate, language = RATE, "en"
-    effective = Effective(runtime="tones", device="cpu", precision="fp32")
+    effective = EffectiveRuntime(runtime="tones", device="cpu", precision="fp32")
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

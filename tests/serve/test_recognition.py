@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.serve.recognition import Batcher
@@ -25,7 +25,7 @@ class Echo:
     padded_lengths: Sequence[int] = ()
 
     def __init__(self) -> None:
-        self.effective = Effective(runtime="echo", device="cuda:0", precision="fp32")
+        self.effective = EffectiveRuntime(runtime="echo", device="cuda:0", precision="fp32")
         self.batches: list[list[int]] = []
         self.may_run = threading.Event()
         self.may_run.set()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from recipes.asr.recipe import AsrBrain
-from sbkit.decoding.clips import Recognition as Recognized
+from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.tasks.detection.task import Detection, FrameCounts
 from sbkit.tasks.recognition.task import Recognition

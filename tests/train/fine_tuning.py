@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.distributed.ranks import process_group, rank, world_size
 from sbkit.models.loss import Loss
-from sbkit.models.pretrained.parts import PretrainedFeatures
+from sbkit.models.pretrained.encoder import PretrainedFeatures
 from sbkit.train.brain import Brain
 from tests.models.pretrained.folders import make_parts, tiny_config
 
@@ -22,7 +22,7 @@ STEPS, PARTS, FROZEN = 5, 2, 2  # PARTS: micro-batches of a step
 FREEZE = {"CNN": "always", "Transformer": FROZEN}
 SAMPLES = {"wavlm": 1000, "wav2vec2-bert": 3600, "parakeet_encoder": 9000}
 SAMPLES |= {"whisper": 3600}  # some ten frames
-KNOBS = {
+SETTINGS = {
     **{"layerdrop": 0.5, "dropout": 0.1, "mask_time_length": 2, "mask_channel_length": 4},
     **{"gradient_checkpointing": True},
 }
@@ -66,7 +66,7 @@ def train_one(
     """Return the parameters of one encoder after a few steps."""
     config = tiny_config(model_type, num_hidden_layers=num_layers)
     samples = SAMPLES[model_type]
-    front_end, encoder = make_parts(config, **KNOBS, lora=lora)
+    front_end, encoder = make_parts(config, **SETTINGS, lora=lora)
     parts = {"CNN": front_end, "Transformer": encoder, "head": nn.Linear(24, 3)}
     model = nn.ModuleList(parts.values())
     audio = torch.randn(STEPS * PARTS, 2, samples)

@@ -64,8 +64,8 @@ def test_step_of_micro_batches_equals_step_of_whole_batch(
 def test_rate_follows_share_of_run_before_the_step() -> None:
     """Two epochs of three steps, of two micro-batches each."""
     epochs, rates = EpochCounter(2), list[float]()
-    knobs = {"lr": 6.0, "lr_schedule": lambda progress: progress, "epoch_counter": epochs}
-    brain = brain_of(LineBrain, hparams=knobs, grad_accumulation_factor=2)
+    settings = {"lr": 6.0, "lr_schedule": lambda progress: progress, "epoch_counter": epochs}
+    brain = brain_of(LineBrain, hparams=settings, grad_accumulation_factor=2)
     brain.on_fit_batch_end = lambda *_: rates.append(brain.optimizer.param_groups[0]["lr"])
     brain.fit(epochs, loader(12, 2))
     assert rates[::2] == rates[1::2] == pytest.approx([0, 1, 2, 3, 4, 5])
@@ -171,11 +171,11 @@ folder, *dies_in = sys.argv[1:]
 with process_group(torch.device("cpu")):
     model, epochs = line(), EpochCounter(4)
     parts = {"model": model, "epochs": epochs}
-    knobs = {"output_folder": folder, "epoch_counter": epochs, "dies_in": [*map(int, dies_in)]}
-    knobs |= {"lr": 0.3, "lr_schedule": WarmupCosine(warmup_fraction=0.1), "log_every": 1}
-    knobs |= {"average_checkpoints": 2}
+    settings = {"output_folder": folder, "epoch_counter": epochs, "dies_in": [*map(int, dies_in)]}
+    settings |= {"lr": 0.3, "lr_schedule": WarmupCosine(warmup_fraction=0.1), "log_every": 1}
+    settings |= {"average_checkpoints": 2}
     checkpointer = Checkpointer(Path(folder) / "checkpoints", recoverables=parts)
-    brain = brain_of(Mortal, model=model, hparams=knobs, checkpointer=checkpointer)
+    brain = brain_of(Mortal, model=model, hparams=settings, checkpointer=checkpointer)
     brain.fit(epochs, loader(12, 3), loader(6, 3))
 """
 

@@ -46,12 +46,12 @@ class Averaging(LineBrain):
 
 def averaging(folder: Path, *, stop_after: int = 0, decay: float = DECAY) -> Averaging:
     model, epochs = line(), EpochCounter(4)
-    knobs = {"ema_decay": decay, "seen": [], "validated": [], "stop_after": stop_after}
+    settings = {"ema_decay": decay, "seen": [], "validated": [], "stop_after": stop_after}
     averaging: Averaging = brain_of(
         Averaging,
         model=model,
         optimizer=torch.optim.Adam,
-        hparams={**knobs, "epoch_counter": epochs},
+        hparams={**settings, "epoch_counter": epochs},
         checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
     )
     return averaging

@@ -51,11 +51,11 @@ def state_of(model: nn.Module) -> State:
 
 
 def fit(
-    *, batches: int = 1, optimizer: Any = AdamW, lr: float = 0.1, **knobs: Any
+    *, batches: int = 1, optimizer: Any = AdamW, lr: float = 0.1, **settings: Any
 ) -> tuple[Line, list[State]]:
     """Train; return the state before and after each micro-batch."""
     torch.manual_seed(0)
-    hparams = {**parts(), **knobs}
+    hparams = {**parts(), **settings}
     model = hparams["model"]
     options = {"optimizer": optimizer, "lr": lr, "noprogressbar": True}
     brain = brain_of(Line, model=model, hparams=hparams, **options)
@@ -69,9 +69,9 @@ def fit(
     [("CNNs", "Did you mean `CNN`"), ("model", "are CNN, head")],
 )
 def test_lr_scale_refuses_unknown_path(path: str, message: str) -> None:
-    for knob, value in {"freeze": [path], "lr_scale": {path: 0.1}}.items():
-        with pytest.raises(SbkitError, match=f"`{knob}`: there is no .*{message}"):
-            fit(**{knob: value})
+    for setting, value in {"freeze": [path], "lr_scale": {path: 0.1}}.items():
+        with pytest.raises(SbkitError, match=f"`{setting}`: there is no .*{message}"):
+            fit(**{setting: value})
 
 
 @pytest.mark.parametrize("key", ["lr_scale", "layer_decay"])

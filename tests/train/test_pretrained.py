@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import read_knobs, save_yaml
+from sbkit.config.hparams import read_settings, save_yaml
 from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
 from sbkit.train.initialize import read_named_weights
 from sbkit.train.setup import read_values
@@ -71,7 +71,7 @@ def test_run_records_its_base_model(finished: Path, pretrained: Path) -> None:
     config = read_encoder_config(pretrained)
     assert config["source"]["license"] == "mit"
     assert read_json(finished / "run_config.json")["values"]["encoder_config"] == config
-    assert read_knobs(finished / "hyperparams.yaml", {})["encoder_config"] == config
+    assert read_settings(finished / "hyperparams.yaml", {})["encoder_config"] == config
     assert ": loaded " in (finished / "train.log").read_text()
     epochs = records_of(finished, "epoch")
     assert epochs[-1]["loss"] < epochs[0]["loss"]
@@ -183,7 +183,7 @@ def test_resolved_yaml_requires_same_folder(pretrained: Path, tmp_path: Path) ->
     setup = read_values(YAML, {"pretrained": str(pretrained), "output_folder": str(tmp_path)})
     save_yaml(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
     again = read_values(tmp_path / "resolved.yaml", {})
-    assert again.knobs == setup.knobs
+    assert again.settings == setup.settings
     other = make_folder(tmp_path / "tiny", **FRAMES, do_stable_layer_norm=True)
     with pytest.raises(SbkitError, match="agree with `pretrained`"):
         read_values(tmp_path / "resolved.yaml", {"pretrained": str(other)})
@@ -197,7 +197,7 @@ def test_encoder_config_without_folder_has_random_weights(
     written = f"encoder_config: {json.dumps(sizes) if is_in_the_yaml else 'null'}"
     yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
     overrides = {} if is_in_the_yaml else {"encoder_config": sizes}
-    config = read_values(yaml, overrides).knobs["encoder_config"]
+    config = read_values(yaml, overrides).settings["encoder_config"]
     assert config.keys() == {"model_type", "source", *DEFAULTS["hubert"]}
     assert (config["hidden_size"], config["num_hidden_layers"]) == (width, 12)
     assert config["source"] is None
@@ -244,7 +244,8 @@ def test_lora_is_merged_on_export_and_kept_by_init_from(
     assert all(torch.equal(parameters[name], exported[name]) for name in exported if "body" in name)
     for begun in (bundle, run):
         assert (
-            read_values(YAML, {"init_from": str(begun)}).knobs["encoder_config"]["source"] == named
+            read_values(YAML, {"init_from": str(begun)}).settings["encoder_config"]["source"]
+            == named
         )
     of_bundle, of_run = map(read_named_weights, (bundle, run))
     assert of_bundle.keys() == of_run.keys()

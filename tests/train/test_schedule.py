@@ -35,9 +35,9 @@ def test_schedule_factor_by_share_of_run(
     assert schedule(progress) == pytest.approx(factor, abs=1e-12)
 
 
-def declared(schedule: Any, **knobs: Any) -> dict[str, Any]:
+def declared(schedule: Any, **settings: Any) -> dict[str, Any]:
     counter = SimpleNamespace(limit=4, current=1)
-    return {"lr": 0.1, "epoch_counter": counter, "lr_schedule": schedule, **knobs}
+    return {"lr": 0.1, "epoch_counter": counter, "lr_schedule": schedule, **settings}
 
 
 def test_unsupported_scheduler_is_refused() -> None:
@@ -100,9 +100,9 @@ class Fitting(MeanBrain):
 def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -> None:
     def run(folder: Path, epochs: int) -> tuple[list[float], torch.Tensor]:
         counter = EpochCounter(limit=4)
-        knobs = declared(schedule, epoch_counter=counter, rates=[])
+        settings = declared(schedule, epoch_counter=counter, rates=[])
         checkpointer = Checkpointer(folder, {"epochs": counter})
-        brain = brain_of(Fitting, hparams=knobs, checkpointer=checkpointer)
+        brain = brain_of(Fitting, hparams=settings, checkpointer=checkpointer)
         checkpointer.add_recoverable("model", brain.modules.model)
         brain.fit(islice(counter, epochs) if epochs < 4 else counter, batches(3), batches(2))
         checkpointer.save_checkpoint()

@@ -22,7 +22,7 @@ from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.logs.metric import Metric, best_key
-from sbkit.run import ending
+from sbkit.run import export_and_test
 from sbkit.train.stopping import (
     BEST_EPOCH,
     FIT_SECONDS,
@@ -282,8 +282,8 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     # Any mean is as good as the best checkpoint, so all are averaged.
     monkeypatch.setattr(AsrBrain, "_averaging_error", lambda brain: 0.0)
     options = ("--number_of_epochs=2", "--export_formats=[huggingface]")
-    steps = ("fit_decoder", "write_bundle", "add_formats", "BundleScorer", "TestReport")
-    originals = {name: getattr(ending, name) for name in steps}
+    steps = ("fit_decoder", "write_bundle", "add_formats", "BundleScorer", "ScoreReport")
+    originals = {name: getattr(export_and_test, name) for name in steps}
     taken: list[str] = []
 
     def take(name: str, *arguments: Any, **options: Any) -> Any:
@@ -293,7 +293,7 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
         return originals[name](*arguments, **options)
 
     for name in steps:
-        monkeypatch.setattr(ending, name, partial(take, name))
+        monkeypatch.setattr(export_and_test, name, partial(take, name))
     starts: dict[str, list[str]] = {}
     for dies_in in (*steps, ""):
         taken.clear()

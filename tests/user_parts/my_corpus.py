@@ -8,12 +8,12 @@ from typing import Any
 from sbkit import Clip, Manifest
 
 
-def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+def splits(settings: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
     return {"train": ("train",), "valid": ("dev",), "test": ("test",)}
 
 
-def read(knobs: Mapping[str, Any], split: str) -> Manifest:
-    folder = Path(knobs["data_folder"])
+def read(settings: Mapping[str, Any], split: str) -> Manifest:
+    folder = Path(settings["data_folder"])
     with (folder / f"{split}.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     clips = folder / "clips"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on the GPUs of several machines. Run the same command on each of them:
 #
-#   tools/launch/several_nodes.sh 2 gpu01:29400 my-run hparams/ctc.yaml [--knob=value ...]
+#   tools/launch/several_nodes.sh 2 gpu01:29400 my-run hparams/ctc.yaml [--setting=value ...]
 #   tools/launch/several_nodes.sh 1:4 gpu01:29400 my-run hparams/ctc.yaml   # elastic
 #
 # NODES is the number of machines, or MIN:MAX: a run of MAX machines that loses some, but not below MIN,
@@ -16,5 +16,5 @@
 # In an elastic run only that machine leaves.
 source "$(dirname -- "${BASH_SOURCE[0]}")/torchrun.sh"
 
-[ $# -ge 4 ] || fail "usage: tools/launch/several_nodes.sh NODES|MIN:MAX ENDPOINT ID YAML [--knob=value ...]"
+[ $# -ge 4 ] || fail "usage: tools/launch/several_nodes.sh NODES|MIN:MAX ENDPOINT ID YAML [--setting=value ...]"
 start --nnodes="$1" --rdzv_backend=c10d --rdzv_endpoint="$2" --rdzv_id="$3" -- "${@:4}"

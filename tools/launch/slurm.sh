@@ -8,7 +8,7 @@
 # ends, and queues itself again. From the root of the checkout:
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-gpu=8 --time=12:00:00 \
-#       tools/launch/slurm.sh hparams/ctc.yaml [--knob=value ...]
+#       tools/launch/slurm.sh hparams/ctc.yaml [--setting=value ...]
 #
 # `scancel --signal=USR1 --batch JOB` makes it do so at any time.
 set -euo pipefail

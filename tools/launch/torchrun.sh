@@ -26,7 +26,7 @@ find_environment() {
     export PATH=$PWD/.venv/bin:$PATH
 }
 
-# start [TORCHRUN OPTION ...] -- [SCRIPT] YAML [--knob=value ...]
+# start [TORCHRUN OPTION ...] -- [SCRIPT] YAML [--setting=value ...]
 # `exec` replaces the shell by the agent, so that signals reach the agent.
 start() {
     local cores processes options=() script=train.py

@@ -13,7 +13,7 @@ from torch import Tensor
 from recipes.prepare import CorpusRecipe, with_fingerprints
 from sbkit.audio.augment import Augmentation
 from sbkit.base.errors import DataError
-from sbkit.config.hparams import Knobs
+from sbkit.config.hparams import Settings
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.shard import Row
 from sbkit.data.splits import Splits, read_column
@@ -71,18 +71,18 @@ class LanguageRecipe(CorpusRecipe, LanguageIdentification):
 
     brain = LanguageBrain
 
-    def prepare_splits(self, knobs: Knobs) -> Splits:
+    def prepare_splits(self, settings: Settings) -> Splits:
         """Prepare audio; a resumed run needs the same languages, so they are fingerprinted."""
-        splits = super().prepare_splits(knobs)
+        splits = super().prepare_splits(settings)
         languages = {name: read_column(rows, COLUMN) for name, rows in splits.named().items()}
         if unknown := set[str]().union(*languages.values()) - {*languages["train"]}:
             raise DataError(f"train lacks {', '.join(sorted(unknown))}, which dev or test has.")
         return with_fingerprints(splits, COLUMN)
 
-    def prepare_labels(self, knobs: Knobs, splits: Splits) -> ClassLabels:
+    def prepare_labels(self, settings: Settings, splits: Splits) -> ClassLabels:
         """List the languages of the training set."""
-        file = Path(knobs["output_folder"]) / self.label_file
+        file = Path(settings["output_folder"]) / self.label_file
         return ensure_labels(file, read_column(splits.train, COLUMN))
 
-    def make_collate(self, hparams: Knobs, labels: ClassLabels) -> Callable[..., LanguageBatch]:
+    def make_collate(self, hparams: Settings, labels: ClassLabels) -> Callable[..., LanguageBatch]:
         return partial(collate, languages=labels, sample_rate=hparams["sample_rate"])

@@ -24,7 +24,7 @@ from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import NON_NEGATIVE, Range
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.models.pretrained.blocks import Config
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
+from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SNAPSHOTS = "snapshots"  # the folder of a model's commits in the hub's cache

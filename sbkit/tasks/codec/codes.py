@@ -84,21 +84,21 @@ class CodeSpace:
 
 
 @dataclass(frozen=True, eq=False)
-class Coded:
+class EncodedAudio:
     """Codes (U, G), and the number of samples that they encode."""
 
     codes: Codes
     samples: int
 
 
-def write_codes(file: Path, coded: Coded, space: CodeSpace, fingerprint: bytes) -> None:
+def write_codes(file: Path, coded: EncodedAudio, space: CodeSpace, fingerprint: bytes) -> None:
     """Write the header, then the codes frame by frame, each in as few bits as hold any code."""
     bits = coded.codes[..., None] >> np.arange(space.bits)[::-1] & 1  # (U, G, bits), highest first
     packed = np.packbits(bits.astype(np.uint8)).tobytes()
     write_bytes_atomically(file, HEADER.pack(MAGIC, fingerprint, coded.samples) + packed)
 
 
-def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) -> Coded:
+def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) -> EncodedAudio:
     """Read a file of `write_codes`; ``frame``: samples of a frame."""
     content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A file of codes")
     magic, codec, samples = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
@@ -113,4 +113,6 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
             f"{file} is truncated or changed: it has {len(packed)} bytes, not {-(-count // 8)}."
         )
     bits = np.unpackbits(packed, count=count).reshape(shape).astype(np.int64)
-    return Coded(space.check(bits @ (1 << np.arange(space.bits)[::-1]), subject=str(file)), samples)
+    return EncodedAudio(
+        space.check(bits @ (1 << np.arange(space.bits)[::-1]), subject=str(file)), samples
+    )

@@ -20,7 +20,7 @@ from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.runtime.runtimes import GraphModel
-from sbkit.tasks.codec.codes import Coded, Codes, CodeSpace
+from sbkit.tasks.codec.codes import Codes, CodeSpace, EncodedAudio
 
 
 class Codec(GraphModel):
@@ -53,10 +53,10 @@ class Codec(GraphModel):
         codec = {"sample_rate": rate, "frame": self.frame, "weights": weights}
         self.fingerprint = self.space.fingerprint(**codec)
 
-    def encode(self, audio: AudioSource, sample_rate: float | None = None) -> Coded:
+    def encode(self, audio: AudioSource, sample_rate: float | None = None) -> EncodedAudio:
         """Encode audio, which `stream_source` reads or converts."""
         samples = np.concatenate([*stream_source(audio, sample_rate, self.sample_rate)])
-        return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
+        return EncodedAudio(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
         """Yield the codes (U, G) of blocks at the codec's rate, which `to_samples` converts."""
@@ -66,7 +66,7 @@ class Codec(GraphModel):
             codes, _ = self.run("encode", audio, np.array([len(window)]))
             yield self.space.check(codes[0], subject="the output of the model")[first:end]
 
-    def decode(self, coded: Coded) -> Samples:
+    def decode(self, coded: EncodedAudio) -> Samples:
         """Return the audio of codes, (S,) int16; raises DataError for codes out of range."""
         return np.concatenate([*self.decode_stream([coded.codes])])[: coded.samples]
 

@@ -61,7 +61,7 @@ def draw_codes(counts: Counts, values: Mapping[str, float]) -> bytes:
     return png.getvalue()
 
 
-class Coding(Task):
+class CodecTask(Task):
     """Audio as codes, and back."""
 
     model_name = "codec"

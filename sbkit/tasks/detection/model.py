@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid, silu
 from sbkit.audio.fbank import Fbank
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.encoder import require_registered
-from sbkit.models.parts import FeatureExtractor
+from sbkit.models.encoder_parts import FeatureExtractor
 from sbkit.models.streaming import NetworkState, last_frames, require_causal_level
 
 

@@ -19,8 +19,8 @@ from sbkit.base.arrays import Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.segmentation import AlignedUtterance, align_utterances
-from sbkit.decoding.words import WordOffsets
+from sbkit.decoding.long_alignment import AlignedUtterance, align_utterances
+from sbkit.decoding.word_times import WordOffsets
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.languages import primary_language

@@ -17,8 +17,8 @@ from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import SHIFT_MS, shift_samples, window_samples
 from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
+from sbkit.models.encoder_parts import decoding_modules, token_embedding
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.parts import decoding_modules, token_embedding
 from sbkit.models.streaming import EncoderState, require_causal_level
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary

@@ -28,15 +28,15 @@ from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.decoding.clips import Alternative, DecoderInput, Recognition
+from sbkit.bundle.protocols import EffectiveRuntime, Encoded
+from sbkit.decoding.pool import Alternative, DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.text.normalization import join_segments
+from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.text.word import Word
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Transcript:
     file: str | None  # the name of the source; None for an array or an open file
     text: str
     seconds: float  # of audio
-    effective: Effective  # where and how the model ran
+    effective: EffectiveRuntime  # where and how the model ran
     words: tuple[Word, ...] = ()  # if their times were requested
     utterances: tuple[Recognition, ...] = ()  # the same text by segment, as a decoder returned it
     nbest: tuple[Alternative, ...] = ()  # on request, the most probable texts, the best first
@@ -343,7 +343,7 @@ def _join_alternatives(recognized: Sequence[Recognition], count: int) -> tuple[A
     return tuple(best)
 
 
-def default_batch_seconds(effective: Effective) -> float:
+def default_batch_seconds(effective: EffectiveRuntime) -> float:
     """Return the seconds of padded audio that a batch should have on the model's device."""
     return CPU_BATCH_SECONDS if effective.device == "cpu" else GPU_BATCH_SECONDS
 

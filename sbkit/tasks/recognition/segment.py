@@ -44,7 +44,7 @@ def add_commands(parser: Parser) -> None:
 
 def segment(options: Namespace) -> None:
     """Add the utterances of a recording to the table of a folder."""
-    from sbkit.decoding.words import GREEDY
+    from sbkit.decoding.word_times import GREEDY
     from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.tasks.detection.predict import open_detector
     from sbkit.tasks.recognition.alignment import align, run_model

@@ -22,11 +22,11 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
-from sbkit.decoding.words import agreement
+from sbkit.decoding.word_times import agreement
 from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 # A word is stable if hypotheses with this share of the beam's probability agree on it.
 STABLE_SHARE = 0.95

@@ -14,7 +14,7 @@ import regex
 from rich.cells import cell_len
 
 from sbkit.text.normalization import join_segments
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 MAX_WIDTH, MAX_LINES = 42, 2
 MIN_SHOWN_SECONDS, MAX_SHOWN_SECONDS = 5 / 6, 7.0

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.task import Task
-from sbkit.decoding.clips import Recognition as Recognized
+from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.evaluate.wer_report import (
     describe_results,

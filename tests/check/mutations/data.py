@@ -118,8 +118,8 @@ class WrongBlank(Tokenizer):
 
 
 def tokenizing(tokenizer: type[Tokenizer]) -> type[Asr]:
-    def prepare_labels(self: Asr, knobs: Any, splits: Any) -> Tokenizer:
-        return tokenizer(model_file=Asr.prepare_labels(knobs, splits).model_file)
+    def prepare_labels(self: Asr, settings: Any, splits: Any) -> Tokenizer:
+        return tokenizer(model_file=Asr.prepare_labels(settings, splits).model_file)
 
     return changed(prepare_labels=prepare_labels)
 

@@ -75,25 +75,25 @@ MUTATIONS = [
     ),
     # -- keys without an effect
     mutation(
-        "a knob that nothing reads, and one that is read at the end of a stage",
+        "a setting that nothing reads, and one that is read at the end of a stage",
         error("unread", "learning_pace", "has no effect"),
         text=(("lr: 0.0025", "learning_pace: 3\nstage_note: 3\nlr: 0.0025"),),
         recipe=brain(StageNotes),
     ),
     mutation(
-        "a misspelled knob that the data needs",
+        "a misspelled setting that the data needs",
         error("unread", "speedz", "Did you mean `speeds`?"),
         error("loaders", ".yaml:1", "`speeds`, which is not in the YAML"),
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
-        "a misspelled knob that the step needs",
+        "a misspelled setting that the step needs",
         error("unread", "label_smothing", "Did you mean `label_smoothing`?"),
         error("shapes", ".yaml:1", "`label_smoothing`, which is not in the YAML"),
         text=(("\nlabel_smoothing: ", "\nlabel_smothing: "),),
     ),
     mutation(
-        "a knob that only a replaced part of the base read",
+        "a setting that only a replaced part of the base read",
         error("unread", "width", "Nothing reads `width`"),
         error("unread", "learning_rate", "Did you mean `lr`?"),
         error("unread", "time_masks", "Nothing reads `time_masks`"),

@@ -9,8 +9,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.models.pretrained.encoder import (
+    PretrainedEncoder,
+    PretrainedFeatures,
+    PretrainedFrontEnd,
+)
 from sbkit.models.pretrained.folder import complete_config
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 
 SIZES = {
     **{"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},

@@ -23,13 +23,17 @@ from transformers import (
 )
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.models.pretrained.encoder import (
+    PretrainedEncoder,
+    PretrainedFeatures,
+    PretrainedFrontEnd,
+)
 from sbkit.models.pretrained.folder import (
     DEFAULTS,
     WHISPER_NAMES,
     load_weights,
     read_encoder_config,
 )
-from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from tests.models.pretrained.folders import CONFIGS, PREPROCESSORS, encode, make_folder, make_parts
 
 LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from sbkit.base.errors import ConfigError, DeviceError, SbkitError
 from sbkit.models.pretrained import folder as folder_module
-from sbkit.models.pretrained.folder import check_weights, load_weights, read_encoder_config
-from sbkit.models.pretrained.parts import (
+from sbkit.models.pretrained.encoder import (
     FAMILIES,
     PretrainedEncoder,
     PretrainedFeatures,
     PretrainedFrontEnd,
 )
+from sbkit.models.pretrained.folder import check_weights, load_weights, read_encoder_config
 from tests.models.pretrained.folders import CONFIGS, make_folder, make_parts
 
 Change = Callable[[Path], object]

@@ -63,14 +63,14 @@ def test_yaml_names_the_revision(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_
     hub.models["acme/tiny"]["refs/pr/1"] = new
     for revision in ("refs/pr/1", commit_id(new)):
         setup = read_values(YAML, {"pretrained": "acme/tiny", "pretrained_revision": revision})
-        assert setup.knobs["encoder_config"]["model_type"] == "hubert"
+        assert setup.settings["encoder_config"]["model_type"] == "hubert"
     setup = read_values(YAML, {"pretrained": "acme/tiny"})
-    source = setup.knobs["encoder_config"]["source"]
+    source = setup.settings["encoder_config"]["source"]
     assert [*source.values()][:3] == ["acme/tiny", commit_id(old), "mit"]
     save_yaml(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
     hub.models["acme/tiny"] = {"main": new, "old": old}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
-    assert read_values(tmp_path / "resolved.yaml", {}).knobs == setup.knobs
+    assert read_values(tmp_path / "resolved.yaml", {}).settings == setup.settings
     with pytest.raises(SbkitError, match="agree with `pretrained` .acme/tiny"):
         read_values(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.models.pretrained.encoder import FAMILIES, PretrainedEncoder
 from sbkit.models.pretrained.lora import LoraLinear, merge_adapters
-from sbkit.models.pretrained.parts import FAMILIES, PretrainedEncoder
 from tests.models.pretrained.folders import encode, make_parts, tiny_config
 
 AUDIO, LENGTHS = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1)), (4000, 3000)

@@ -9,7 +9,7 @@ import pytest
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import frames_needed
-from sbkit.decoding.words import (
+from sbkit.decoding.word_times import (
     Confidence,
     TimedToken,
     TimedWord,

@@ -14,10 +14,10 @@ import soundfile
 
 from sbkit.audio.augment import SpecAugment
 from sbkit.base.errors import ConfigError
-from sbkit.check import learn
+from sbkit.check import can_learn
+from sbkit.check.can_learn import check_causes, check_learning, masked_share
 from sbkit.check.check import check_run
 from sbkit.check.data import check_alignment
-from sbkit.check.learn import check_causes, check_learning, masked_share
 from sbkit.commands.cli import run as sbkit
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.check.harness import checked_run, declared_run
@@ -138,7 +138,7 @@ def test_learning_is_tried_and_printed_without_touching_the_run(
 def test_clips_that_are_not_learned_are_reported_with_the_evident_cause(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learn, "MAX_STEPS", 20)
+    monkeypatch.setattr(can_learn, "MAX_STEPS", 20)
     with checked_run(workplace, tmp_path / "run", *LARGER, "--lr=1e-6") as run:
         (finding,) = check_learning(run)
         assert run.measured.learning is not None
@@ -152,7 +152,7 @@ def test_clips_that_are_not_learned_are_reported_with_the_evident_cause(
 def test_loss_of_another_task_must_fall(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learn, "MAX_STEPS", 25)
+    monkeypatch.setattr(can_learn, "MAX_STEPS", 25)
     yaml = ROOT / "hparams/tts.yaml"
     with checked_run(workplace, tmp_path / "run", recipe=None, yaml=yaml, tiny=TINY_VOICE) as run:
         assert [*check_learning(run)] == []

@@ -24,9 +24,9 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import AttentionScorer, Decoder
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
-from sbkit.decoding.words import WordAligner
+from sbkit.decoding.word_times import WordAligner
 from sbkit.lm.language_models import LanguageModels
-from sbkit.text.word import Word
+from sbkit.text.recognized_word import Word
 
 if TYPE_CHECKING:
     from loky import ProcessPoolExecutor

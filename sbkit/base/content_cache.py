@@ -76,7 +76,7 @@ def verifying() -> Iterator[None]:
 def caches() -> list[Path]:
     """Return the folders of ``$SBKIT_CACHE``, which colons separate; the first is written to.
 
-    Without it: ``$XDG_CACHE_HOME/sbkit`` (as `sbkit.base.user` sets it), or ``~/.cache/sbkit``.
+    Without it: ``$XDG_CACHE_HOME/sbkit`` (see `user_folders`), or ``~/.cache/sbkit``.
     """
     if folders := [*filter(None, os.environ.get("SBKIT_CACHE", "").split(os.pathsep))]:
         return [Path(folder).expanduser().absolute() for folder in folders]

@@ -14,8 +14,7 @@ import pytest
 import soundfile
 
 from sbkit.commands.cli import run as sbkit
-from sbkit.data.manifest import Clip, Excluded
-from sbkit.data.report import (
+from sbkit.data.data_report import (
     MP3_RATES,
     encode_clips,
     encode_mp3,
@@ -23,6 +22,7 @@ from sbkit.data.report import (
     measure_data,
     write_data_report,
 )
+from sbkit.data.manifest import Clip, Excluded
 from sbkit.data.splits import Splits, within_limits
 from tests.data.test_splits import prepare
 from tests.runs import ROOT, make_workplace

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, encode_audio, read_audio, read_parts
+from sbkit.base.content_cache import file_digest
 from sbkit.base.errors import DataError
-from sbkit.base.kept import file_digest
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import begin_work
 

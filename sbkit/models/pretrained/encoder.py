@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sbkit.audio.draws import draw_for_step
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import Subsampling, length_mask
+from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Range, require_in_range
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert

@@ -27,9 +27,9 @@ import pyarrow.parquet as pq
 
 from sbkit.audio.io import SUFFIXES as AUDIO_SUFFIXES
 from sbkit.audio.io import encode_audio, file_or_array, to_samples
+from sbkit.base.content_cache import caches, default_cache, find_kept, keep
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import parsing_errors, pointer_sentence, write_bytes_atomically
-from sbkit.base.kept import caches, default_cache, find_kept, keep
 from sbkit.base.messages import listed, note_once, short_value
 from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
 from sbkit.data.columns import (

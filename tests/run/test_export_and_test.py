@@ -13,7 +13,7 @@ from sbkit.base.errors import BundleError
 from sbkit.checkpoint.run_config import read_run_config
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.export.export import collect_files, set_decoder, write_bundle
-from sbkit.run import ending
+from sbkit.run import export_and_test
 from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.scoring import sample_validation
@@ -35,7 +35,7 @@ def test_decoder_is_fitted_to_what_the_loaded_bundle_computes(
         samples.append(sample_validation(bundle, sets, **options))
         return samples[0]
 
-    monkeypatch.setattr(ending, "sample_validation", sample)
+    monkeypatch.setattr(export_and_test, "sample_validation", sample)
     monkeypatch.setattr("recipes.asr.recipe.AsrBrain._averaging_error", lambda brain: 0.0)
     assert workplace.train_here(tmp_path, *OPTIONS) == 0
     assert len(read_json(tmp_path / "bundle/config.json")["checkpoints"]) == 2
@@ -62,7 +62,7 @@ def test_bundle_that_does_not_load_gets_no_name_and_the_checkpoint_is_tested(
     def refuse(*_: object, **__: object) -> None:
         raise BundleError("Its parts do not fit.")
 
-    monkeypatch.setattr(ending, "load_bundle", refuse)
+    monkeypatch.setattr(export_and_test, "load_bundle", refuse)
     assert workplace.train_here(tmp_path, "--number_of_epochs=1") == 0
     output = capsys.readouterr().err
     assert "because no bundle can hold it. Its parts do not fit." in output
@@ -103,7 +103,7 @@ def test_bundle_is_finished_while_the_run_has_what_it_was_made_from(
     bundle = run / "bundle"
 
     def is_finished() -> bool:
-        return ending.has_finished_bundle(bundle, collect_files(run), is_fitted=True)
+        return export_and_test.has_finished_bundle(bundle, collect_files(run), is_fitted=True)
 
     bundle.mkdir()
     write_bundle(bundle, collect_files(run))

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from sbkit.base import kept
-from sbkit.base.kept import FileDigests, file_digests, keep
+from sbkit.base import content_cache
+from sbkit.base.content_cache import FileDigests, file_digests, keep
 from sbkit.data.cache import prune_orphans
 from tests.calls import note_calls
 
@@ -20,8 +20,10 @@ NAMES = [f"{folder}/{number}" for folder in "abc" for number in range(8)]
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with more files than are looked at one by one."""
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "MAX_LOOKS", 10)
-    monkeypatch.setattr(kept, "NUM_SAMPLED_FILES", 3)  # the first, the last, and one between them
+    monkeypatch.setattr(content_cache, "MAX_LOOKS", 10)
+    monkeypatch.setattr(
+        content_cache, "NUM_SAMPLED_FILES", 3
+    )  # the first, the last, and one between them
     for name in NAMES:
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(name)
@@ -57,7 +59,7 @@ def test_change_among_many_files_is_noticed(
     for start in (16, 8, 0):  # they come in blocks, which are small, and are then noted together
         file_digests(root, NAMES[start : start + 8], read=read)
     file_digests(root, names, read=read)
-    looks = note_calls(monkeypatch, kept, "_look", lambda root, name: name)
+    looks = note_calls(monkeypatch, content_cache, "_look", lambda root, name: name)
     file_digests(root, names, read=read)
     assert len(looks) == 3 + 3 + 2  # folders, a sample, and the missing file and its folder
     edit(root / name)

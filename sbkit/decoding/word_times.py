@@ -26,8 +26,8 @@ from sbkit.decoding.greedy import Hypothesis, mask_silence
 from sbkit.evaluate.wer import word_correctness
 from sbkit.lm.ngram import UNKNOWN, NgramModel
 from sbkit.text.normalization import is_mark
+from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import SPACE, Tokenizer
-from sbkit.text.word import Word
 
 GREEDY, BEAM = "greedy", "beam"  # the decoders; each has its own confidence
 FEATURES = ("entropy", "posterior", "length", "agreement", "known", "lm")

@@ -26,10 +26,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.changes import find_changes
 from sbkit.data.manifest import DURATION_COLUMN, Excluded, hash_texts, parse_durations
 from sbkit.data.mix import sources_of
-from sbkit.data.prepared import measure_once
+from sbkit.data.normalization_report import find_changes
+from sbkit.data.prepared_splits import measure_once
 from sbkit.data.shard import AUDIO, MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
     Splits,

@@ -14,11 +14,11 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import reading_data
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
+from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import TABLE_NAME, is_release, read_release, read_spontaneous
+from sbkit.data.read_manifests import read_manifests
 from sbkit.data.sampler import EvalSampler
-from sbkit.data.sources import read_manifests
 from sbkit.data.splits import prepare_split, sample_counts
 from sbkit.data.tables import COLUMN_KEYS, TableOptions
 from sbkit.distributed.ranks import rank, world_size
@@ -52,9 +52,9 @@ def read_whole_clips(
 
 def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
     """Prepare the test sets of a run, or one split such as `train`, as training does."""
-    knobs = read_run_knobs(run)
+    settings = read_run_settings(run)
     with reading_data(run):
-        splits = load_recipe(knobs, run / RUN_YAML).prepare_splits(knobs)
+        splits = load_recipe(settings, run / RUN_YAML).prepare_splits(settings)
     if split is not None:
         named = splits.named()
         if split not in named:
@@ -70,27 +70,27 @@ def name_of(source: Path) -> str:
     return source.absolute().stem
 
 
-def table_knobs(model: Path, options: Mapping[str, object]) -> dict[str, object]:
+def table_settings(model: Path, options: Mapping[str, object]) -> dict[str, object]:
     """Return the columns and the encoding of tables: those of a command, else those of a run."""
-    knobs = dict(options)
+    settings = dict(options)
     if not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file():
-        declared = read_run_knobs(model)
+        declared = read_run_settings(model)
         for name in COLUMN_KEYS:
-            if knobs[name] is None:
-                knobs[name] = declared.get(name)
-    return knobs
+            if settings[name] is None:
+                settings[name] = declared.get(name)
+    return settings
 
 
 def prepare_source(
-    bundle: TorchBundle, source: Path, knobs: Mapping[str, Any] = MappingProxyType({})
+    bundle: TorchBundle, source: Path, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> datasets.Dataset:
     """Prepare a source like a test set: rows without text stay.
 
-    knobs: with the columns and the encoding of a table, if they are not the usual ones.
+    settings: with the columns and the encoding of a table, if they are not the usual ones.
     """
     language = bundle.config.language or "und"
     has_text = bundle.task.predicts == "text"
-    columns = TableOptions.from_knobs(knobs, language, str(source.absolute()))
+    columns = TableOptions.from_settings(settings, language, str(source.absolute()))
     columns = columns if has_text else replace(columns, text_column=False)
     if source.suffix == ".tsv" and is_release(source, columns.encoding):
         manifest = read_release(source, columns)

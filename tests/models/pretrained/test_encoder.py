@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.export.onnx_format import make_onnx
-from sbkit.export.traced import trace
+from sbkit.export.trace import trace
 from sbkit.models.pretrained.blocks import draw_spans, mask_spans
-from sbkit.models.pretrained.parts import PretrainedFeatures
+from sbkit.models.pretrained.encoder import PretrainedFeatures
 from tests.models.pretrained.folders import encode, make_parts, tiny_config
 
 VARIANTS = [

@@ -10,8 +10,8 @@ import pytest
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart
 from sbkit.base.errors import DataError
-from sbkit.data import clips
-from sbkit.data.clips import DecodedClip, decode_clips
+from sbkit.data import clip_decoding
+from sbkit.data.clip_decoding import DecodedClip, decode_clips
 from tests.data.test_splits import make_clips
 from tests.processes import Process
 
@@ -31,19 +31,19 @@ def test_processes_decode_what_one_decodes(
     first = parts[0].path  # lasts 0.1 s
     parts[2:2] = [AudioPart(first, start, start + 50_000) for start in (0, 50_000, 200_000)]
     parts += [AudioPart(first, channel=3), AudioPart(str(tmp_path / "missing.wav"))]
-    monkeypatch.setattr(clips, "usable_cores", lambda: 2)
+    monkeypatch.setattr(clip_decoding, "usable_cores", lambda: 2)
     expected = decode(parts, store)
-    monkeypatch.setattr(clips, "MIN_CLIPS_FOR_PROCESSES", 2)
+    monkeypatch.setattr(clip_decoding, "MIN_CLIPS_FOR_PROCESSES", 2)
     assert decode(parts, store) == expected
     assert sum(isinstance(clip, DecodedClip) for clip in expected) == 8
 
 
 def test_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clips, "usable_cores", lambda: 2)
-    monkeypatch.setattr(clips, "MIN_CLIPS_FOR_PROCESSES", 2)
+    monkeypatch.setattr(clip_decoding, "usable_cores", lambda: 2)
+    monkeypatch.setattr(clip_decoding, "MIN_CLIPS_FOR_PROCESSES", 2)
     # By value: a function of this module would make the processes import torch.
     kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    monkeypatch.setattr(clips, "_decode_clip", kill)
+    monkeypatch.setattr(clip_decoding, "_decode_clip", kill)
     with pytest.raises(DataError, match="One of the 2 processes .* was killed, perhaps because"):
         decode([AudioPart("a.wav"), AudioPart("b.wav")], "pcm")
 
@@ -51,7 +51,7 @@ def test_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 DECODE_FOREVER = """
 import sys
 from sbkit.audio.io import AudioPart
-from sbkit.data import clips
+from sbkit.data import clip_decoding
 clips.usable_cores = lambda: 2
 for _ in clips.decode_clips([AudioPart(sys.argv[1])] * 1_000_000, 16_000):
     pass

@@ -18,7 +18,7 @@ from recipes.synthesis.data import prepare_spoken
 from recipes.vad.data import prepare_speech
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import read_knobs
+from sbkit.config.hparams import read_settings
 from sbkit.data import sharded_corpus, tables
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits
@@ -45,12 +45,12 @@ def release(tmp_path: Path) -> Path:
 @pytest.fixture
 def read_splits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the splits whose tables are read."""
-    return note_calls(monkeypatch, common_voice, "read_blocks", lambda knobs, split: split)
+    return note_calls(monkeypatch, common_voice, "read_blocks", lambda settings, split: split)
 
 
-def prepare(release: Path, **knobs: object) -> Splits:
-    overrides = {"data_folder": str(release), "audio_store": "lazy", "min_seconds": 0, **knobs}
-    return prepare_transcripts(read_knobs(YAML, overrides))
+def prepare(release: Path, **settings: object) -> Splits:
+    overrides = {"data_folder": str(release), "audio_store": "lazy", "min_seconds": 0, **settings}
+    return prepare_transcripts(read_settings(YAML, overrides))
 
 
 def test_later_start_reads_no_table(release: Path, read_splits: list[str]) -> None:
@@ -96,12 +96,12 @@ def test_column_that_trains_is_in_the_fingerprints(
     yaml: str, prepare: Any, column: str, values: tuple[str, str], release: Path
 ) -> None:
     """The recipe takes it from the table, and a run was resumed with other values."""
-    knobs = {"data_folder": str(release), "min_seconds": 0, "language": "en"}
+    settings = {"data_folder": str(release), "min_seconds": 0, "language": "en"}
     fingerprints: list[Mapping[str, str]] = []
     for value in (*values, values[0]):
         rows = f"{HEADER[:-1]}\t{column}\nann\ttrain0.wav\tHi.\t{value}\n"
         (release / "train.tsv").write_text(rows)
-        splits = prepare(read_knobs(Path(f"hparams/{yaml}.yaml"), knobs))
+        splits = prepare(read_settings(Path(f"hparams/{yaml}.yaml"), settings))
         fingerprints.append(splits.fingerprints)
     first, second, again = fingerprints
     assert first[f"train, {column}"] != second[f"train, {column}"]
@@ -129,7 +129,7 @@ def test_corpus_of_a_module_is_stored_if_it_tells_its_files(
     for _ in range(2):
         prepare(release, corpus="my_corpus")
     assert len(read_splits) == 9
-    vars(module).update(splits=lambda knobs: {"train": [knobs["seed"]]})
+    vars(module).update(splits=lambda settings: {"train": [settings["seed"]]})
     with pytest.raises(ConfigError, match="reads `seed`. Take `files` out"):
         prepare(release, corpus="my_corpus", language="de")
 

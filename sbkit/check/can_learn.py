@@ -11,7 +11,7 @@ import torch
 from speechbrain import Stage
 
 from sbkit.audio.augment import SpecAugment
-from sbkit.audio.draws import seeded_draws
+from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
@@ -52,27 +52,27 @@ def check_causes(run: CheckedRun) -> Iterator[Finding]:
     """Note what in the settings or the data keeps a recognizer from learning to write."""
     if run.data.recipe.label_file != TOKENIZER_FILE:
         return
-    knobs = dict(run.own.hparams.items())  # marks no key as read
-    yield from _check_transcripts(run, knobs)
-    yield from _check_rate(run, knobs)
-    share = masked_share(knobs)
+    settings = dict(run.own.hparams.items())  # marks no key as read
+    yield from _check_transcripts(run, settings)
+    yield from _check_rate(run, settings)
+    share = masked_share(settings)
     if share > MAX_MASKED_SHARE:
-        probabilities = _mask_probabilities(knobs)
+        probabilities = _mask_probabilities(settings)
         names = [*probabilities] or ["time_masks", "freq_masks"]
         yield run.note(
             next(iter(probabilities), "spec_augment"),
             problem=f"The masks of training hide {share:.0%} of the features",
             fix=f"Try {' and '.join(f'`{name}: 0`' for name in names)}.",
         )
-    dropout = knobs.get("dropout")
+    dropout = settings.get("dropout")
     if isinstance(dropout, int | float) and dropout > MAX_DROPOUT:  # or a layer of one's own YAML
         problem = f"Dropout hides {dropout:.0%} of the model"
         yield run.note("dropout", problem=problem, fix="Lower `dropout`.")
 
 
-def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_transcripts(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
     """Judge whether transcripts belong to their clips, and whether each token is seen often."""
-    tokenizer = knobs["tokenizer"]
+    tokenizer = settings["tokenizer"]
     train = read_transcripts(run.own.loaders.splits.train, tokenizer)
     correlation = length_correlation(train)
     if correlation is not None and correlation < MIN_LENGTH_CORRELATION:
@@ -85,7 +85,7 @@ def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Fi
     uses = train.tokens.sum() / tokenizer.vocab_size
     is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:
-        hours = samples_to_seconds(int(train.samples.sum()), knobs["sample_rate"]) / 3600
+        hours = samples_to_seconds(int(train.samples.sum()), settings["sample_rate"]) / 3600
         yield run.note(
             "token_type",
             problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
@@ -94,14 +94,14 @@ def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Fi
         )
 
 
-def _check_rate(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
-    rate = knobs.get("lr")
+def _check_rate(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    rate = settings.get("lr")
     names = [type(optimizer).__name__.lower() for optimizer in run.optimizers]
     if not isinstance(rate, int | float) or not names or "adam" not in names[0]:
         return
-    is_tuned = bool(knobs.get("init_from") or knobs.get("pretrained"))
+    is_tuned = bool(settings.get("init_from") or settings.get("pretrained"))
     lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
-    factor = highest_factor(read_schedule(knobs))
+    factor = highest_factor(read_schedule(settings))
     peak = rate * factor
     if not lowest <= peak <= highest:
         ratio = max(peak / usual, usual / max(peak, 1e-9))
@@ -113,24 +113,26 @@ def _check_rate(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def masked_share(knobs: Mapping[str, Any]) -> float:
+def masked_share(settings: Mapping[str, Any]) -> float:
     """Return the share of an utterance's features that the masks of sbkit hide in training."""
-    if probabilities := _mask_probabilities(knobs):  # overlapping masks count twice in these
+    if probabilities := _mask_probabilities(settings):  # overlapping masks count twice in these
         return 1 - math.exp(-sum(probabilities.values()))
-    augment = knobs.get("spec_augment")
+    augment = settings.get("spec_augment")
     if not isinstance(augment, SpecAugment):
         return 0.0
-    num_features = knobs.get("n_mels", 80)  # a YAML of one's own may not name it
+    num_features = settings.get("n_mels", 80)  # a YAML of one's own may not name it
     features = torch.arange(MASKED_FRAMES * num_features).double().view(1, MASKED_FRAMES, -1)
     with seeded_draws([str(index) for index in range(MASKED_CLIPS)]):
         masked = augment(features, torch.full((MASKED_CLIPS,), MASKED_FRAMES))
     return float((masked != features).double().mean())
 
 
-def _mask_probabilities(knobs: Mapping[str, Any]) -> dict[str, float]:
+def _mask_probabilities(settings: Mapping[str, Any]) -> dict[str, float]:
     """Return the probabilities of masks of a pretrained encoder that a YAML declares."""
     names = ("mask_time_prob", "mask_channel_prob")
-    return {name: float(knobs[name]) for name in names if isinstance(knobs.get(name), int | float)}
+    return {
+        name: float(settings[name]) for name in names if isinstance(settings.get(name), int | float)
+    }
 
 
 def length_correlation(transcripts: Transcripts) -> float | None:
@@ -227,7 +229,7 @@ class Learner:
         brain = self._brain
         optimizers = [*(brain.optimizers_dict or {}).values()]
         highest = highest_factor(read_schedule(self._run.own.hparams))
-        torch.manual_seed(int(self._run.values.knobs["seed"]))
+        torch.manual_seed(int(self._run.values.settings["seed"]))
         brain.training_step.start_epoch(1)
         brain.on_stage_start(Stage.TRAIN, 1)
         losses: list[float] = []

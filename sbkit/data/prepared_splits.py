@@ -25,13 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable, Table
 
+from sbkit.base.content_cache import file_digests, find_kept, is_verifying, keep
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import to_json
-from sbkit.base.kept import file_digests, find_kept, is_verifying, keep
 from sbkit.base.messages import plural
-from sbkit.config.hparams import Knobs
+from sbkit.config.hparams import Settings
 from sbkit.data.cache import PREPARED_FOLDER, describe_folder, is_extracted
-from sbkit.data.corpus import Corpus, KnobValues, corpus_sources, list_files
+from sbkit.data.corpus import Corpus, SettingValues, corpus_sources, list_files
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import AUDIO, LAZY
 from sbkit.data.splits import Keep, PreparedSplit, keep_in_memory
@@ -49,12 +49,12 @@ DATA_KEYS = (
 logger = logging.getLogger(__name__)
 
 
-class DataKnobs(Knobs):
+class DataSettings(Settings):
     """The values of `DATA_KEYS`; another key of the YAML would decide stored rows."""
 
-    def __init__(self, knobs: KnobValues) -> None:
-        super().__init__({name: knobs[name] for name in DATA_KEYS if name in knobs})
-        self._other_names = {*knobs} - {*DATA_KEYS}
+    def __init__(self, settings: SettingValues) -> None:
+        super().__init__({name: settings[name] for name in DATA_KEYS if name in settings})
+        self._other_names = {*settings} - {*DATA_KEYS}
 
     def get(self, name: str, default: object = None) -> Any:
         if name in self._other_names:
@@ -77,22 +77,25 @@ class PreparedData(NamedTuple):
 
 
 def prepare_once(
-    corpus: Corpus, knobs: KnobValues, kind: str, make: Callable[[KnobValues, Keep], PreparedData]
+    corpus: Corpus,
+    settings: SettingValues,
+    kind: str,
+    make: Callable[[SettingValues, Keep], PreparedData],
 ) -> PreparedData:
     """Return the splits that an earlier call has stored, or make and store them.
 
     One process writes the rows, block by block; others meanwhile decode their share of the clips.
-    A corpus without the function ``files(knobs)`` is made at each call, and kept in memory.
+    A corpus without the function ``files(settings)`` is made at each call, and kept in memory.
 
     make: is given the values of `DATA_KEYS`, and what keeps the rows of a split; for a corpus
         without ``files``, all values.
     """
-    tables = list_files(corpus, knobs)
+    tables = list_files(corpus, settings)
     if tables is None:
-        return make(knobs, keep_in_memory)
-    knobs = DataKnobs(knobs)
-    is_lazy = knobs.get("audio_store") == LAZY
-    values = [kind, {**knobs}, tables]
+        return make(settings, keep_in_memory)
+    settings = DataSettings(settings)
+    is_lazy = settings.get("audio_store") == LAZY
+    values = [kind, {**settings}, tables]
     made_from = {
         "values": values,
         "tables": [*_digests_of(tables)],
@@ -101,7 +104,7 @@ def prepare_once(
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        data = make(knobs, partial(_write_rows, folder))
+        data = make(settings, partial(_write_rows, folder))
         _describe(folder, data, tables[0], is_lazy)
         if is_lazy:  # whose files came in blocks: note all together, for the next start
             _is_current(folder, read=False)
@@ -111,7 +114,7 @@ def prepare_once(
 
     def decode_share() -> None:
         if not is_lazy:
-            make(knobs, decode_first_block)
+            make(settings, decode_first_block)
 
     def is_current(folder: Path) -> bool:
         return _is_current(folder, read=not is_lazy) and not is_verifying.get()

@@ -44,9 +44,9 @@ from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.score_report import ScoredSet, ScoreReport
+from sbkit.runtime.score_sets import BATCH_SECONDS
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, sample_validation
-from sbkit.runtime.test_report import ScoredSet, TestReport
-from sbkit.runtime.test_sets import BATCH_SECONDS
 from sbkit.runtime.torch_model import TorchBundle, TorchModel
 from sbkit.train.brain import Brain
 from sbkit.train.setup import RunSetup
@@ -61,7 +61,7 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
     """
     run, has_text = setup.values.folder, setup.recipe.predicts == "text"
     decoder = declared_decoder(setup.hparams) if has_text else None
-    placement = Placement(brain.device, setup.values.knobs["eval_precision"])
+    placement = Placement(brain.device, setup.values.settings["eval_precision"])
     files: Mapping[str, bytes] | None = None
     fitted: FittedDecoder | None = None
     bundle: TorchBundle | None = None
@@ -117,9 +117,9 @@ def fit(
     placement: Placement,
 ) -> FittedDecoder:
     """Fit a decoder, and the confidences of words, with the weights in memory."""
-    knobs, valid = setup.values.knobs, setup.splits.valid
-    task, rate = setup.recipe, knobs["sample_rate"]
-    config = BundleConfig(task.name, rate, (), {}, language=knobs.get("language"))
+    settings, valid = setup.values.settings, setup.splits.valid
+    task, rate = setup.recipe, settings["sample_rate"]
+    config = BundleConfig(task.name, rate, (), {}, language=settings.get("language"))
     for part in setup.hparams.values():
         if isinstance(part, nn.Module):  # also the features, which `model` may lack
             part.eval()
@@ -171,7 +171,7 @@ def write_formats(setup: RunSetup) -> None:
     """Write the missing ones of the formats that the YAML declares; log which of them fail."""
     run = setup.values.folder
     try:
-        declared = declared_formats(setup.values.knobs, setup.recipe)
+        declared = declared_formats(setup.values.settings, setup.recipe)
         names = [name for name in declared if not (run / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
         with single_rank():
@@ -200,22 +200,22 @@ def score(setup: RunSetup, brain: Brain, bundle: TorchBundle | None, name: str) 
 
 def batch_seconds_of(setup: RunSetup) -> float:
     """Return the padded audio of a batch outside of training."""
-    return float(setup.values.knobs.get("eval_batch_seconds", BATCH_SECONDS))
+    return float(setup.values.settings.get("eval_batch_seconds", BATCH_SECONDS))
 
 
 def report(
     setup: RunSetup, brain: Brain, bundle: TorchBundle | None, sets: Sequence[ScoredSet]
 ) -> None:
     """Write the results into the run folder, and log a line for each test set."""
-    run, knobs = setup.values.folder, setup.values.knobs
-    test_report = TestReport(
+    run, settings = setup.values.folder, setup.values.settings
+    test_report = ScoreReport(
         run,
         setup.recipe,
-        sample_rate=knobs["sample_rate"],
+        sample_rate=settings["sample_rate"],
         labels=setup.labels,
         metrics=brain.evaluator.metrics if type(brain).metrics else None,
         measure=brain.evaluator.measure if type(brain).metrics else None,
-        report_by=knobs["report_by"] or (),
+        report_by=settings["report_by"] or (),
     )
     for scored in sets:
         facts: FigureDict = {}

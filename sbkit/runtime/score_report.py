@@ -14,7 +14,7 @@ from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import git_commit, versions
 from sbkit.bundle.task import Labels, Task
-from sbkit.data.report import encode_clips
+from sbkit.data.data_report import encode_clips
 from sbkit.distributed.ranks import gather_on_main_rank
 from sbkit.evaluate.provenance import Provenance, describe_provenance, read_json
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
@@ -46,7 +46,7 @@ class ScoredSet:
         return cls(name=name, rows=rows, results=[by_row[row] for row in scored])
 
 
-class TestReport:
+class ScoreReport:
     """Write the results of test sets into a folder, one set after the other.
 
     folder: gets the files of each set, `summary.json` and `report.html`.

@@ -48,7 +48,7 @@ MODULES = {
     "sbkit.models.frontend": "ConvFrontEnd",
     "sbkit.tasks.codec.model": "FiniteScalarQuantizer",
     "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
-    "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
+    "sbkit.models.pretrained.encoder": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
     "sbkit.models.speechbrain_parts": "SpeechBrainLayers SpeechBrainTransformer",
     "sbkit.tasks.synthesis.model": "DurationAligner MelDecoder TextEncoder VarianceAdaptor",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "

@@ -17,7 +17,7 @@ from sbkit.audio.fbank import Fbank
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import ConfigError
 from sbkit.models.encoder import make_encoder
-from sbkit.models.parts import FeatureExtractor, Part
+from sbkit.models.encoder_parts import FeatureExtractor, Part
 from sbkit.models.speechbrain_parts import SpeechBrainLayers
 from tests.models.test_asr import sbkit_parts, speechbrain_cnn
 
