@@ -236,7 +236,7 @@ def search_folders(folders: Collection[str]) -> None:
 
 
 def require_current(names: Iterable[str] = (), classes: Iterable[type] = ()) -> bool:
-    """Have all modules that sbkit has imported imported anew, if one of them has changed.
+    """Import anew all modules that sbkit has imported, if one of them has changed.
 
     Return whether they are. Objects that exist keep their classes. What the user's own code has
     imported, or needs for the ``classes`` that it gives, stays.

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from sbkit.base.machine import PRECISIONS
-from sbkit.cli.clip_table import parse_part
+from sbkit.cli.clip_table import parse_share
 
 Handler = Callable[[Namespace], int | None]  # from the parsed arguments to an exit code
 Add = Callable[..., object]  # adds an argument to a command: `add_argument` of its parser
@@ -115,7 +115,7 @@ def _add_group(add: Add, group: str) -> None:
             add("--encoding", metavar="NAME", help=encoding)
         case "part":
             share = "do only the K-th of N equal parts, in an array of jobs"
-            add("--part", metavar="K/N", type=parse_part, help=share)
+            add("--part", metavar="K/N", type=parse_share, help=share)
         case "import":
             module = "import a module of your own that defines parts of the model; repeatable"
             repeatable = {"action": "append", "default": []}

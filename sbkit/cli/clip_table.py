@@ -31,7 +31,7 @@ Row = dict[str, Any]
 class Share(NamedTuple):
     """One of several shares of a list, which differ by at most one item: `--part 3/16`.
 
-    >>> parse_part("2/3").of("abcdefgh")
+    >>> parse_share("2/3").of("abcdefgh")
     'beh'
     """
 
@@ -42,7 +42,7 @@ class Share(NamedTuple):
         return items[self.number - 1 :: self.total]
 
 
-def parse_part(text: str) -> Share:
+def parse_share(text: str) -> Share:
     """Parse K/N."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):

@@ -66,7 +66,7 @@ def serve(options: Namespace) -> int:
     from sbkit.runtime.runtimes import AUTO, FIRST_GPU
     from sbkit.serve.api import ServedModel, ServedModels
     from sbkit.serve.app import Service
-    from sbkit.serve.middleware import Keys, Limits, Metrics, State
+    from sbkit.serve.middleware import ApiKeys, Limits, Metrics, State
     from sbkit.serve.recognition import RecognitionService, Workers
     from sbkit.serve.server import Server, bind
     from sbkit.serve.tts import Voice
@@ -80,7 +80,7 @@ def serve(options: Namespace) -> int:
     limits = Limits(**{name: value for name, value in values.items() if value is not None})
     metrics = Metrics()
     state = State()
-    keys = Keys(options.api_key_file)
+    keys = ApiKeys(options.api_key_file)
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
         is_local = ip_address(listening.getsockname()[0]).is_loopback

@@ -240,7 +240,7 @@ def _seconds_of(path: str, time: int) -> float:  # of a file with many parts, un
     return declared_seconds(path)
 
 
-def parse_part(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:
+def parse_span(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:
     """Return the part of a file at times in seconds; the whole file if all are empty.
 
     A part without a start begins with its file, and one without a length or end lasts to the end.

@@ -47,7 +47,7 @@ from sbkit.data.columns import (
     find_columns,
     find_part_columns,
     is_span,
-    parse_part,
+    parse_span,
     plain_name,
     rename_columns,
     to_seconds,
@@ -696,13 +696,13 @@ def _find_clips(
     numbers = [time.strip() or "0" for time in chain(times[0], times[2])]
     in_samples = part_names.counts_samples and all(map(str.isdecimal, numbers))
     rate_of = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
-    parse = partial(_parse_samples, rate_of) if in_samples else parse_part
+    parse = partial(_parse_samples, rate_of) if in_samples else parse_span
     for index, values in enumerate(zip(*fields, *times, strict=True)):
         name, id, channel, start, length, end = values
         file = find_audio(name.strip())
         part = parse(file, start, length, end, channel) if isinstance(file, str) else file
         if isinstance(file, str) and isinstance(part, Excluded) and not part_names.start:
-            part = parse_part(file, "", "", "", channel)  # a length that is no time says nothing
+            part = parse_span(file, "", "", "", channel)  # a length that is no time says nothing
         if isinstance(part, Excluded):
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
@@ -733,7 +733,7 @@ def _parse_samples(
         times = [repr(int(sample) / rate) if sample.strip() else "" for sample in (start, stop)]
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
-    return parse_part(path, times[0], "", times[1], channel)
+    return parse_span(path, times[0], "", times[1], channel)
 
 
 def read_text_column(rows: pa.Table, name: str) -> list[str]:

@@ -40,9 +40,9 @@ from sbkit.serve.middleware import (
     READY,
     Admission,
     ApiError,
+    ApiKeys,
     JsonObject,
     KeyGuard,
-    Keys,
     Limits,
     Metrics,
     Observer,
@@ -80,7 +80,7 @@ class Service:
     metrics: Metrics
     origins: Sequence[str] = ()  # of pages that may use the server; see `OriginGuard`
 
-    def app(self, keys: Keys) -> ASGIApp:
+    def app(self, keys: ApiKeys) -> ASGIApp:
         """Make the application, for clients with one of the keys."""
         state = self.state
         engines = [model.engine for model in self.models.models]

@@ -241,7 +241,7 @@ class Observer:
         logger.log(logging.DEBUG if path in PROBE_PATHS else logging.INFO, "%s", line)
 
 
-class Keys:
+class ApiKeys:
     """The API keys of a file with one key per line, or a comment after #; none without a file."""
 
     def __init__(self, file: Path | None = None) -> None:
@@ -273,7 +273,7 @@ class KeyGuard:
     """
 
     app: ASGIApp
-    keys: Keys
+    keys: ApiKeys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -305,7 +305,7 @@ class OriginGuard:
     origins: allowed besides the server's own; ``*`` allows all.
     """
 
-    def __init__(self, app: ASGIApp, *, origins: Sequence[str], keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, *, origins: Sequence[str], keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
         self._origins = [origin.lower() for origin in origins]

@@ -20,7 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from sbkit.base.errors import INTERRUPTED, ConfigError, SbkitError
 from sbkit.serve.app import Service
-from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, Keys, logger
+from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, ApiKeys, logger
 
 HEADER_SECONDS = 10.0  # for a client to send the header of a request
 PING_SECONDS = 20.0  # from a pong to the next ping, and for the pong to arrive
@@ -89,7 +89,7 @@ class Socket(WebSocketsSansIOProtocol):
 class Server(uvicorn.Server):
     """Listen, warm up, and stop on a signal: drain, finish queued requests, then exit."""
 
-    def __init__(self, service: Service, *, keys: Keys) -> None:
+    def __init__(self, service: Service, *, keys: ApiKeys) -> None:
         super().__init__(
             uvicorn.Config(
                 service.app(keys),

@@ -108,7 +108,7 @@ class RunValues:
         return load_recipe(self.settings, self.yaml_file)
 
     def require_current(self) -> bool:
-        """Have changed modules of the user's imported anew, as `sbkit.base.imports` does."""
+        """Import changed modules of the user anew; return whether there were any."""
         resolved = resolve_yaml(self.yaml_file, self.overrides)
         search_folders(resolved.document.module_folders)
         return require_current(resolved.module_names, given_classes(self.given_recipe))

@@ -29,7 +29,7 @@ from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTIONS, Service
-from sbkit.serve.middleware import READY, Keys, Limits, Metrics, State
+from sbkit.serve.middleware import READY, ApiKeys, Limits, Metrics, State
 from sbkit.serve.recognition import RecognitionService, Workers
 from sbkit.serve.server import Server, bind
 from sbkit.serve.tts import Voice
@@ -215,7 +215,7 @@ def running_server(
     listening = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     (folder / "keys").write_text("\n".join(keys))
-    http_server = Server(service, keys=Keys(folder / "keys" if keys else None))
+    http_server = Server(service, keys=ApiKeys(folder / "keys" if keys else None))
     thread = threading.Thread(target=http_server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
