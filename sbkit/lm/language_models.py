@@ -114,6 +114,8 @@ def load(
         length = int.from_bytes(content[:8], "little")  # of the header
         metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
         orders = json.loads(metadata["orders"])
+        if not isinstance(orders, dict):
+            raise ValueError(f"its orders are {orders!r}")
         models = {name: _make_model(arrays, name, orders[name]) for name in orders}
         if WORD_TABLE in metadata:
             table = table_from_stored(json.loads(metadata[WORD_TABLE]))

@@ -31,7 +31,7 @@ from sbkit.audio.io import encode_audio
 from sbkit.base import content_cache
 from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import Settings, read_settings
-from sbkit.data import cache, clip_decoding, clips, splits
+from sbkit.data import cache, clip_decoding, splits
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import prune_orphans
 from sbkit.data.data_report import measure_data
@@ -203,7 +203,9 @@ def be_version(number: int, patches: pytest.MonkeyPatch) -> None:
     patches.setattr(
         recipe, "transcript_normalizer", lambda *a: lambda text: f"{normalizer(*a)(text)} {number}"
     )
-    patches.setattr(clips, "encode_audio", lambda clip, *a, **o: encode(clip + number, *a, **o))
+    patches.setattr(
+        clip_decoding, "encode_audio", lambda clip, *a, **o: encode(clip + number, *a, **o)
+    )
 
 
 def settings_of(corpus: Corpus, yaml: str) -> Settings:
@@ -408,7 +410,7 @@ def test_clip_that_changes_while_it_is_decoded_is_not_kept(
     corpus = Corpus(tmp_path / "corpus")
     changed = tmp_path / "corpus/clips/train0.wav"
     with monkeypatch.context() as patches:
-        note_calls(patches, clips, "read_audio", lambda *_: changed.write_bytes(tone(99)))
+        note_calls(patches, clip_decoding, "read_audio", lambda *_: changed.write_bytes(tone(99)))
         with pytest.raises(SbkitError, match="train0.wav has changed while it was decoded"):
             prepare(corpus)
     found = clips_of(corpus)
@@ -466,7 +468,7 @@ def test_shared_cache_is_read_and_never_written_to(
 def start(corpus: Corpus) -> tuple[object, list[str]]:
     """Return what a process sees of a corpus, and what it decodes."""
     with pytest.MonkeyPatch.context() as patches:
-        decoded = note_calls(patches, clips, "read_audio", lambda path, *_: Path(path).name)
+        decoded = note_calls(patches, clip_decoding, "read_audio", lambda path, *_: Path(path).name)
         return clips_of(corpus), decoded
 
 

@@ -25,7 +25,7 @@ from sbkit.base import files
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import task_lock, try_lock
 from sbkit.commands.cli import run as sbkit
-from sbkit.data import shard, sources
+from sbkit.data import read_manifests, shard
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.filesystem import ByteRange, Storage
 from sbkit.data.manifest import Clip, Excluded, Manifest
@@ -337,7 +337,7 @@ def tables_at(location: Path | str) -> TableFolders:
 
 def write_tables(target: str, source: Path | str) -> Index | None:
     options, tables = replace(OPTIONS, shard_bytes=11_000), {"train": tables_at(source)}
-    with patch.object(sources, "BATCH_ROWS", 2):
+    with patch.object(read_manifests, "BATCH_ROWS", 2):
         return write_shards(Storage(target), options, tables, {"train": ["train"]})
 
 
@@ -413,7 +413,7 @@ def test_prepare_command_makes_shards_of_table_folders(tmp_path: Path, location:
     with pytest.raises(SbkitError, match="Make shards of it by `sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
     shards = ["--shards", location, "--shard-size", "15kB"]
-    with patch.object(sources, "BATCH_ROWS", 2):
+    with patch.object(read_manifests, "BATCH_ROWS", 2):
         assert sbkit(["prepare", yaml, *manifest, *shards]) == 0
     assert len(read_index(Storage(location)).splits["train"]) == 4  # of 6 and 4 clips, twice
     assert sbkit(["prepare", yaml, f"--data_folder={location}", "--min_seconds=0"]) == 0

@@ -259,17 +259,17 @@ def test_full_disk_is_refused_and_finished_shards_stay(
 PREPARE = """
 import sys, time
 from pathlib import Path
-from sbkit.data import cache, clips
+from sbkit.data import cache, clip_decoding
 from tests.data.test_splits import make_clips, prepare
 
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 cache.BLOCK_CLIPS = 5
-read_audio, decoded = clips.read_audio, []
+read_audio, decoded = clip_decoding.read_audio, []
 def slow(path, *arguments):
     time.sleep(delay)
     decoded.append(path)
     return read_audio(path, *arguments)
-clips.read_audio = slow
+clip_decoding.read_audio = slow
 prepared = prepare(folder, make_clips(folder / "clips", count))
 print(len(decoded))
 print(prepared.fingerprint)

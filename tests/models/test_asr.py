@@ -186,4 +186,4 @@ def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
     with pytest.raises(SbkitError) as decoding:  # where ctc_weight does not matter
         model.decoder_log_probs(tokens, out.states, out.frame_lengths)
     assert str(decoding.value) == str(training.value)
-    assert "decode with `attention_rescoring: False`" in str(decoding.value)
+    assert "`attention_rescoring: False`" in str(decoding.value)

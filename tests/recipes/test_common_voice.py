@@ -130,7 +130,7 @@ def test_default_corpus_is_complete(asterisk_english: Path, tmp_path: Path) -> N
 def test_two_languages_need_two_releases(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     settings = {"data_folder": release, "language": ["en", "fr"], "sample_rate": 16_000}
-    with pytest.raises(SbkitError, match="names en, fr, but .* is the release of one language"):
+    with pytest.raises(SbkitError, match="names en, fr, but .* is of one language"):
         prepare_audio({**settings, "min_seconds": 0.0, "max_seconds": 1000.0})
     with pytest.raises(SbkitError, match="must be the tag of a known language"):
         prepare(data_folder=release, language=["en", "fr"])
