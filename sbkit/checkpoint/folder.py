@@ -19,6 +19,7 @@ from sbkit.base.files import fsync_path, fsync_tree, open_lock, require_writable
 logger = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
+REPLACED = "+replaced"  # suffix of a checkpoint while another one takes its name
 
 _locked: dict[Path, int] = {}  # the descriptors of the folders that this process has locked
 
@@ -55,7 +56,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 def _require_renaming(folder: Path) -> None:
     """Refuse a folder in which folders cannot be renamed, as on some mounts of object stores."""
     probe = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
-    renamed = probe.with_name(f"{probe.name}-renamed")
+    renamed = probe.with_name(f"{probe.name}{REPLACED}")
     try:
         (probe / "file").touch()
         probe.rename(renamed)
@@ -107,21 +108,30 @@ def staging_path(folder: Path) -> Path:
 
 
 def publish(staged: Checkpoint) -> Checkpoint:
-    """Rename a finished folder to its name, once everything in it is on the disk."""
+    """Rename a finished folder to its name, once everything in it is on the disk.
+
+    An earlier checkpoint of that name is renamed first and removed last, so that a kill at any
+    moment leaves a whole checkpoint.
+    """
     write_checksums(staged.path)
     fsync_tree(staged.path)
     final = staged.path.with_name(staged.path.name.removeprefix(UNFINISHED))
-    replaced = staged.path.with_name(f"{staged.path.name}-replaced")
-    if final.exists():  # the caller gave it a name
+    replaced = final.with_name(final.name + REPLACED)
+    if final.exists():
         final.rename(replaced)
     staged.path.rename(final)
     fsync_path(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    if replaced.exists():
+        replaced.rename(staged.path)  # half removed, it would be a damaged checkpoint
+        shutil.rmtree(staged.path)
     files = {name: final / file.name for name, file in staged.paramfiles.items()}
     return Checkpoint(final, staged.meta, files)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed or failed save left behind."""
+    """Remove what a killed or failed save left behind, and undo a replacement that it began."""
+    for replaced in folder.glob(f"{CKPT_PREFIX}+*{REPLACED}"):
+        final = replaced.with_name(replaced.name.removesuffix(REPLACED))
+        replaced.rename(staging_path(final) if final.exists() else final)
     for unfinished in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -2,9 +2,11 @@
 
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +57,35 @@ def test_recoverable_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, recoverables={"model": nn.Linear(2, 2), "lr": 0.1})
 
 
-def test_named_checkpoint_is_replaced(tmp_path: Path) -> None:
-    for value in (1.0, 2.0):
-        checkpointer(tmp_path, line(value)).save_checkpoint(name="last")
-        assert recovered(tmp_path) == value
+@pytest.mark.parametrize("kill_at", range(5))  # the fifth step does not come
+def test_kill_while_replacing_named_checkpoint_leaves_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    """The first three steps rename folders, and the fourth removes one."""
+    checkpointer(tmp_path, line(1.0)).save_checkpoint(name="last")
+    steps: list[str] = []
+
+    def killed_before(step: Callable[..., Any]) -> Callable[..., Any]:
+        def take(*arguments: Any) -> Any:
+            if len(steps) == kill_at:
+                raise KeyboardInterrupt
+            steps.append(step.__name__)
+            return step(*arguments)
+
+        return take
+
+    second = checkpointer(tmp_path, line(2.0))
+    with second.claimed(), monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed_before(Path.rename))
+        patch.setattr("sbkit.checkpoint.folder.shutil.rmtree", killed_before(shutil.rmtree))
+        with nullcontext() if kill_at == 4 else pytest.raises(KeyboardInterrupt):
+            second.save_checkpoint(name="last")
+    assert steps == ["rename", "rename", "rename", "rmtree"][:kill_at]
+    newest = 1.0 if kill_at < 2 else 2.0
+    assert recovered(tmp_path) == newest
+    Checkpointer(tmp_path).check_same_model()  # as the next run does
     assert {path.name for path in tmp_path.iterdir()} == {"CKPT+last", ".lock"}
+    assert recovered(tmp_path) == newest
 
 
 def test_best_and_newest_are_kept_even_if_the_clock_goes_back(
