@@ -24,7 +24,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.lm.language_models import TOKENS, WORDS, load_language_models
-from sbkit.lm.training import LmText, Spelling, ensure_language_models
+from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.models.encoder import make_encoder
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
@@ -168,7 +168,7 @@ def prepare_language_models(
         file,
         lm_text,
         {WORDS: settings["word_lm_order"], TOKENS: settings["token_lm_order"]},
-        Spelling(tokenizer=tokenizer, table=table),
+        LmTextEncoder(tokenizer=tokenizer, table=table),
     )
     if not messages:  # the run folder has the models
         return

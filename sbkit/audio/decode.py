@@ -364,7 +364,7 @@ class _PacketClock:
                 yield cast("Packet[AudioStream]", packet)
 
     def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> tuple[int, int]:
-        """Count the time of a packet's frames; return their samples, and those before the goal."""
+        """Place a packet: return the samples of its frames, and those before the sought one."""
         num_samples = sum([frame.samples for frame in frames])
         rate, pts = frames[0].rate, packet.pts
         duration = num_samples / rate

@@ -28,10 +28,10 @@ def usable_cores() -> int:
         quota = int(file.read_text())  # -1 if there is none
         if quota > 0:
             quotas.append(quota // int(file.with_name("cpu.cfs_period_us").read_text()))
-    return max(1, min([affine_cores(), *quotas]))
+    return max(1, min([allowed_cores(), *quotas]))
 
 
-def affine_cores() -> int:
+def allowed_cores() -> int:
     """Count the cores that this process may be scheduled on."""
     try:
         return len(os.sched_getaffinity(0))

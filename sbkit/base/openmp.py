@@ -22,7 +22,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from sbkit.base.machine import affine_cores, usable_cores
+from sbkit.base.machine import allowed_cores, usable_cores
 
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
 CHECK_SECONDS = 0.25
@@ -33,7 +33,7 @@ LIBRARY_PATHS = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece h
 
 def prepare_waiting() -> bool:
     """Set up OpenMP before it is loaded; return whether `ThreadWaiting` decides how it waits."""
-    if usable_cores() < affine_cores():  # by a container's quota, which OpenMP ignores
+    if usable_cores() < allowed_cores():  # by a container's quota, which OpenMP ignores
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
     is_set_by_user = _settings() not in ({}, SETTINGS)  # a parent process may have set SETTINGS
     has_one_thread = os.environ.get("OMP_NUM_THREADS") == "1"
@@ -138,7 +138,7 @@ def loaded_library() -> ctypes.CDLL | None:
 
 def _hold_team(library: ctypes.CDLL, end: threading.Event, ready: threading.Event) -> None:
     """Start one OpenMP thread more than there are processors, until `end` is set."""
-    num_threads = affine_cores() + 1
+    num_threads = allowed_cores() + 1
     function = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)  # harmless in every thread
     library.GOMP_parallel(function, None, num_threads, 0)
     ready.set()

@@ -111,11 +111,11 @@ def _is_scalar(value: object) -> TypeGuard[bool | int | float | str]:
 # ---- comparing
 
 
-class Computed(int):
+class UnknownSize(int):
     """Stands for a value that only running code knows, such as the number of labels."""
 
 
-COMPUTED = Computed(8)  # a size: any will do to build a part
+COMPUTED = UnknownSize(8)  # a size: any will do to build a part
 
 
 def node_to_comparable(node: object) -> Plain:

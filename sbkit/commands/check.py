@@ -34,7 +34,7 @@ def check(options: Namespace) -> int:
     from sbkit.check.checked_run import DeclaredRun
     from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
-    from sbkit.distributed.device import count_local_devices, counter_of_target
+    from sbkit.distributed.device import count_local_devices, device_counter_for
     from sbkit.logs.handlers import quiet
     from sbkit.train.setup import read_values
 
@@ -43,7 +43,7 @@ def check(options: Namespace) -> int:
     if options.learn and target is not None:
         raise ConfigError("`--learn` trains on this machine, but --target names another one.")
     checks = (*CHECKS, check_learning) if options.learn else CHECKS
-    count = count_local_devices if target is None else counter_of_target(target)
+    count = count_local_devices if target is None else device_counter_for(target)
     values = read_values(options.yaml, overrides, count=count)
     with quiet():
         result = check_run(DeclaredRun(values, target), checks=checks)

@@ -261,8 +261,8 @@ def deal_speakers(
     """
     if fill and len(speakers) <= len(shares):
         raise DataError(
-            f"{source} has {len(speakers)} of the {len(shares) + 1} speakers that it takes to "
-            "choose splits. Write a column `split`, or fewer splits in `split_shares`."
+            f"{source} has {len(speakers)} speakers, and {len(shares) + 1} splits need one each. "
+            "Write a column `split`, or fewer splits in `split_shares`."
         )
     splits, ends = [*shares, RELEASE_SPLITS[0]], [*accumulate(shares.values())]
     in_order = sorted(speakers, key=_position)

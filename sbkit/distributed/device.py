@@ -53,7 +53,7 @@ def count_local_devices(device_type: str) -> int:
     return int(backend.device_count()) if backend.is_available() else 0
 
 
-def counter_of_target(target: str) -> DeviceCounter:
+def device_counter_for(target: str) -> DeviceCounter:
     """Return a counter for another machine: `cuda:8` has eight such devices, `cpu` no GPU."""
     device = parse_device(target, key="--target")
     count = 1 if device.index is None else device.index

@@ -42,7 +42,7 @@ CAPITALS = "capitals"  # beside punctuation marks
 ERROR_KEYS = {"WER": "word_errors", "CER": "character_errors"}  # in figures and in lines
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
-# A transcript is suspicious if the model reads at least half of it otherwise, in a text of some
+# A transcript is suspicious if the model reads it with a CER of at least 50 %, in a text of some
 # length, with a confidence that is not far below that of other utterances. Among 419 clips with 12
 # exchanged transcripts, of a model with a CER of 17 %, 6 are suspected, and all 6 are exchanged.
 MIN_SUSPICIOUS_CER, MIN_SUSPICIOUS_CHARACTERS = 0.5, 5

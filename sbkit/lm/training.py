@@ -73,7 +73,7 @@ class LmText:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spelling:
+class LmTextEncoder:
     """How a model of words and a model of tokens write a text.
 
     table: the text table of the sentences, if it keeps case or punctuation.
@@ -101,25 +101,25 @@ class Spelling:
 
 
 def ensure_language_models(
-    file: Path, text: LmText, orders: Mapping[str, int], spelling: Spelling
+    file: Path, text: LmText, orders: Mapping[str, int], text_encoder: LmTextEncoder
 ) -> list[str]:
     """Make the language models of a run, unless the file has them; return messages about them.
 
     orders: of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no model.
     """
-    to_plain = partial(plain_text, table=spelling.table)
+    to_plain = partial(plain_text, table=text_encoder.table)
     excluded = set(map(to_plain, chain.from_iterable(text.held_out.values())))
     digest = hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
-    is_plain = " plain" * (spelling.word_table is not None)
+    is_plain = " plain" * (text_encoder.word_table is not None)
     metadata = {
         "made_of": f"{text.source}{digest} {orders[WORDS]} {orders[TOKENS]}{is_plain}",
-        "tokenizer": digest_of(spelling.tokenizer),
+        "tokenizer": digest_of(text_encoder.tokenizer),
         "normalizer": str(NORMALIZER_VERSION),
     }
     with suppress(SbkitError):  # if there is no file, or it is damaged
         if metadata.items() <= load(file)[1].items():
             return []
-    models = {} if text.arpa is None else _read_arpa_model(text.arpa, orders, spelling)
+    models = {} if text.arpa is None else _read_arpa_model(text.arpa, orders, text_encoder)
     messages = [f"language model of {name}: {text.arpa}" for name in models]
     num_left_out = 0
 
@@ -139,15 +139,15 @@ def ensure_language_models(
             raise DataError(f"`lm_text` has no sentence to learn from ({left_out}).")
         messages.append(f"lm_text: {left_out}")
     words = Counter(chain.from_iterable(map(str.split, sentences)))
-    spelling_notes = _check_spelling(words, spelling.tokenizer)
+    spelling_notes = _check_spelling(words, text_encoder.tokenizer)
     for name, order in orders.items():
         if order and name not in models:
             drawn, _ = draw_sentences(sentences, MAX_TEXT_BYTES[name])
             of_all = f"{len(drawn):,} of {num_sentences:,} sentences"
             logger.info(f"language model of {name}: training on {of_all}")
-            split = spelling.words if name == WORDS else spelling.tokens
+            split = text_encoder.words if name == WORDS else text_encoder.tokens
             trained = train(map(split, drawn), order=order)
-            table = spelling.word_table if name == WORDS else None
+            table = text_encoder.word_table if name == WORDS else None
             models[name] = replace(trained.model, table=table)
             messages.append(_describe(name, trained))
     if WORDS in models and models[WORDS].table is not None:
@@ -159,7 +159,7 @@ def ensure_language_models(
 
 
 def replace_language_models(
-    file: Path, text: LmText, orders: Mapping[str, int], spelling: Spelling
+    file: Path, text: LmText, orders: Mapping[str, int], text_encoder: LmTextEncoder
 ) -> list[str]:
     """Train the language models of a file again on texts; return messages about them.
 
@@ -170,10 +170,10 @@ def replace_language_models(
     orders = {WORDS: 0, TOKENS: 0, **current_orders, **orders}
     file.unlink(missing_ok=True)
     if text.arpa is None:
-        return ensure_language_models(file, text, orders, spelling)
-    models |= _read_arpa_model(text.arpa, orders, spelling)
+        return ensure_language_models(file, text, orders, text_encoder)
+    models |= _read_arpa_model(text.arpa, orders, text_encoder)
     models = {name: model for name, model in models.items() if orders[name]}
-    metadata = {"made_of": text.source, "tokenizer": digest_of(spelling.tokenizer)}
+    metadata = {"made_of": text.source, "tokenizer": digest_of(text_encoder.tokenizer)}
     save(models, file, metadata=metadata)
     return [f"language model: {text.arpa}"]
 
@@ -192,16 +192,16 @@ def write_language_model(
         messages = [_describe(WORDS, trained)]
     else:
         file = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
-        spelling = Spelling(tokenizer=Tokenizer(model_file=file))
+        text_encoder = LmTextEncoder(tokenizer=Tokenizer(model_file=file))
         words = Counter[str]()
 
         def split_and_count() -> Iterator[list[str]]:
             for sentence in sentences:
                 words.update(sentence.split())
-                yield spelling.tokens(sentence)
+                yield text_encoder.tokens(sentence)
 
         trained = train(split_and_count(), order=order)
-        messages = [_describe(TOKENS, trained), *_check_spelling(words, spelling.tokenizer)]
+        messages = [_describe(TOKENS, trained), *_check_spelling(words, text_encoder.tokenizer)]
     write_arpa(trained.model, out)
     return "\n".join(messages)
 
@@ -240,10 +240,10 @@ def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
 
 
 def _read_arpa_model(
-    file: Path, orders: Mapping[str, int], spelling: Spelling
+    file: Path, orders: Mapping[str, int], text_encoder: LmTextEncoder
 ) -> dict[str, NgramModel]:
     """Read a model of words or of tokens."""
-    tokenizer = spelling.tokenizer
+    tokenizer = text_encoder.tokenizer
     model = read_arpa(file)
     words = model.words[len(SPECIAL) :]
     if any(SPACE in word for word in words):
@@ -264,5 +264,5 @@ def _read_arpa_model(
         )
     num_marked = sum(word != word.lower() or is_mark(word[-1]) for word in words)
     if name == WORDS and num_marked <= MAX_MARKED_SHARE * len(words):
-        model = replace(model, table=spelling.word_table)
+        model = replace(model, table=text_encoder.word_table)
     return {name: model}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import Subsampling, pad_to_bucket
 from sbkit.base.errors import ConfigError
-from sbkit.models.encoder_parts import Backbone, FeatureExtractor, Part
+from sbkit.models.encoder_parts import Backbone, EncoderPart, FeatureExtractor
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
 AUDIO_KEYS = ("compute_features", ENCODER, "wave_augment")  # of parts that take audio
@@ -54,7 +54,7 @@ class FeatureEncoder(Encoder):
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__(Backbone("Transformer", modules["Transformer"]), modules)
         self.features: FeatureExtractor = FeatureExtractor(modules["compute_features"])
-        self.front_end = Part("CNN", modules["CNN"])
+        self.front_end = EncoderPart("CNN", modules["CNN"])
 
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None

@@ -46,7 +46,7 @@ def check_signature(name: str, module: nn.Module) -> None:
         )
 
 
-class Part:
+class EncoderPart:
     """A module of the YAML and its key: (B, T, ...), (B,) -> (B, U, D), (B,)."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -106,7 +106,7 @@ class Part:
             )
 
 
-class FeatureExtractor(Part):
+class FeatureExtractor(EncoderPart):
     """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,)."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -120,7 +120,7 @@ class FeatureExtractor(Part):
         return features * mask.unsqueeze(-1), frame_lengths
 
 
-class Backbone(Part):
+class Backbone(EncoderPart):
     """The last part of an encoder, which returns the states, and may decode tokens against them.
 
     `docs/guide/own-parts.md` describes the optional methods of its module. One more,

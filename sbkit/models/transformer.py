@@ -30,12 +30,12 @@ from sbkit.models.packing import Packing
 from sbkit.models.streaming import BlockState, EncoderState, StreamingConfig, last_frames
 
 ROTARY_BASE = 10_000.0
-PLANLESS_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+NON_CUDNN_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of the positions, from `rotary_cos_sin`
 
 
-class Frames(NamedTuple):
+class FrameContext(NamedTuple):
     """What all blocks of an encoder need to know about the frames of a batch, computed once."""
 
     mask: Tensor | None  # true within an utterance: (B, U)
@@ -136,7 +136,7 @@ class Transformer(nn.Module):
         halfway = outputs[len(self.encoder) // 2]
         return self._states(halfway, frames), self._states(outputs[-1], frames)
 
-    def _frames(self, x: Tensor, lengths: Tensor) -> Frames:
+    def _frames(self, x: Tensor, lengths: Tensor) -> FrameContext:
         num_frames = x.shape[1]
         streaming = self.streaming
         cosine, sine = rotary_cos_sin(num_frames, self.d_model // self.nhead, x.device)
@@ -144,15 +144,15 @@ class Transformer(nn.Module):
             packing = Packing.of(lengths, num_frames, self.conv_context, x.device)
             positions = packing.positions
             rotation = cosine[positions], sine[positions]
-            return Frames(None, None, rotation, packing=packing)
+            return FrameContext(None, None, rotation, packing=packing)
         mask = length_mask(lengths, num_frames, x.device)  # (B, U)
         if streaming is not None and self.training:
             streaming = streaming.draw()
         visible = mask[:, None, None] if streaming is None else streaming.visible(mask)
         chunk_frames = None if streaming is None else streaming.chunk_frames
-        return Frames(mask, scores_mask(visible, x), (cosine, sine), chunk_frames)
+        return FrameContext(mask, scores_mask(visible, x), (cosine, sine), chunk_frames)
 
-    def _layer_outputs(self, x: Tensor, frames: Frames) -> Iterator[Tensor]:
+    def _layer_outputs(self, x: Tensor, frames: FrameContext) -> Iterator[Tensor]:
         """Yield the input of the first block, then the output of each block."""
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         if frames.packing is not None:
@@ -164,7 +164,7 @@ class Transformer(nn.Module):
             x = run(x, frames)
             yield x
 
-    def _states(self, output: Tensor, frames: Frames) -> Tensor:
+    def _states(self, output: Tensor, frames: FrameContext) -> Tensor:
         """Return the states of a block's output: -> (B, U, D)."""
         states = self.encoder_norm(output)
         return states if frames.packing is None else frames.packing.unpack(states)
@@ -196,7 +196,7 @@ class Transformer(nn.Module):
         has_past = torch.arange(left_frames, device=device) >= num_missing  # (B, L)
         visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
         rotation = rotary_cos_sin(visible.shape[-1], self.d_model // self.nhead, device)
-        frames = Frames(mask, scores_mask(visible, x), rotation)
+        frames = FrameContext(mask, scores_mask(visible, x), rotation)
         block_states: list[BlockState] = []
         encoder = cast("Iterable[EncoderBlock]", self.encoder)
         for index, block in enumerate(encoder):
@@ -242,14 +242,14 @@ class ConformerBlock(nn.Module):
         self.convolution = Convolution(d_model=d_model, kernel_size=kernel_size, dropout=dropout)
         self.feed_forward2 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, frames: Frames) -> Tensor:
+    def forward(self, x: Tensor, frames: FrameContext) -> Tensor:
         x = self.feed_forward1(x, weight=0.5)
         x = self.attention(x, frames.packing or frames.visible, frames.rotation)
         x = self.convolution(x, frames)
         return self.feed_forward2(x, weight=0.5)
 
     def forward_chunk(
-        self, x: Tensor, frames: Frames, past: BlockState
+        self, x: Tensor, frames: FrameContext, past: BlockState
     ) -> tuple[Tensor, BlockState]:
         x = self.feed_forward1(x, weight=0.5)
         x, attention = self.attention.forward_chunk(
@@ -267,13 +267,13 @@ class TransformerBlock(nn.Module):
         self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, frames: Frames) -> Tensor:
+    def forward(self, x: Tensor, frames: FrameContext) -> Tensor:
         return self.feed_forward(
             self.attention(x, frames.packing or frames.visible, frames.rotation)
         )
 
     def forward_chunk(
-        self, x: Tensor, frames: Frames, past: BlockState
+        self, x: Tensor, frames: FrameContext, past: BlockState
     ) -> tuple[Tensor, BlockState]:
         x, attention = self.attention.forward_chunk(
             x, frames.visible, frames.rotation, past.attention
@@ -348,7 +348,7 @@ class Convolution(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, frames: Frames) -> Tensor:
+    def forward(self, x: Tensor, frames: FrameContext) -> Tensor:
         """Convolve; frames in the padding count as zero."""
         gated = self._gate(x, frames.mask)
         if frames.packing is not None:
@@ -511,7 +511,7 @@ def attend(
     else:
         # On a GPU, PyTorch would choose cuDNN's attention, which takes 2 ms of the host's time to
         # plan each new shape: a third of a step (H200, torch 2.11, bf16).
-        with sdpa_kernel(PLANLESS_BACKENDS) if query.is_cuda else nullcontext():
+        with sdpa_kernel(NON_CUDNN_BACKENDS) if query.is_cuda else nullcontext():
             out = scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None
             )

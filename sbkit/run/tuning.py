@@ -32,7 +32,7 @@ from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
-from sbkit.lm.training import LmText, Spelling, replace_language_models
+from sbkit.lm.training import LmText, LmTextEncoder, replace_language_models
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_sets import name_of, prepare_source, table_settings
@@ -167,8 +167,8 @@ def _replace_language_models(
             )
         elif splits is not None:
             lm_text = replace(lm_text, sentences=partial(read_column, splits.train, "text"))
-        spelling = Spelling(tokenizer=bundle.tokenizer, table=table)
-        logger.info("\n".join(replace_language_models(file, lm_text, orders, spelling)))
+        text_encoder = LmTextEncoder(tokenizer=bundle.tokenizer, table=table)
+        logger.info("\n".join(replace_language_models(file, lm_text, orders, text_encoder)))
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
 

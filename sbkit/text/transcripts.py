@@ -163,7 +163,7 @@ def _pattern(names: Collection[str]) -> str:
 # Sentences of a text that somebody reads aloud
 
 MAX_SENTENCE_SECONDS = 20.0  # a longer sentence is split, at the average speed of the recording
-# Limits of the longest sentence: a text of more recordings looks fast, one of a part looks slow.
+# Limits of the longest sentence: the text may cover more than the recording, or less.
 MIN_LETTERS, MAX_LETTERS = 40, 300
 _CLOSING = "\"'\xbb\u201d\u2019)\\]\u300d\u300f"  # quotes and brackets
 # Sentences of Chinese and Japanese end without a space, and those of Indic languages with a danda.

@@ -84,7 +84,7 @@ class RunValues:
     """A YAML with its overrides: what is known of a run before anything is made.
 
     Attributes:
-        overrides: nested, with that of the folder if the YAML is that of a run.
+        overrides: nested; with `output_folder` if the YAML is that of a run.
         given_overrides: nested, without it.
         settings: the plain values of the YAML.
         given_recipe: replaces the recipe that the YAML names.
@@ -166,7 +166,7 @@ def read_values(
 
 
 def given_classes(recipe: type[Recipe] | None) -> list[type]:
-    """Return the classes that a recipe brings which replaces that of the YAML."""
+    """Return the class of a recipe given in Python, and its Brain."""
     return [] if recipe is None else [recipe, getattr(recipe, "brain", Brain)]
 
 
@@ -300,7 +300,7 @@ def run_folder_in_errors(folder: Path, scratch: str) -> Iterator[None]:
 
 
 def write_label_files(data: RunData, folder: Path | None = None) -> None:
-    """Write the tokenizer, the list of classes and the language models, by default of the run."""
+    """Write the tokenizer, list of classes and language models, by default into the run folder."""
     folder = folder or data.values.folder
     for name, content in data.label_files.items():
         file = folder / name

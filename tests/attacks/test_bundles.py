@@ -16,7 +16,7 @@ from sbkit.base.checksums import write_checksums
 from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.lm.language_models import TOKENS, WORDS
-from sbkit.lm.training import LmText, Spelling, ensure_language_models
+from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import DAMAGES, refused, watched
 from tests.runtime.bundles import edit_config, edit_weights
@@ -134,7 +134,7 @@ def add_decoder(bundle: Path, orders: Mapping[str, int], size: object = 8) -> No
         bundle / LANGUAGE_MODELS_FILE,
         LmText(sentences=lambda: ["hello there", "a quick brown fox"]),
         orders,
-        Spelling(tokenizer=Tokenizer(model_file=bundle / "tokenizer.model")),
+        LmTextEncoder(tokenizer=Tokenizer(model_file=bundle / "tokenizer.model")),
     )
     decoder = {"attention_rescoring": False, "weights": {}, "beam_size": size}
     edit_config(bundle, lambda config: config.update(decoder=decoder))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sbkit.base.machine import affine_cores
+from sbkit.base.machine import allowed_cores
 from sbkit.base.openmp import (
     BUSY_SHARE,
     QUIET_CHECKS,
@@ -49,7 +49,7 @@ def test_settings_of_user_are_kept(
 
 
 def test_container_with_fewer_cores_gets_fewer_threads(variables: pytest.MonkeyPatch) -> None:
-    variables.setattr("sbkit.base.openmp.affine_cores", lambda: 8)
+    variables.setattr("sbkit.base.openmp.allowed_cores", lambda: 8)
     variables.setattr("sbkit.base.openmp.usable_cores", lambda: 2)
     prepare_waiting()
     assert os.environ["OMP_NUM_THREADS"] == "2"
@@ -102,7 +102,7 @@ print(json.dumps([loaded_library()._name, before, asleep, after, seconds_without
 """
 
 
-@pytest.mark.skipif(affine_cores() < 2, reason="one core: no thread waits")
+@pytest.mark.skipif(allowed_cores() < 2, reason="one core: no thread waits")
 @pytest.mark.skipif(seconds_without_core() is None, reason="this kernel does not report it")
 def test_second_team_has_more_threads_than_processors_until_it_ends() -> None:
     """More threads than processors make GNU OpenMP stop spinning."""
@@ -112,5 +112,5 @@ def test_second_team_has_more_threads_than_processors_until_it_ends() -> None:
     output = subprocess.check_output(command, cwd=ROOT, env=variables, timeout=120)
     library, before, asleep, after, waited = json.loads(output)
     assert "/torch" in library
-    assert asleep > before + affine_cores() and after < asleep
+    assert asleep > before + allowed_cores() and after < asleep
     assert waited >= 0

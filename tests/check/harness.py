@@ -18,7 +18,7 @@ from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
 from sbkit.check.cost import check_cost
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.overrides import parse_command
-from sbkit.distributed.device import count_local_devices, counter_of_target
+from sbkit.distributed.device import count_local_devices, device_counter_for
 from sbkit.train.recipe import Recipe
 from sbkit.train.setup import read_values
 from tests.runs import ROOT, TINY, Workplace, one_thread
@@ -119,7 +119,7 @@ def declared_run(
 ) -> Iterator[DeclaredRun]:
     """Declare a run on the release of a workplace, in one thread and with its cache."""
     command = parse_command(workplace.arguments(run, *arguments, yaml=str(yaml), tiny=tiny))
-    count = count_local_devices if target is None else counter_of_target(target)
+    count = count_local_devices if target is None else device_counter_for(target)
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}), one_thread():
         yield DeclaredRun(read_values(*command, recipe=recipe, count=count), target)
 

@@ -13,7 +13,7 @@ from sbkit.check.check import check_run
 from sbkit.check.checked_run import DeclaredRun, Finding
 from sbkit.check.settings import check_placement, check_run_folder, names_in_code
 from sbkit.config.hparams import MissingSettingError, SettingAttributes, Settings
-from sbkit.distributed.device import counter_of_target, resolve
+from sbkit.distributed.device import device_counter_for, resolve
 from sbkit.train.setup import read_values
 from tests.check.harness import declared_run
 from tests.checkpoint.saves import training
@@ -97,18 +97,18 @@ def test_target_counts_as_the_machine() -> None:
         ("cuda:8", "cuda:7", "cuda:7"),
         ("cpu", None, "cpu"),
     ):
-        assert str(resolve(device, "fp32", count=counter_of_target(target)).device) == placed
+        assert str(resolve(device, "fp32", count=device_counter_for(target)).device) == placed
     with pytest.raises(SbkitError, match="but the target has"):
-        resolve("mps", "fp32", count=counter_of_target("cuda:8"))
+        resolve("mps", "fp32", count=device_counter_for("cuda:8"))
     for target in ("cuda:0", "gpu"):
         with pytest.raises(SbkitError, match="`--target` "):
-            counter_of_target(target)
+            device_counter_for(target)
 
 
 def test_device_number_beside_torchrun_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     yaml = ROOT / "hparams/ctc.yaml"
-    values = read_values(yaml, {"device": "cuda:1"}, count=counter_of_target("cuda:8"))
+    values = read_values(yaml, {"device": "cuda:1"}, count=device_counter_for("cuda:8"))
     declared = DeclaredRun(values, "cuda:8")
     (finding,) = check_placement(declared)
     assert finding.where == declared.place("device")

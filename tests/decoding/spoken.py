@@ -11,7 +11,7 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.fit import ValidationUtterance
 from sbkit.decoding.word_times import WordAligner
 from sbkit.lm.language_models import TOKENS, WORDS
-from sbkit.lm.training import LmText, Spelling, ensure_language_models
+from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 TEXTS = [
@@ -51,7 +51,7 @@ def train_models(
         file,
         LmText(arpa=arpa, source=source, sentences=lambda: texts),
         {WORDS: words, TOKENS: tokens},
-        Spelling(tokenizer=tokenizer),
+        LmTextEncoder(tokenizer=tokenizer),
     )
 
 

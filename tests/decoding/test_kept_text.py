@@ -12,7 +12,7 @@ from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import TOKENS, WORDS, describe_seen, load_language_models
 from sbkit.lm.ngram import NgramModel
-from sbkit.lm.training import LmText, Spelling, ensure_language_models
+from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.text.normalization import orthography, text_table
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import TEXTS, char_tokenizer, make_aligner, spoken, transcribe
@@ -38,7 +38,7 @@ def word_model(tokenizer: Tokenizer, arpa: Path | None = None) -> tuple[NgramMod
             held_out={"test": ["Press, one?"]},
         ),
         {WORDS: 2, TOKENS: 3},
-        Spelling(tokenizer=tokenizer, table=TABLE),
+        LmTextEncoder(tokenizer=tokenizer, table=TABLE),
     )
     model = load_language_models(file, tokenizer).words
     assert model is not None

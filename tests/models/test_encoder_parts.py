@@ -17,7 +17,7 @@ from sbkit.audio.fbank import Fbank
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import ConfigError
 from sbkit.models.encoder import make_encoder
-from sbkit.models.encoder_parts import FeatureExtractor, Part
+from sbkit.models.encoder_parts import EncoderPart, FeatureExtractor
 from sbkit.models.speechbrain_parts import SpeechBrainLayers
 from tests.models.test_asr import sbkit_parts, speechbrain_cnn
 
@@ -74,7 +74,7 @@ class Returning(nn.Module):
 def test_layers_of_torch_take_frames_alone_and_keep_them() -> None:
     x, lengths = torch.randn(2, 9, MELS), torch.tensor([9, 4])
     layer = nn.Sequential(nn.LayerNorm(MELS), nn.Linear(MELS, 7))
-    torch.testing.assert_close(Part("Transformer", layer)(x, lengths), (layer(x), lengths))
+    torch.testing.assert_close(EncoderPart("Transformer", layer)(x, lengths), (layer(x), lengths))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_layers_of_torch_take_frames_alone_and_keep_them() -> None:
 )
 def test_unsuitable_parts_are_refused(part: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Part("CNN", part)(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
+        EncoderPart("CNN", part)(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
 
 
 def test_augmentation_of_speechbrain_is_refused() -> None:
@@ -141,7 +141,7 @@ def test_declared_subsampling_counts_the_frames_of_the_parts(
     subsampling = make_encoder(parts).subsampling
     assert subsampling.stride == 16 * frame_ms
     lengths = np.array([*range(9_000, 9_700, 37), 48_000, 123_457])
-    front_end, compute = Part("CNN", cnn.eval()), FeatureExtractor(features)
+    front_end, compute = EncoderPart("CNN", cnn.eval()), FeatureExtractor(features)
     with torch.no_grad():
         for samples, expected in zip(lengths, subsampling.count(lengths), strict=True):
             audio = torch.zeros(1, int(samples))

@@ -12,7 +12,7 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
 from sbkit.models.transformer import (
     ConformerBlock,
-    Frames,
+    FrameContext,
     SelfAttention,
     Transformer,
     rotary_cos_sin,
@@ -69,7 +69,7 @@ def test_conformer_block_halves_both_feed_forwards() -> None:
     half = (x + block.feed_forward1(x)) / 2  # a FeedForward adds x
     expected = (half + block.feed_forward2(half)) / 2
     mask = torch.ones(1, 7, dtype=torch.bool)
-    frames = Frames(mask, scores_mask(mask, x), rotary_cos_sin(7, 8, CPU), chunk_frames=None)
+    frames = FrameContext(mask, scores_mask(mask, x), rotary_cos_sin(7, 8, CPU), chunk_frames=None)
     torch.testing.assert_close(block(x, frames), expected)
 
 
