@@ -11,7 +11,6 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,7 +30,7 @@ from sbkit.audio.io import encode_audio
 from sbkit.base import content_cache
 from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import Settings, read_settings
-from sbkit.data import cache, clip_decoding, clips, splits
+from sbkit.data import cache, clip_decoding, splits
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import prune_orphans
 from sbkit.data.data_report import measure_data
@@ -41,12 +40,11 @@ from sbkit.data.splits import Splits, read_column, read_transcripts
 from sbkit.models.layers import GlobalNorm
 from sbkit.train.model_state import inputs_of_statistics, measure_normalization
 from tests.calls import note_calls
-from tests.data.test_splits import train_tokenizer
+from tests.decoding.spoken import char_tokenizer
 from tests.runs import ROOT, rows_of, times_of
 from tests.train.test_statistics import CPU, loader_of
 
 SPLITS = ("train", "dev", "test")
-FORMS = ("release", "archive", "kaldi", "parquet", "module")
 MODULE = """
 from pathlib import Path
 from sbkit.data.manifest import Clip, Manifest
@@ -62,7 +60,6 @@ def read(settings, split):
 
 
 def tone(number: int, samples: int = 1600) -> bytes:
-    """Return a WAV file."""
     wave = 1000 * np.sin(np.arange(samples) * (number + 1) / 100)
     return encode_audio(wave.astype(np.int16), 16_000, "WAV")
 
@@ -203,7 +200,9 @@ def be_version(number: int, patches: pytest.MonkeyPatch) -> None:
     patches.setattr(
         recipe, "transcript_normalizer", lambda *a: lambda text: f"{normalizer(*a)(text)} {number}"
     )
-    patches.setattr(clips, "encode_audio", lambda clip, *a, **o: encode(clip + number, *a, **o))
+    patches.setattr(
+        clip_decoding, "encode_audio", lambda clip, *a, **o: encode(clip + number, *a, **o)
+    )
 
 
 def settings_of(corpus: Corpus, yaml: str) -> Settings:
@@ -215,7 +214,6 @@ def prepare(corpus: Corpus) -> Splits:
 
 
 def read_all(*splits: Dataset) -> list[tuple[bytes, str]]:
-    """Return the samples and the columns of all clips."""
     rows = chain(*(read_rows(split, range(len(split))) for split in splits))
     return [(row.pop(AUDIO).tobytes(), f"{row}") for row in rows]
 
@@ -243,7 +241,7 @@ def observe(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.slow(40)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ("release", "archive", "kaldi", "parquet", "module"))
 def test_edited_data_are_as_with_an_empty_cache(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +286,7 @@ def use_every_kind(corpus: Corpus) -> list[object]:
     spoken = prepare_spoken(settings_of(corpus, "tts"))
     facts = measure_data(spoken, sample_rate=16_000, language="en")
     texts = read_column(spoken.train, "text")
-    tokenizer = train_tokenizer(corpus.folder.parent, texts)
+    tokenizer = char_tokenizer(corpus.folder.parent, texts)
     labels = read_transcripts(spoken.train, tokenizer).tokens.tolist()
     features, norm, loader = Fbank(n_mels=23), GlobalNorm(n_mels=23), loader_of(spoken.train)
     inputs = inputs_of_statistics(loader, features, __name__, CPU)
@@ -343,27 +341,6 @@ def test_whatever_is_kept_is_made_anew_if_one_input_changes(
 # Where a user meets it
 
 
-def replace_in(file: Path, old: str, new: str) -> None:
-    file.write_text(file.read_text().replace(old, new))
-
-
-def test_facts_are_those_of_the_corrected_table(tmp_path: Path) -> None:
-    corpus = Corpus(tmp_path / "corpus")
-    replace_in(corpus.tables[1], ".\ts", ".\tt")
-
-    def measure() -> tuple[Any, str]:
-        facts = measure_data(prepare(corpus), sample_rate=16_000, language="en")
-        counts = {s["splits"][1]: s["values"] for s in facts["shared"] if s["column"] == "speaker"}
-        return counts["dev"], f"{facts['splits']['train']['changes']}"
-
-    num_shared, changes = measure()
-    assert num_shared == 0 and "tags" not in changes
-    replace_in(corpus.tables[1], ".\tt", ".\ts")
-    replace_in(corpus.tables[0], ".\t", ". [noise]\t")
-    num_shared, changes = measure()
-    assert num_shared == 2 and "tags" in changes
-
-
 def test_clips_that_are_recorded_again_are_decoded_alone(
     tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -395,7 +372,7 @@ def test_symbols_follow_sentences_and_the_code_that_spells_them(
     corpus = Corpus(tmp_path / "corpus")
     settings = settings_of(corpus, "tts")
     assert prepare_spoken(settings).train["symbols"][0] == "word zero."
-    replace_in(corpus.tables[0], ".\t", "\t")
+    rewrite(corpus.tables[0], corpus.tables[0].read_bytes().replace(b".\t", b"\t"))
     assert prepare_spoken(settings).train["symbols"][0] == "word zero"
     monkeypatch.setattr(content_cache, "code_identity", lambda: "another!")
     monkeypatch.setattr(synthesis, "read_texts", lambda texts, *_: texts)
@@ -408,7 +385,7 @@ def test_clip_that_changes_while_it_is_decoded_is_not_kept(
     corpus = Corpus(tmp_path / "corpus")
     changed = tmp_path / "corpus/clips/train0.wav"
     with monkeypatch.context() as patches:
-        note_calls(patches, clips, "read_audio", lambda *_: changed.write_bytes(tone(99)))
+        note_calls(patches, clip_decoding, "read_audio", lambda *_: changed.write_bytes(tone(99)))
         with pytest.raises(SbkitError, match="train0.wav has changed while it was decoded"):
             prepare(corpus)
     found = clips_of(corpus)
@@ -461,21 +438,6 @@ def test_shared_cache_is_read_and_never_written_to(
     use_every_kind(corpus)
     assert decoded == ["dev1"]
     assert times_of(shared) == before
-
-
-def start(corpus: Corpus) -> tuple[object, list[str]]:
-    """Return what a process sees of a corpus, and what it decodes."""
-    with pytest.MonkeyPatch.context() as patches:
-        decoded = note_calls(patches, clips, "read_audio", lambda path, *_: Path(path).name)
-        return clips_of(corpus), decoded
-
-
-def test_first_starts_of_several_processes_decode_each_clip_once(tmp_path: Path) -> None:
-    corpus = Corpus(tmp_path / "corpus")
-    with get_context("fork").Pool(3) as pool:
-        seen, decoded = zip(*pool.map(start, [corpus] * 3, chunksize=1), strict=True)
-    assert seen == (clips_of(corpus),) * 3
-    assert sorted(chain(*decoded)) == sorted(file.name for file in corpus.folder.rglob("*.wav"))
 
 
 def truncate(file: Path) -> None:

@@ -25,7 +25,7 @@ from sbkit.base import files
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import task_lock, try_lock
 from sbkit.commands.cli import run as sbkit
-from sbkit.data import shard, sources
+from sbkit.data import read_manifests, shard
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.filesystem import ByteRange, Storage
 from sbkit.data.manifest import Clip, Excluded, Manifest
@@ -140,12 +140,6 @@ def test_train_sampler_shuffles_within_windows_of_shards(clips: list[Clip], loca
     assert orders[0] != orders[1]
 
 
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[list[ByteRange]]:
-    """List the ranges of each request."""
-    return note_calls(monkeypatch, shard, "read_ranges", list)
-
-
 def num_bytes(requests: list[list[ByteRange]]) -> int:
     return sum(size for request in requests for _, _, size in request)
 
@@ -162,8 +156,9 @@ def load_batches(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_get_the_same_batches_and_read_each_clip_once(
-    clips: list[Clip], location: str, fetched: list[list[ByteRange]], world_size: int
+    clips: list[Clip], location: str, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fetched = note_calls(monkeypatch, shard, "read_ranges", list)
     write(location, clips)
     train = train_of(location)
     single = load_batches(train, sampler(train, seconds=2.0))
@@ -337,7 +332,7 @@ def tables_at(location: Path | str) -> TableFolders:
 
 def write_tables(target: str, source: Path | str) -> Index | None:
     options, tables = replace(OPTIONS, shard_bytes=11_000), {"train": tables_at(source)}
-    with patch.object(sources, "BATCH_ROWS", 2):
+    with patch.object(read_manifests, "BATCH_ROWS", 2):
         return write_shards(Storage(target), options, tables, {"train": ["train"]})
 
 
@@ -413,7 +408,7 @@ def test_prepare_command_makes_shards_of_table_folders(tmp_path: Path, location:
     with pytest.raises(SbkitError, match="Make shards of it by `sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
     shards = ["--shards", location, "--shard-size", "15kB"]
-    with patch.object(sources, "BATCH_ROWS", 2):
+    with patch.object(read_manifests, "BATCH_ROWS", 2):
         assert sbkit(["prepare", yaml, *manifest, *shards]) == 0
     assert len(read_index(Storage(location)).splits["train"]) == 4  # of 6 and 4 clips, twice
     assert sbkit(["prepare", yaml, f"--data_folder={location}", "--min_seconds=0"]) == 0
@@ -438,7 +433,6 @@ def spoil(file: Path) -> None:
 
 
 def misspell(file: Path) -> None:
-    """Change a letter of the transcripts."""
     file.write_bytes(file.read_bytes().replace(b"Clip", b"Clap", 1))
 
 
