@@ -196,7 +196,6 @@ def test_times_of_a_part_have_several_names_or_are_named_as_unused(
             "11.9 to 12.4 s of talk.flac overlaps 10 to 12 s of talk.flac, talk-10000-12000",
         ),
         ("talk.mp3,70,10.06,x", "part beyond the end of its file", "lasts only 80.000 s"),
-        ("talk.mp3,81,,x", "part beyond the end of its file", "81 to the end of talk.mp3"),
         ("none.flac,0,1,x", "unreadable audio", "none.flac is missing"),
     ],
 )
