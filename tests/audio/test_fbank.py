@@ -100,7 +100,6 @@ def test_exported_graph_has_no_fft_and_takes_any_length() -> None:
 
 
 def features_of(clip: Tensor, level: str = "utterance") -> Tensor:
-    """Compute the features of one clip: (S,) -> (T, M)."""
     return Fbank(level=level).eval()(clip[None], torch.tensor([len(clip)]))[0][0]
 
 

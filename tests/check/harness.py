@@ -102,7 +102,6 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
 
 @contextmanager
 def checked_run(*arguments: Any, **options: Any) -> Iterator[CheckedRun]:
-    """Prepare a run to check; the arguments are those of `declared_run`."""
     with declared_run(*arguments, **options) as declared, open_checked_run(declared) as run:
         yield run
 

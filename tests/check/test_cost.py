@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from sbkit.check.cost import (
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch
 from sbkit.data.sampler import TrainSampler
+from tests.calls import note_calls
 from tests.check.harness import checked_run
 from tests.runs import ROOT, Workplace, one_thread
 
@@ -41,7 +43,6 @@ def sampler_of(run: CheckedRun) -> TrainSampler:
 
 
 def cost_findings(run: CheckedRun) -> list[Finding]:
-    """Report what the check of the cost finds or raises."""
     checks = [check_recordings, check_cost]
     return check_run(run.declared, data=run.data, checks=checks).findings
 
@@ -122,14 +123,7 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     run: CheckedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a test set, which is decoded whole; those of dev are greedily."""
-    evaluated: list[str] = []
-    evaluate = RealSteps.evaluate
-
-    def evaluate_and_note(steps: RealSteps, batch: Batch) -> None:
-        evaluated.extend(batch.ids)
-        evaluate(steps, batch)
-
-    monkeypatch.setattr(RealSteps, "evaluate", evaluate_and_note)
+    evaluated = note_calls(monkeypatch, RealSteps, "evaluate", lambda _, batch: batch.ids)
     monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.1)
     dict.update(run.values.settings, eval_batch_seconds=1.0)  # every clip is longer
     (finding,) = cost_findings(run)
@@ -137,7 +131,7 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem
     assert "sbkit segment" in finding.fix
     assert (sorted(finding.ids), finding.stops) == (sorted(ids), False)
-    assert evaluated and not {*evaluated} & {*ids}
+    assert evaluated and not {*chain(*evaluated)} & {*ids}
 
 
 def test_batch_that_the_system_would_kill_for_is_found(

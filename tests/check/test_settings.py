@@ -10,11 +10,9 @@ import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_run
-from sbkit.check.checked_run import DeclaredRun, Finding
-from sbkit.check.settings import check_placement, check_run_folder, names_in_code
-from sbkit.config.hparams import MissingSettingError, SettingAttributes, Settings
+from sbkit.check.checked_run import Finding
+from sbkit.check.settings import check_run_folder, names_in_code
 from sbkit.distributed.device import device_counter_for, resolve
-from sbkit.train.setup import read_values
 from tests.check.harness import declared_run
 from tests.checkpoint.saves import training
 from tests.runs import ROOT, TINY, TINY_VOICE, Workplace, contents_of, times_of
@@ -30,22 +28,6 @@ class OwnBrain(Brain):
     def on_stage_end(self, stage, stage_loss, epoch=None):
         print(own_helpers.describe(self.hparams), [getattr(self.hparams, key) for key in KEYS])
 """
-
-
-def test_settings_remember_every_way_of_reading_a_key() -> None:
-    settings = Settings({"train_rows": 1, "lr": 2, "seed": 3, "other": 4})
-    assert [settings[f"{split}_rows"] for split in ("train",)] == [1]
-    assert (SettingAttributes(settings).lr, "seed" in settings, settings.get("absent", 5)) == (
-        2,
-        True,
-        5,
-    )
-    assert dict(settings.items()) == {"train_rows": 1, "lr": 2, "seed": 3, "other": 4}
-    with pytest.raises(MissingSettingError, match="`needed`, which is not in the YAML"):
-        _ = SettingAttributes(settings).needed
-    assert settings.names_read == {"train_rows", "lr", "seed", "absent", "needed"}
-    assert {**settings, "new": 1} == {"train_rows": 1, "lr": 2, "seed": 3, "other": 4, "new": 1}
-    assert "other" in settings.names_read  # nobody knows what is read of a copy
 
 
 def test_names_in_code_are_those_of_the_folder_of_a_brain(
@@ -103,16 +85,6 @@ def test_target_counts_as_the_machine() -> None:
     for target in ("cuda:0", "gpu"):
         with pytest.raises(SbkitError, match="`--target` "):
             device_counter_for(target)
-
-
-def test_device_number_beside_torchrun_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    yaml = ROOT / "hparams/ctc.yaml"
-    values = read_values(yaml, {"device": "cuda:1"}, count=device_counter_for("cuda:8"))
-    declared = DeclaredRun(values, "cuda:8")
-    (finding,) = check_placement(declared)
-    assert finding.where == declared.place("device")
-    assert "torchrun starts 8 processes" in str(finding)
 
 
 @pytest.fixture(scope="module")

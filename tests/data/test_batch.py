@@ -19,7 +19,7 @@ from sbkit.distributed.device import resolve
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 from tests import processes
-from tests.data.test_splits import train_tokenizer
+from tests.decoding.spoken import char_tokenizer
 from tests.stores import Utterance, make_store
 
 TEXTS = ["one two", "three", "", "four five six", "seven"]
@@ -27,7 +27,6 @@ SAMPLES = [16_000, 8_000, 100, 32_000, 1]
 
 
 def clip(row: int) -> np.ndarray:
-    """Make the audio of a row, extremes included."""
     audio = np.random.default_rng(row).integers(-32_768, 32_768, SAMPLES[row]).astype("<i2")
     audio[0] = -32_768
     return audio
@@ -44,7 +43,7 @@ def store() -> datasets.Dataset:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    return train_tokenizer(tmp_path, TEXTS)
+    return char_tokenizer(tmp_path, TEXTS)
 
 
 def collate(store: datasets.Dataset, tokenizer: Tokenizer, rows: list[int]) -> TextBatch:
@@ -74,7 +73,7 @@ def test_text_collate_pads_audio_and_tokens(store: datasets.Dataset, tokenizer: 
 
 def test_joined_rows_of_a_language_without_spaces_have_no_token_between(tmp_path: Path) -> None:
     texts = ["今天", "回家了"]
-    tokenizer = train_tokenizer(tmp_path, texts)
+    tokenizer = char_tokenizer(tmp_path, texts)
     rows = (Utterance(f"clip{n}", text, text, "ann", 4, b"\0" * 8) for n, text in enumerate(texts))
     joined = UtteranceDataset(make_store(rows)).__getitems__([Example((0, 1), 8)])
     batch = TextCollate(tokenizer)(joined)

@@ -36,7 +36,6 @@ def cache(tmp_path: Path, own_cache: Path) -> Path:
 
 
 def of(cache: Path, name: str) -> Path:
-    """Find the folder of one corpus."""
     (entry,) = [item for item in list_entries(cache) if name in f"{item.name} {item.folder.name}"]
     return entry.folder
 

@@ -52,8 +52,8 @@ DECODE_FOREVER = """
 import sys
 from sbkit.audio.io import AudioPart
 from sbkit.data import clip_decoding
-clips.usable_cores = lambda: 2
-for _ in clips.decode_clips([AudioPart(sys.argv[1])] * 1_000_000, 16_000):
+clip_decoding.usable_cores = lambda: 2
+for _ in clip_decoding.decode_clips([AudioPart(sys.argv[1])] * 1_000_000, 16_000):
     pass
 """
 

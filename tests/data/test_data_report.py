@@ -144,14 +144,10 @@ def split() -> datasets.Dataset:
     return split
 
 
-def seconds_of(clip: str) -> float:
-    samples, rate = soundfile.read(io.BytesIO(base64.b64decode(clip)))
-    return len(samples) / rate
-
-
 def test_encode_clips_keeps_the_order_and_skips_unreadable_clips(split: datasets.Dataset) -> None:
     clips = encode_clips(split, ["b", "none", "c", "a"], sample_rate=16_000, max_seconds=1.5)
-    assert {id: seconds_of(clip) for id, clip in clips.items()} == {"b": 1.5, "a": 1.0}
+    files = {id: io.BytesIO(base64.b64decode(clip)) for id, clip in clips.items()}
+    assert {id: soundfile.info(file).duration for id, file in files.items()} == {"b": 1.5, "a": 1.0}
     assert [*clips] == ["b", "a"]
 
 

@@ -11,7 +11,6 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,12 +40,11 @@ from sbkit.data.splits import Splits, read_column, read_transcripts
 from sbkit.models.layers import GlobalNorm
 from sbkit.train.model_state import inputs_of_statistics, measure_normalization
 from tests.calls import note_calls
-from tests.data.test_splits import train_tokenizer
+from tests.decoding.spoken import char_tokenizer
 from tests.runs import ROOT, rows_of, times_of
 from tests.train.test_statistics import CPU, loader_of
 
 SPLITS = ("train", "dev", "test")
-FORMS = ("release", "archive", "kaldi", "parquet", "module")
 MODULE = """
 from pathlib import Path
 from sbkit.data.manifest import Clip, Manifest
@@ -62,7 +60,6 @@ def read(settings, split):
 
 
 def tone(number: int, samples: int = 1600) -> bytes:
-    """Return a WAV file."""
     wave = 1000 * np.sin(np.arange(samples) * (number + 1) / 100)
     return encode_audio(wave.astype(np.int16), 16_000, "WAV")
 
@@ -217,7 +214,6 @@ def prepare(corpus: Corpus) -> Splits:
 
 
 def read_all(*splits: Dataset) -> list[tuple[bytes, str]]:
-    """Return the samples and the columns of all clips."""
     rows = chain(*(read_rows(split, range(len(split))) for split in splits))
     return [(row.pop(AUDIO).tobytes(), f"{row}") for row in rows]
 
@@ -245,7 +241,7 @@ def observe(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.slow(40)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ("release", "archive", "kaldi", "parquet", "module"))
 def test_edited_data_are_as_with_an_empty_cache(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +286,7 @@ def use_every_kind(corpus: Corpus) -> list[object]:
     spoken = prepare_spoken(settings_of(corpus, "tts"))
     facts = measure_data(spoken, sample_rate=16_000, language="en")
     texts = read_column(spoken.train, "text")
-    tokenizer = train_tokenizer(corpus.folder.parent, texts)
+    tokenizer = char_tokenizer(corpus.folder.parent, texts)
     labels = read_transcripts(spoken.train, tokenizer).tokens.tolist()
     features, norm, loader = Fbank(n_mels=23), GlobalNorm(n_mels=23), loader_of(spoken.train)
     inputs = inputs_of_statistics(loader, features, __name__, CPU)
@@ -345,27 +341,6 @@ def test_whatever_is_kept_is_made_anew_if_one_input_changes(
 # Where a user meets it
 
 
-def replace_in(file: Path, old: str, new: str) -> None:
-    file.write_text(file.read_text().replace(old, new))
-
-
-def test_facts_are_those_of_the_corrected_table(tmp_path: Path) -> None:
-    corpus = Corpus(tmp_path / "corpus")
-    replace_in(corpus.tables[1], ".\ts", ".\tt")
-
-    def measure() -> tuple[Any, str]:
-        facts = measure_data(prepare(corpus), sample_rate=16_000, language="en")
-        counts = {s["splits"][1]: s["values"] for s in facts["shared"] if s["column"] == "speaker"}
-        return counts["dev"], f"{facts['splits']['train']['changes']}"
-
-    num_shared, changes = measure()
-    assert num_shared == 0 and "tags" not in changes
-    replace_in(corpus.tables[1], ".\tt", ".\ts")
-    replace_in(corpus.tables[0], ".\t", ". [noise]\t")
-    num_shared, changes = measure()
-    assert num_shared == 2 and "tags" in changes
-
-
 def test_clips_that_are_recorded_again_are_decoded_alone(
     tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -397,7 +372,7 @@ def test_symbols_follow_sentences_and_the_code_that_spells_them(
     corpus = Corpus(tmp_path / "corpus")
     settings = settings_of(corpus, "tts")
     assert prepare_spoken(settings).train["symbols"][0] == "word zero."
-    replace_in(corpus.tables[0], ".\t", "\t")
+    rewrite(corpus.tables[0], corpus.tables[0].read_bytes().replace(b".\t", b"\t"))
     assert prepare_spoken(settings).train["symbols"][0] == "word zero"
     monkeypatch.setattr(content_cache, "code_identity", lambda: "another!")
     monkeypatch.setattr(synthesis, "read_texts", lambda texts, *_: texts)
@@ -463,21 +438,6 @@ def test_shared_cache_is_read_and_never_written_to(
     use_every_kind(corpus)
     assert decoded == ["dev1"]
     assert times_of(shared) == before
-
-
-def start(corpus: Corpus) -> tuple[object, list[str]]:
-    """Return what a process sees of a corpus, and what it decodes."""
-    with pytest.MonkeyPatch.context() as patches:
-        decoded = note_calls(patches, clip_decoding, "read_audio", lambda path, *_: Path(path).name)
-        return clips_of(corpus), decoded
-
-
-def test_first_starts_of_several_processes_decode_each_clip_once(tmp_path: Path) -> None:
-    corpus = Corpus(tmp_path / "corpus")
-    with get_context("fork").Pool(3) as pool:
-        seen, decoded = zip(*pool.map(start, [corpus] * 3, chunksize=1), strict=True)
-    assert seen == (clips_of(corpus),) * 3
-    assert sorted(chain(*decoded)) == sorted(file.name for file in corpus.folder.rglob("*.wav"))
 
 
 def truncate(file: Path) -> None:

@@ -44,7 +44,6 @@ def release(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read_splits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the splits whose tables are read."""
     return note_calls(monkeypatch, common_voice, "read_blocks", lambda settings, split: split)
 
 

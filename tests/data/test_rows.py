@@ -21,18 +21,16 @@ CLIP = (1000 * np.sin(np.arange(800))).astype(np.int16)
 WAV = encode_audio(CLIP, RATE, "WAV")
 
 
-@pytest.fixture(autouse=True)
-def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def stored(rows: Any) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = pq.read_table(store_rows(rows)).to_pylist()
     return records
 
 
-def test_rows_keep_columns_that_the_first_one_lacks_and_paths(tmp_path: Path) -> None:
+def test_rows_keep_columns_that_the_first_one_lacks_and_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Paths are relative to the working folder, also in audio as `datasets` gives it."""
+    monkeypatch.chdir(tmp_path)
     of_datasets = {"path": "b.wav", "bytes": None}
     rows = [{"audio": "a.wav", "text": "x"}, {"audio": of_datasets, "text": "y", "speaker": "ann"}]
     assert stored(rows) == [

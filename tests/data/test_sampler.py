@@ -34,7 +34,6 @@ def lengths(seed: int) -> list[int]:
 def micro_batches(
     samples: list[int], *, world_size: int = 1, epoch: int = 1, **options: Any
 ) -> list[list[MicroBatch]]:
-    """Return the micro-batches of an epoch for every rank."""
     options = {"batch_seconds": 40.0, "seed": 7, "world_size": world_size, **options}
     ranks = []
     for rank in range(world_size):
@@ -65,10 +64,8 @@ def padded(batch: MicroBatch) -> int:
     return len(batch) * max(example.samples for example in batch)
 
 
-HARDWARE = [(ranks, accumulation) for ranks in (1, 2, 3) for accumulation in (1, 2, 4)]
-
-
-@pytest.mark.parametrize(("world_size", "accumulation"), HARDWARE)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(12))
 def test_train_sampler_yields_each_row_once_and_the_same_steps_on_any_hardware(
     seed: int, world_size: int, accumulation: int
@@ -128,17 +125,6 @@ def test_train_sampler_plan_depends_on_seed_and_epoch() -> None:
     assert first != micro_batches(samples, epoch=1, seed=8)
     contents = [set(map(frozenset, micro_batches(samples, epoch=epoch)[0])) for epoch in (1, 2)]
     assert contents[0] != contents[1]  # other neighbors, not just another order
-
-
-def test_train_sampler_start_skips_seen_batches() -> None:
-    sampler = TrainSampler(samples=lengths(5) * 9, batch_seconds=40.0, seed=7, accumulation=2)
-    sampler.set_epoch(3)
-    batches, count = list(sampler), len(sampler)
-    sampler.set_epoch(3, start=4)
-    assert list(sampler) == batches[4:]
-    assert len(sampler) == count
-    sampler.set_epoch(3, start=count)
-    assert list(sampler) == []
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])

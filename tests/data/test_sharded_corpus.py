@@ -140,12 +140,6 @@ def test_train_sampler_shuffles_within_windows_of_shards(clips: list[Clip], loca
     assert orders[0] != orders[1]
 
 
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[list[ByteRange]]:
-    """List the ranges of each request."""
-    return note_calls(monkeypatch, shard, "read_ranges", list)
-
-
 def num_bytes(requests: list[list[ByteRange]]) -> int:
     return sum(size for request in requests for _, _, size in request)
 
@@ -162,8 +156,9 @@ def load_batches(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_get_the_same_batches_and_read_each_clip_once(
-    clips: list[Clip], location: str, fetched: list[list[ByteRange]], world_size: int
+    clips: list[Clip], location: str, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fetched = note_calls(monkeypatch, shard, "read_ranges", list)
     write(location, clips)
     train = train_of(location)
     single = load_batches(train, sampler(train, seconds=2.0))
@@ -438,7 +433,6 @@ def spoil(file: Path) -> None:
 
 
 def misspell(file: Path) -> None:
-    """Change a letter of the transcripts."""
     file.write_bytes(file.read_bytes().replace(b"Clip", b"Clap", 1))
 
 

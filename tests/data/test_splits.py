@@ -5,7 +5,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -41,7 +41,8 @@ from sbkit.data.splits import (
     read_transcripts,
     take_columns,
 )
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.spoken import char_tokenizer
 from tests.processes import Process
 from tests.shortage import largest_file
 from tests.stores import Utterance, make_store
@@ -136,19 +137,12 @@ def test_unchanged_audio_is_not_decoded_again(tmp_path: Path, decoded: list[str]
         assert (again.fingerprint == first.fingerprint) == (changed is clips)
 
 
-def test_only_new_and_changed_clips_are_decoded(tmp_path: Path, decoded: list[str]) -> None:
-    clips = make_clips(tmp_path / "clips", 10)
-    first = prepare(tmp_path, clips)
+def test_only_new_clips_are_decoded(tmp_path: Path, decoded: list[str]) -> None:
+    prepare(tmp_path, make_clips(tmp_path / "clips", 10))
     decoded.clear()
     more = make_clips(tmp_path / "clips", 11)
     assert_holds(prepare(tmp_path, more), more)
     assert decoded == ["clip10"]
-    decoded.clear()
-    soundfile.write(clips[4].path, np.zeros(999), 16_000)
-    again = prepare(tmp_path, clips)
-    assert decoded == ["clip4"]
-    assert_holds(again, clips)
-    assert again.fingerprint != first.fingerprint
 
 
 def test_fingerprint_depends_on_neither_the_folder_nor_a_time(tmp_path: Path) -> None:
@@ -177,44 +171,28 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda file: file.unlink(), "is missing (No such file or directory)"),
-    "cut": (cut, "truncated"),
-}
-
-
-@pytest.mark.parametrize("spoiled", SPOILED)
-def test_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path, spoiled: str) -> None:
-    spoil, words = SPOILED[spoiled]
+def test_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 20)
-    spoil(clips[7].path)
+    cut(clips[7].path)
     for _ in range(2):  # decoded, then from the cache
         prepared = prepare(tmp_path, clips)
         (item,) = prepared.excluded
         assert (item.split, item.id, item.reason) == ("train", "clip7", "unreadable audio")
-        assert words in item.detail
+        assert "truncated" in item.detail
         assert_holds(prepared, clips[:7] + clips[8:])
     with pytest.raises(SbkitError) as caught:
         prepare(tmp_path, clips[:8], Excluded("line 9", "no path", "empty"))
-    for expected in ("rows of train are unusable", "2 of 9", "1 no path, 1 unrea", words):
+    for expected in ("rows of train are unusable", "2 of 9", "1 no path, 1 unrea", "truncated"):
         assert expected in str(caught.value)
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "cut short": cut,
-    "a table cut short": lambda file: cut(file.with_suffix(".parquet")),
-    "no table": lambda file: file.with_suffix(".parquet").unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_shard_is_prepared_again(
-    tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture, damage: str
+    tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
     first = prepare(tmp_path, clips)
     (file,) = shards_of(tmp_path)
-    DAMAGE[damage](file)
+    cut(file)
     os.utime(file, (0, 0))  # a younger one may belong to a process on another machine
     decoded.clear()
     again = prepare(tmp_path, clips)
@@ -222,9 +200,8 @@ def test_damaged_shard_is_prepared_again(
     assert len(decoded) == 40
     assert not file.exists()
     assert again.fingerprint == first.fingerprint
-    if damage != "no table":
-        (line,) = caplog.messages
-        assert line.startswith(f"{file} is damaged (")
+    (line,) = caplog.messages
+    assert line.startswith(f"{file} is damaged (")
 
 
 @pytest.mark.parametrize("limit", [{"BLOCK_CLIPS": 5}, {"BLOCK_BYTES": 30_000}])
@@ -348,15 +325,9 @@ TEXTS = ("hello", "a", "", "aab bb", "he! a")
 FORTY_MS = Subsampling(stride=640, offset=240)
 
 
-def train_tokenizer(folder: Path, texts: Sequence[str]) -> Tokenizer:
-    """Train a tokenizer of characters."""
-    file = folder / "tokenizer.model"
-    return ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: texts)
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["hello ab"])
+    return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["hello ab"])
 
 
 def store(texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:
@@ -372,16 +343,6 @@ def test_read_transcripts_counts_every_row(tokenizer: Tokenizer) -> None:
     assert transcripts.frames_needed.tolist() == [6, 1, 0, 8, 5]  # one more for each repeat
     assert transcripts.unknown.tolist() == [False, False, False, False, True]
     assert not transcripts.refused.any()
-
-
-def test_read_transcripts_marks_ids_that_no_loss_accepts(tokenizer: Tokenizer) -> None:
-    class Broken(Tokenizer):
-        def encode(self, text: str) -> list[int]:
-            return {"a": [self.vocab_size], "": [-1], "hello": [0]}.get(text, [4, 4])
-
-    broken = Broken(model_file=tokenizer.model_file)
-    transcripts = read_transcripts(store(TEXTS, range(5)), broken)
-    assert transcripts.refused.tolist() == [True, True, True, False, False]
 
 
 def test_too_short_rows_are_those_that_ctc_loss_cannot_align(tokenizer: Tokenizer) -> None:

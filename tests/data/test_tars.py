@@ -30,7 +30,6 @@ OPTIONS = ShardOptions(sample_rate=16_000, store="flac", shard_bytes=10**9, seed
 
 @pytest.fixture(scope="module")
 def clips(asterisk_english: Path) -> dict[Path, str]:
-    """Return seven real prompts and their texts."""
     rows = rows_of(asterisk_english / "dev.tsv")[:7]
     return {asterisk_english / "clips" / row["path"]: row["sentence"] for row in rows}
 
@@ -98,7 +97,6 @@ def write_shar(folder: Path, clips: Mapping[Path, str]) -> None:
 
 
 def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
-    """Write a source as shards, and return the audio by text."""
     options = TableOptions(language="en", path_column="wav")  # a key of tables, not of tars
     tables = TableFolders(tuple(list_tables(str(source))), options)
     write_shards(Storage(str(folder)), OPTIONS, {"train": tables}, {"train": ["train"]})
@@ -251,10 +249,7 @@ def test_damaged_tar_is_refused(clips: dict[Path, str], tmp_path: Path, reason: 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        *(
-            ("b.flac", kind, "its member 'b.flac' is a link or a device. Write the tar")
-            for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE)
-        ),
+        ("b.flac", tarfile.LNKTYPE, "its member 'b.flac' is a link or a device. Write the tar"),
         ("a.flac", b"", r"bad.tar is damaged, or .* \(.*a.flac: duplicate file name"),
     ],
 )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sbkit.decoding.prefix_beam import BeamSettings
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.ngram import NO_HISTORY, NgramModel
+from sbkit.lm.ngram import NgramModel
 from sbkit.text.tokenizer import Tokenizer
 
 CHARACTERS = ("<blank>", "▁", "a", "b")
@@ -42,7 +42,6 @@ class LettersTokenizer(Tokenizer):
 
 
 def random_model(words: Sequence[str], seed: int) -> NgramModel:
-    """Train a 3-gram on random sentences."""
     numbers = random.Random(seed)
     sentences = (numbers.choices(words, k=numbers.randint(1, 6)) for _ in range(60))
     return train(sentences, order=3).model
@@ -90,14 +89,6 @@ def best_alignments(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...],
 
 def words_of(tokens: Sequence[int], pieces: Sequence[str]) -> list[str]:
     return "".join(pieces[token] for token in tokens).replace("▁", " ").split()
-
-
-def state_after(model: NgramModel, *words: int) -> int:
-    """Return the state after the ids of words, of which the first need not be `<s>`."""
-    state = NO_HISTORY
-    for word in words:
-        _, state = model.score(state, word)
-    return state
 
 
 def sentence_log_prob(model: NgramModel, words: Sequence[str]) -> float:

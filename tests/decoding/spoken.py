@@ -25,7 +25,6 @@ TEXTS = [
 
 
 def char_tokenizer(folder: Path, texts: Sequence[str] = TEXTS) -> Tokenizer:
-    """Train a tokenizer of characters in a folder."""
     return ensure_tokenizer(
         model_file=folder / "tokenizer.model", kind="char", vocab_size=None, texts=lambda: texts
     )
@@ -85,5 +84,4 @@ def misheard(tokenizer: Tokenizer) -> list[ValidationUtterance]:
 
 
 def transcribe(decoder: BeamDecoder, log_probs: LogProbs) -> str:
-    """Decode one utterance."""
     return decoder.tokenizer.decode(decoder.nbest(log_probs)[0].tokens)

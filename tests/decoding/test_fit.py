@@ -34,7 +34,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def fitting(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Fitting:
-    """Fit the weights of a decoder to six utterances."""
     file = tmp_path_factory.mktemp("models") / "lm.safetensors"
     train_models(file, tokenizer)
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=file)

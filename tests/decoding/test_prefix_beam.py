@@ -16,10 +16,8 @@ from sbkit.decoding.prefix_beam import (
     TokenScorer,
     WordScorer,
     log_add,
-    make_frames,
     make_lexicon,
 )
-from sbkit.lm.ngram import NO_HISTORY
 from tests.decoding.by_definition import (
     BEAM_OF_16,
     CHARACTERS,
@@ -91,11 +89,8 @@ def all_at_once(pieces: tuple[str, ...]) -> Scored:
     return scorers, lambda tokens: sum(definition(tokens) for _, definition in parts)
 
 
-MODELS = [nothing, token_model, word_model, hotwords, all_at_once]
-
-
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES], ids=["characters", "pieces"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [nothing, token_model, word_model, hotwords, all_at_once])
 def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
     model: Callable[[tuple[str, ...]], Scored], pieces: tuple[str, ...]
 ) -> None:
@@ -194,36 +189,6 @@ def test_rule_of_silence_changes_nothing_near_speech() -> None:
         else:
             assert [hypothesis.tokens for hypothesis in beam] == [()]
             assert beam[0].score == pytest.approx(log_probs[:, 0].sum(), abs=1e-9)
-
-
-def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> None:
-    model = random_model(("aa", "ab", "bb"), seed=5)
-
-    def log_prob(word: str, state: int = NO_HISTORY) -> float:
-        return model.score(state, model.id_of(word))[0]
-
-    tokenizer = LettersTokenizer(CHARACTERS)
-    lexicon = make_lexicon(model, tokenizer)
-    weights = {"lm_weight": 1.0, "word_bonus": 0.25, "unknown_word_score": -12.0}
-    scorer = WordScorer(lm=model, lexicon=lexicon, tokenizer=tokenizer, **weights)
-    first, second, end = steps_of(scorer, (2, 3, 1))  # "ab "
-    best = max(log_prob("aa"), log_prob("ab"))
-    assert first == pytest.approx(best + 0.25)
-    assert second == pytest.approx(log_prob("ab") - best)
-    assert end == pytest.approx(log_prob("ab", model.start) - log_prob("ab"))
-
-
-def test_make_frames_prunes_candidates_by_threshold_and_count() -> None:
-    log_probs = np.log([[0.1, 0.2, 0.4, 0.3], [0.97, 0.01, 0.01, 0.01]])
-    for settings, candidates in (
-        (replace(SETTINGS, token_threshold=float(np.log(0.25))), [[2, 3], [1, 2, 3]]),
-        (replace(SETTINGS, max_candidates=2), [[2, 3], [1, 2, 3]]),
-        (replace(SETTINGS, token_threshold=0.0, excluded=(2,)), [[3], [1, 3]]),
-        (replace(SETTINGS, blank_threshold=float(np.log(0.9))), [[1, 2, 3], []]),
-    ):
-        frames = make_frames(log_probs, np.array([True, True]), settings)
-        assert [[token for token, _ in frame.candidates] for frame in frames] == candidates
-    assert not any(f.candidates for f in make_frames(log_probs, np.array([False] * 2), SETTINGS))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ def rate_interval(
 
 
 def clips(count: int) -> Grouping:
-    """Make every utterance a unit of its own."""
     return Grouping(unit="clip", groups=tuple(map(str, range(count))))
 
 

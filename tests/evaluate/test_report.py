@@ -66,7 +66,6 @@ def test_greedy_text_is_shown_where_the_decoder_wrote_another() -> None:
 
 
 def page_of(folder: Path, test: dict[str, FigureDict], **options: Any) -> str:
-    """Write the page of a run without texts."""
     page = f"{folder}/report.html"
     write_report(page, title="x", test=test, utterances={}, clips=lambda *_: {}, **options)
     return (folder / "report.html").read_text("utf-8")

@@ -22,7 +22,6 @@ from tests.decoding.spoken import TEXTS, char_tokenizer, train_models
 
 DATA = Path(__file__).parent / "data"
 SENTENCES = [*map(str.split, (DATA / "sentences.txt").read_text().splitlines())]
-TEXT = "The bird sings.\n\nA bird, a tree!\nThe tree sings\n"
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_binary_of_kenlm_is_refused_and_not_taken_for_text(tmp_path: Path) -> No
 
 def test_lm_command_normalizes_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, out = tmp_path / "a.txt", tmp_path / "new/words.arpa"
-    text.write_text(TEXT)
+    text.write_text("The bird sings.\n\nA bird, a tree!\nThe tree sings\n")
     assert sbkit(["lm", str(text), "--language=en", "--order=2", "--out", str(out)]) == 0
     output = capsys.readouterr().out
     assert output.startswith("language model of words: 2-grams of 10 words in 3 sentences, 5 ")
@@ -130,6 +129,7 @@ def test_lm_command_normalizes_words(tmp_path: Path, capsys: pytest.CaptureFixtu
         (b"", [], "at least one word"),
         (b"a\nb \xff", [], "line 2 is not utf-8 text"),
         (b"\\data\\\nngram 1=1", [], "is an ARPA file"),
+        (b"a b", ["--order=0"], "order of a language model must be from 1 to 10, but is 0"),
         (b"a b", ["--tokenizer", "nowhere"], "sentencepiece model must be readable"),
     ],
 )

@@ -12,7 +12,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import BEGIN, END, NO_HISTORY, Grams, NgramModel
-from tests.decoding.by_definition import sentence_log_prob, state_after
+from tests.decoding.by_definition import sentence_log_prob
 
 DATA = Path(__file__).parent / "data"
 SENTENCES = (DATA / "sentences.txt").read_text().splitlines()
@@ -54,18 +54,6 @@ def test_train_equals_lmplz(
         np.testing.assert_allclose(grams.backoffs, expected.backoffs, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("sentences", "order", "sentence"),
-    [
-        ([["a"]], 0, "order of a language model must be from 1 to 10, but is 0"),
-        ([[], []], 2, "text with at least one word"),
-    ],
-)
-def test_train_refuses_unusable_text(sentences: list[list[str]], order: int, sentence: str) -> None:
-    with pytest.raises(SbkitError, match=sentence):
-        train(sentences, order=order)
-
-
 # -- scores
 
 
@@ -83,7 +71,6 @@ def table(model: NgramModel) -> Table:
 
 
 def back_off(values: Table, history: tuple[int, ...], word: int) -> float:
-    """Score a word by the definition."""
     if (*history, word) in values:
         return values[*history, word][0]
     return values.get(history, (0, 0))[1] + back_off(values, history[1:], word)
@@ -194,7 +181,7 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
     text = SMALL.replace("-1\t<unk>", "-3\t<UNK>").replace("a b", "a <UNK>")
     model = read_arpa(written(tmp_path, text))
     assert model.score(NO_HISTORY, 0)[0] == pytest.approx(-3 * math.log(10))
-    after_a = state_after(model, model.id_of("a"))
+    _, after_a = model.score(NO_HISTORY, model.id_of("a"))
     assert model.score(after_a, 0)[0] == pytest.approx(-0.1 * math.log(10))
 
 
@@ -204,13 +191,9 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
         ("\\end\\", "", "it is truncated, expected \\end\\ after 3 2-grams"),
         ("\\data\\", "data", "it has no \\data\\ line"),
         ("ngram 1=5\nngram 2=3\n", "", "expected 'ngram 1=COUNT' in line 5, found '\\\\1-grams:'"),
-        ("ngram 1=5", "ngram 1=x4", "expected 'ngram 1=COUNT' in line 4, found 'ngram 1=x4'"),
         ("ngram 2=3", "ngram 2=4", "expected one of 4 2-grams"),
-        ("ngram 2=3", "ngram 2=2", "expected \\end\\ after 2 2-grams in line 17"),
-        ("ngram 1=5", "ngram 1=4", "expected \\2-grams: after as many 1-grams as declared"),
         ("\\1-grams:", "\\3-grams:", "expected \\1-grams: in line 7"),
         ("-0.5\ta", "nan\ta", "expected one of 5 1-grams in line 10"),
-        ("-0.1\ta b", "-0.1\ta b a b", "expected one of 3 2-grams in line 15"),
         ("-0.125\tb </s>", "-0.125\ta b", "it lists some 2-grams more than once"),
         ("-2\tb", "-2\ta", "expected 'a' only once among the unigrams in line 11"),
         ("-0.1\ta b", "-0.1\ta \x1b[2J", "only words that are listed as unigrams in line 15"),

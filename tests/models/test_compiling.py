@@ -136,11 +136,3 @@ def test_variants_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -> No
         with torch.set_grad_enabled(with_grad), autocast:
             module(torch.ones(clips, frames, 3))
     assert calls == len(variants)
-
-
-def test_find_blocks_finds_the_outermost_lists_or_the_module() -> None:
-    encoder = Transformer(**SIZES, num_encoder_layers=3)
-    assert list(compiling.find_blocks(encoder)) == list(encoder.encoder)
-    assert list(compiling.find_blocks(nn.Sequential(encoder))) == list(encoder.encoder)
-    layer = nn.Linear(2, 2)
-    assert list(compiling.find_blocks(layer)) == [layer]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sbkit.models.loss import Loss, attention_loss, ctc, frames_needed
+from sbkit.models.loss import Loss, attention_loss, ctc
 
 BLANK, EOS = 0, 3
 
@@ -33,12 +33,6 @@ def test_ctc_sums_over_all_alignments(labels: list[int]) -> None:
     loss = ctc(log_probs, torch.tensor([4]), tokens, counts, BLANK)
     assert float(loss.sums) == pytest.approx(over_all_paths(log_probs[0], labels), rel=1e-5)
     assert loss.counts.tolist() == [len(labels)]
-
-
-def test_frames_needed_counts_tokens_and_repeats() -> None:
-    tokens = torch.tensor([[1, 2, 3, 0], [1, 1, 1, 0], [2, 2, 1, 1], [5, 0, 0, 0], [0, 0, 0, 0]])
-    counts = torch.tensor([3, 3, 4, 1, 0])
-    assert frames_needed(tokens, counts).tolist() == [3, 5, 6, 1, 0]
 
 
 def test_ctc_excludes_utterances_without_an_alignment() -> None:

@@ -68,7 +68,6 @@ def streaming_of(model: AsrModel) -> StreamingAsrModel:
 def feed(
     stream: StreamingAsrModel, clip: Tensor, state: EncoderState, max_chunks: int = 999
 ) -> tuple[Tensor, EncoderState]:
-    """Run the chunks of a clip, by default to its end."""
     outputs, size = [torch.zeros(0, 9)], stream.chunk_samples
     while len(clip) >= 400 and len(outputs) <= max_chunks:
         length = torch.tensor([min(len(clip), size)])
@@ -79,7 +78,6 @@ def feed(
 
 
 def noise(samples: int, seed: int = 0) -> Tensor:
-    """Make noise that grows and fades."""
     drawn = torch.randn(samples, generator=torch.Generator().manual_seed(seed))
     return 3000 * drawn * torch.arange(samples).div(1500).sin()
 

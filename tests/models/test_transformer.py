@@ -18,6 +18,7 @@ from sbkit.models.transformer import (
     rotary_cos_sin,
     scores_mask,
 )
+from tests.calls import note_calls
 from tests.models.attention import attend_to_each
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}
@@ -29,7 +30,6 @@ each_encoder = pytest.mark.parametrize(
 
 
 def make_transformer(**changes: Any) -> Transformer:
-    """Make a small Transformer in eval mode."""
     torch.manual_seed(0)
     return Transformer(**{**SIZES, **changes}).eval()
 
@@ -169,18 +169,13 @@ def test_packed_utterances_have_the_states_and_gradients_of_padded_ones(
 
 
 def test_packed_attention_has_the_precision_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    dtypes: set[torch.dtype] = set()
-
-    def attend(query: Tensor, *rest: Any) -> Tensor:
-        dtypes.add(query.dtype)
-        return attend_to_each(query, *rest)
-
-    monkeypatch.setattr(varlen, "varlen_attn", attend)
+    monkeypatch.setattr(varlen, "varlen_attn", attend_to_each)
+    dtypes = note_calls(monkeypatch, varlen, "varlen_attn", lambda query, *_: query.dtype)
     model = make_transformer()
     monkeypatch.setattr(model, "packs_frames", True)
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(2, 9, 16), torch.tensor([9, 4]))
-    assert dtypes == {torch.bfloat16}
+    assert {*dtypes} == {torch.bfloat16}
 
 
 @pytest.mark.gpu

@@ -19,13 +19,13 @@ from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
 from sbkit.text.normalization import orthography
 from sbkit.text.tokenizer import Tokenizer
-from tests.data.test_splits import train_tokenizer
+from tests.decoding.spoken import char_tokenizer
 from tests.stores import Utterance, make_store
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    return train_tokenizer(tmp_path, ["call the office"])
+    return char_tokenizer(tmp_path, ["call the office"])
 
 
 def test_other_training_data_gives_other_language_models(

@@ -13,12 +13,10 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 from speechbrain import Stage
-from torch import nn
 from torchaudio.functional import melscale_fbanks
 
 from recipes.codec.recipe import CodecBrain, CodedUtterance, NeuralCodec
 from sbkit.base.errors import SbkitError
-from sbkit.check.check import check_run
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.models.loss import Loss
@@ -32,9 +30,7 @@ from sbkit.tasks.codec.codes import HEADER, CodeSpace, EncodedAudio, read_codes,
 from sbkit.tasks.codec.model import FiniteScalarQuantizer
 from sbkit.tasks.codec.predict import Codec
 from sbkit.tasks.codec.task import CodecTask
-from tests.check.harness import declared_run
 from tests.runs import (
-    ROOT,
     TINY_CODEC,
     Workplace,
     last_parameters,
@@ -372,32 +368,12 @@ def test_read_codes_refuses_damaged_files(tmp_path: Path) -> None:
         read_codes(file, SPACE, SPACE.fingerprint(weights="others"), frame=400)
 
 
-class HeadBrain(CodecBrain):
-    """A codec with a head that predicts codes, as a language model of them has."""
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(**options)
-        head: nn.Linear = self.hparams.discriminator
-        self.network.quantizer.space.check_head("discriminator", head.out_features)
-
-
-class HeadCodec(NeuralCodec):
-    brain = HeadBrain
-
-
-def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Path) -> None:
-    yaml = (ROOT / "hparams/codec.yaml").read_text()
-    before, after = yaml.split("discriminator: !new:", 1)
-    head = "discriminator: !new:torch.nn.Linear {in_features: 16, out_features: 1063}\n\n"
-    (tmp_path / "codec.yaml").write_text(before + head + after[after.index("model: !new") :])
-    with declared_run(
-        workplace, tmp_path / "run", recipe=HeadCodec, yaml=tmp_path / "codec.yaml", tiny=()
-    ) as declared:
-        (finding,) = [x for x in check_run(declared).findings if x.check == "brain"]
-    assert "has 1063 outputs for 1000 codes" in finding.problem
-
-
 @pytest.mark.parametrize(("groups", "levels"), [(0, (8,)), (1, ()), (1, (1, 5))])
 def test_code_space_without_codes_is_refused(groups: int, levels: tuple[int, ...]) -> None:
     with pytest.raises(SbkitError, match="levels of at least 2"):
         CodeSpace(groups, levels)
+
+
+def test_head_of_another_size_is_refused() -> None:
+    with pytest.raises(SbkitError, match="has 1063 outputs for 1000 codes"):
+        SPACE.check_head("head", 1063)

@@ -38,7 +38,6 @@ def make_package(root: Path, text: str = TEXT) -> Path:
 
 
 def make_voice(root: Path) -> Path:
-    """Make a package of thirty sentences of two words."""
     words = ["дом", "рад", "она", "его", "лист", "вода"]
     texts = [f"{one} {two}" for one in words for two in words if one != two]
     lines = (f'( ru_{n:04} "{text}" )\n' for n, text in enumerate(texts))

@@ -14,7 +14,6 @@ SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test
 
 
 def write_chapter(chapter: Path, clips: Iterator[tuple[Path, str]], *, count: int) -> None:
-    """Write the next clips and their transcripts as a chapter."""
     chapter.mkdir(parents=True)
     name, lines = f"{chapter.parent.name}-{chapter.name}", []
     for number in range(count):

@@ -265,14 +265,6 @@ def test_stream_refuses_bad_text_at_the_call(voice: Synthesizer, text: str, matc
         voice.stream("Press one", 5.0)
 
 
-def test_stream_notes_name_readings_and_unknown_characters(voice: Synthesizer) -> None:
-    notes = voice.stream("Press 1 \N{GREEK SMALL LETTER OMEGA}").notes
-    assert notes == (
-        '"1" is read "one".',
-        "No training clip of this voice has \N{GREEK SMALL LETTER OMEGA}, which is omitted.",
-    )
-
-
 def test_speak_command_writes_a_file_or_standard_output(
     bundle: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -366,10 +358,8 @@ def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
     [
         (["--lines", "some.txt"], "needs --out-dir DIR with --lines"),
         (["Hold.", "--lines", "some.txt", "--out-dir", "new"], "`TEXT` cannot be used with --line"),
-        (["--lines", "some.txt", "--out-dir", "new", "--speed", "2"], "`--speed` cannot be used"),
         (["--lines", "gone.txt", "--out-dir", "new"], "must be readable, but gone.txt is not"),
         (["--lines", "some.txt", "--out-dir", "new", "--part", "17/16"], "from 1 to N.* is 17/16"),
-        (["--lines", "some.txt", "--out-dir", "new", "--speeds", "0", "1"], "4, but is 0 1"),
         (["--lines", "some.txt", "--out-dir", "new", "--speeds", "1.1", "0.9"], "but is 1.1 0.9"),
         (["Hold.", "--part", "1/2", "--out", "hold.wav"], "`--part` cannot be used without"),
         (["Hold."], "needs --out FILE"),

@@ -36,6 +36,7 @@ from sbkit.data.shard import read_rows
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
 from sbkit.text.recognized_word import Word
+from tests.calls import note_calls
 from tests.runs import (
     ROOT,
     TINY_VAD,
@@ -162,12 +163,9 @@ def test_frames_are_judged_four_later_and_validation_repeats_its_noise(
 def test_training_draws_level_and_noise_and_validation_uses_10_db(
     brain: VoiceActivityBrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clip, inputs = loud(0.3, 0.5, 0.2), list[torch.Tensor]()
-    batch, predict = batch_of(*[clip] * 64, weights=[1] * 64), brain.network.predict
-
-    def recording(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
-        inputs.append(audio)
-        return predict(audio, lengths)
+    clip = loud(0.3, 0.5, 0.2)
+    batch = batch_of(*[clip] * 64, weights=[1] * 64)
+    inputs = note_calls(monkeypatch, brain.network, "predict", lambda audio, _: audio)
 
     def inputs_of(stage: Stage, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the model's input, and the clip in silence without noise: 2 x (B, S)."""
@@ -180,7 +178,6 @@ def test_training_draws_level_and_noise_and_validation_uses_10_db(
         return inputs[-1], clean
 
     torch.manual_seed(0)
-    monkeypatch.setattr(brain.network, "predict", recording)
     audio, clean = inputs_of(Stage.TRAIN, noise_prob=0.0)
     gains = 20 * (audio.abs().amax(1) / clean.abs().amax(1)).log10()
     assert -20 <= gains.min() < -10 and 0 < gains.max() <= 10

@@ -23,7 +23,6 @@ KINDS: list[tuple[str, int | None]] = [("char", None), ("bpe", 100), ("unigram",
 def train(
     folder: Path, kind: str, vocab_size: int | None, texts: Iterable[str] = SENTENCES * 20
 ) -> Tokenizer:
-    """Train a tokenizer in a folder, or find it there."""
     file = folder / "tokenizer.model"
     return ensure_tokenizer(model_file=file, kind=kind, vocab_size=vocab_size, texts=lambda: texts)
 
@@ -93,11 +92,6 @@ def test_long_sentence_is_not_dropped(tmp_path: Path, kind: str, vocab_size: Any
     assert tokenizer.decode(tokenizer.encode("zux")) == "zux"
 
 
-def test_existing_tokenizer_is_not_trained_again(tmp_path: Path) -> None:
-    first = train(tmp_path, "char", None)
-    assert train(tmp_path, "char", None, texts=["quite another text"]).pieces() == first.pieces()
-
-
 @pytest.mark.parametrize("wanted", [*KINDS, ("bpe", 90)])
 @pytest.mark.parametrize("earlier", KINDS)
 def test_earlier_tokenizer_is_kept_if_it_is_what_is_declared(
@@ -138,15 +132,9 @@ def test_vocab_size_that_cannot_be_met_is_refused(tmp_path: Path, case: str) -> 
         train(tmp_path, kind, vocab_size, texts)
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "a loop of links"])
-def test_damaged_model_file_is_named(tmp_path: Path, damage: str) -> None:
+def test_damaged_model_file_is_named(tmp_path: Path) -> None:
     file = train(tmp_path, "char", None).model_file
-    content = file.read_bytes()[:-40]
-    file.unlink()
-    if damage == "cut":
-        file.write_bytes(content)
-    elif damage == "a loop of links":
-        file.symlink_to(file)
+    file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(SbkitError, match="sentencepiece model") as caught:
         Tokenizer(model_file=file)
     assert str(file) in str(caught.value)

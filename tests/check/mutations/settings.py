@@ -52,11 +52,6 @@ MUTATIONS = [
         text=(("weight_decay: 0.01", "weight_decay: 0.01\nstall_seconds: -1"),),
     ),
     mutation(
-        "an argument out of the range of its class",
-        error("ranges", "spec_augment.time_masks", "at least 0", "is -1"),
-        text=(("    time_masks: !ref <time_masks>\n", "    time_masks: -1\n"),),
-    ),
-    mutation(
         "lists instead of words",
         error("placement", "precision", "one of fp32, bf16, fp16", "['bf16']"),
         error("ranges", "audio_store", "pcm or flac or lazy", "['pcm']"),
@@ -87,12 +82,6 @@ MUTATIONS = [
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
-        "a misspelled setting that the step needs",
-        error("unread", "label_smothing", "Did you mean `label_smoothing`?"),
-        error("shapes", ".yaml:1", "`label_smoothing`, which is not in the YAML"),
-        text=(("\nlabel_smoothing: ", "\nlabel_smothing: "),),
-    ),
-    mutation(
         "a setting that only a replaced part of the base read",
         error("unread", "width", "Nothing reads `width`"),
         error("unread", "learning_rate", "Did you mean `lr`?"),
@@ -108,11 +97,6 @@ MUTATIONS = [
         options=("--freeze=[CNN]",),
     ),
     # -- the machine
-    mutation(
-        "a device that this machine lacks",
-        error("placement", "device", "torch finds", "cuda:99"),
-        options=("--device=cuda:99",),
-    ),
     mutation(
         "a device and two precisions that the target lacks",
         error("placement", "device", "the target has 8 devices", "cuda:9"),

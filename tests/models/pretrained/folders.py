@@ -87,7 +87,6 @@ def encode(config: dict[str, Any], parts: Any, audio: Tensor, *lengths: int) -> 
 
 
 def file_tensors(front_end: PretrainedFrontEnd, encoder: PretrainedEncoder) -> dict[str, Tensor]:
-    """Return the tensors of parts by their names in a file."""
     return {
         prefix + name.removeprefix("body."): tensor.contiguous()
         for part, prefix in ((front_end, front_end.prefix), (encoder, ""))

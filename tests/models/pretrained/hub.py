@@ -33,7 +33,6 @@ class Hub(ThreadingHTTPServer):
         self.num_requests = 0
 
     def answer(self, url: str, *, is_head: bool) -> tuple[int, dict[str, str], bytes]:
-        """Return the status, the headers and the content for a request."""
         self.num_requests += 1
         match = URL.fullmatch(urlsplit(url).path)  # to a proxy, the URL is whole
         name, kind, revision, file = map(unquote, match.groups("")) if match else [""] * 4

@@ -15,7 +15,6 @@ AUDIO, LENGTHS = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1)
 
 
 def projections(encoder: PretrainedEncoder) -> list[str]:
-    """Name all Linear layers of an encoder."""
     modules = encoder.body.named_modules()
     return sorted({path.split(".")[-1] for path, m in modules if isinstance(m, nn.Linear)})
 
