@@ -37,16 +37,6 @@ def assert_alike(one: nn.Linear, other: nn.Linear) -> None:
     assert difference <= 1e-6 * one.weight.abs().max()
 
 
-def test_rate_follows_share_of_run_before_the_step() -> None:
-    """Two epochs of three steps, of two micro-batches each."""
-    epochs, rates = EpochCounter(2), list[float]()
-    settings = {"lr": 6.0, "lr_schedule": lambda progress: progress, "epoch_counter": epochs}
-    brain = brain_of(LineBrain, hparams=settings, grad_accumulation_factor=2)
-    brain.on_fit_batch_end = lambda *_: rates.append(brain.optimizer.param_groups[0]["lr"])
-    brain.fit(epochs, loader(12, 2))
-    assert rates[::2] == rates[1::2] == pytest.approx([0, 1, 2, 3, 4, 5])
-
-
 def test_one_norm_clips_every_parameter_group() -> None:
     first, second = line(), line()
     brain = LineBrain(
