@@ -24,8 +24,6 @@ class Overflow(nn.Module):
 
 
 class FragileFrontEnd(ConvFrontEnd):
-    """A front-end that overflows with noise at full scale."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.overflow = Overflow()

@@ -223,7 +223,6 @@ def row_of(id: str, audio: np.ndarray, **columns: Any) -> dict[str, Any]:
 
 
 def losses_of(run: Path) -> list[float]:
-    """List the training and validation losses."""
     records = read_log(run / "train_log.jsonl")
     return [record[name] for record in records for name in ("loss", "valid_loss") if name in record]
 

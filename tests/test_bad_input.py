@@ -157,15 +157,7 @@ def test_run_without_complete_checkpoint_is_left_unchanged(
     assert not (tmp_path / "bundle").exists()
 
 
-STRANGERS = (
-    "Thumbs.db",
-    ".nfs0001",
-    "desktop.ini",
-    "._model.ckpt",
-    ".DS_Store",
-    "~$model",
-    "a.swp",
-)
+STRANGERS = ("Thumbs.db", ".nfs0001", "._model.ckpt", "~$model", "a.swp")
 STRANGE_FOLDERS = ("lost+found", ".ipynb_checkpoints", "@eaDir", ".Trash-1000")
 
 

@@ -7,39 +7,20 @@ import torch
 from safetensors.torch import load_file
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.checkpoint.checkpointer import AveragedCheckpoints
 from sbkit.commands.cli import run as sbkit
-from tests.runs import Workplace, last_parameters, read_json
+from tests.runs import Workplace, last_parameters
 
 pytestmark = pytest.mark.slow
 
 ONE_EPOCH = ("--check=False", "--number_of_epochs=1")
 
 
-@pytest.fixture(scope="module")
-def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("trained") / "run"
-    assert workplace.train_here(run, "--check=False", "--number_of_epochs=3") == 0
-    return run
-
-
-def test_test_and_export_average_the_checkpoints_that_are_best_on_dev(
-    trained: Path, tmp_path: Path
-) -> None:
-    averaged = AveragedCheckpoints.read(trained / "checkpoints")
-    assert averaged is not None
-    assert len(averaged.of) == 3
-    assert averaged.scores[str(len(averaged.checkpoints))] <= averaged.scores["1"]
-    sbkit(["export", str(trained), "--out", str(tmp_path / "bundle")])
-    exported = read_json(tmp_path / "bundle" / "config.json")["checkpoints"]
-    assert len(exported) == len(averaged.checkpoints)
-
-
 def test_run_starts_from_a_bundle_with_another_head(
-    workplace: Workplace, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle, run = tmp_path / "bundle", tmp_path / "run"
-    sbkit(["export", str(trained), "--out", str(bundle)])
+    first, bundle, run = (tmp_path / name for name in ("first", "bundle", "run"))
+    assert workplace.train_here(first, *ONE_EPOCH) == 0
+    sbkit(["export", str(first), "--out", str(bundle)])
     capsys.readouterr()
     options = (f"--init_from={bundle}", "--freeze=[CNN]", "--lr_scale={Transformer: 0.1}")
     tokens = ("--token_type=bpe", "--vocab_size=40")

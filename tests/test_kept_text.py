@@ -4,9 +4,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from openai import OpenAI
 
-from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding import fit
@@ -14,13 +12,10 @@ from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.lm.arpa import read_arpa
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.serve.app import TRANSCRIPTIONS
-from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.train.initialize import text_table_of
 from tests.runs import read_json, rows_of, train_overfitted
-from tests.serve.test_command import say, serving
 
 KEPT = '--text={case: keep, punctuation: [., ",", "?", "!"]}'
 TABLE = text_table("en", {"case": "keep", "punctuation": [".", ",", "?", "!"]})
@@ -75,29 +70,6 @@ def test_bundle_writes_and_scores_texts_as_written(
     assert sbkit(["transcribe", str(bundle), clip, "--format", "srt"]) == 0
     subtitles = capsys.readouterr().out.partition("1\n00:")[2]
     assert "." in subtitles and subtitles != subtitles.lower()
-
-
-@pytest.mark.ddp
-@pytest.mark.slow(20)
-def test_server_answers_with_texts_as_written(overfitted: Path) -> None:
-    clips = sorted((overfitted / "release/clips").iterdir())
-    with Transcriber.load(overfitted / "bundle", device="cpu") as transcriber:
-        texts = [transcriber.transcribe(clip).text for clip in clips]
-    clip, text = next(
-        (clip, text)
-        for clip, text in zip(clips, texts, strict=True)
-        if text != text.lower() and text[-1] in ".?!"
-    )
-    form = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
-    with serving(overfitted / "bundle") as (client, _):
-        response = client.post(TRANSCRIPTIONS, files={"file": clip.read_bytes()}, data=form)
-        answer = response.json()
-        openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
-        with openai.realtime.connect() as session:
-            said = say(session, read_audio(clip, 24_000))
-    assert answer["text"] == text
-    assert [word["word"] for word in answer["words"]] == text.split()
-    assert said.split()[0] == text.split()[0]
 
 
 @pytest.mark.slow(20)

@@ -1,6 +1,5 @@
 """Real machines: output that cannot be written, users without a home, disks that refuse."""
 
-import logging
 import os
 import socket
 import subprocess
@@ -9,15 +8,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from speechbrain.utils.epoch_loop import EpochCounter
-from torch.utils.data import TensorDataset
 
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import locked_folder
 from sbkit.logs.run_log import read_log
 from tests import processes
 from tests.runs import Workplace
-from tests.train.lines import LineBrain, brain_of, line, rows
 
 # Output that cannot be written
 
@@ -86,27 +82,6 @@ def test_whole_run_ends_well_though_disk_of_its_output_is_full(
     assert process.returncode == 0
     assert len(read_log(tmp_path / "train_log.jsonl")) > 1
     assert "next: sbkit export" in (tmp_path / "train.log").read_text()
-
-
-def test_epoch_is_saved_before_anything_is_said_about_it(tmp_path: Path) -> None:
-    model, epochs, data = line(), EpochCounter(2), TensorDataset(*rows(8))
-    checkpointer = Checkpointer(tmp_path, recoverables={"model": model})
-    brain = brain_of(LineBrain, model=model, hparams={}, checkpointer=checkpointer)
-    saved_epochs = {}
-
-    class Screen(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage().startswith("epoch "):
-                saved_epochs[record.getMessage()[:9]] = newest_epoch(tmp_path)
-
-    screen = Screen()
-    logger = logging.getLogger("sbkit.logs.progress")
-    logger.addHandler(screen)
-    try:
-        brain.fit(epochs, data, data)
-    finally:
-        logger.removeHandler(screen)
-    assert saved_epochs == {"epoch 1/2": 1, "epoch 2/2": 2}
 
 
 # Users without a name or a home

@@ -1,8 +1,6 @@
 """`sbkit` offers the names of its files; importing it, or a folder, does not import torch."""
 
 import ast
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL
 from sbkit.runtime.runtimes import load_bundle
+from tests.processes import run_fresh
 from tests.runs import ROOT
 from tests.runtime.bundles import make_run
 
@@ -62,4 +61,4 @@ def test_public_functions_take_paths_as_strings(tmp_path: Path) -> None:
 
 def test_importing_packages_does_not_import_torch() -> None:
     code = f"import sys, {', '.join(PACKAGES)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_fresh(code).returncode == 0

@@ -271,7 +271,6 @@ def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> Non
 
 @pytest.fixture(scope="module")
 def executed() -> set[frozenset[str]]:
-    """Return a set for the words of the commands that have run."""
     return set()
 
 
@@ -286,21 +285,11 @@ def trained(checkout: Path, data: Path, executed: set[frozenset[str]]) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("readme", READMES[1:], ids=name_of)
 def test_commands_run_in_order(
-    readme: Path,
-    trained: Path,
-    data: Path,
-    executed: set[frozenset[str]],
-    capsys: pytest.CaptureFixture[str],
+    readme: Path, trained: Path, data: Path, executed: set[frozenset[str]]
 ) -> None:
     run_commands(readme, data, executed)
     if name_of(readme) == "docs/guide/transcribe":
         assert (trained / "subtitles/talk.vtt").read_text("utf-8").startswith("WEBVTT")
-        capsys.readouterr()
-        exec(blocks(readme.read_text("utf-8"), "python")[0], {})
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines[1:5:2]] == ["talk.mp3", "talk.mp3"]
-        assert lines[4].split()[0] == "call.wav"
-        assert lines[5:] == ["gone.wav failed"]
 
 
 INTERRUPT = """

@@ -1,4 +1,4 @@
-"""A task whose source lies in a bundle: it loads from Python, and its commands run."""
+"""A task whose source lies in a bundle: its commands run, and its class is stored."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.config.hparams import resolve
 from sbkit.export.export import describe_parts
-from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.setup import make_brain
 from tests.runs import ROOT
@@ -38,33 +37,13 @@ class Spelling(Recognition):
 """
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("user"))
-
-
-def put(bundle: Path, module: str) -> tuple[str, str]:
-    """Give a bundle a user task with its source; return the option that imports it."""
+def test_run_passes_options_to_a_command_of_a_user_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, module = make_bundle(tmp_path), "task_with_command"
     (bundle / f"{module}.py").write_text(SOURCE)
     edit_config(bundle, lambda config: config.update(task=f"{module}.Spelling"))
-    return "--import", module
-
-
-def test_python_imports_the_module_of_a_bundle_as_the_command_line_does(
-    bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    option, module = put(bundle, "task_for_python")
-    with pytest.raises(SbkitError, match=f"pass {option} {module}"):
-        load_bundle(bundle)
-    assert load_bundle(bundle, user_modules=frozenset([module])).task.name == f"{module}.Spelling"
-    assert caplog.messages == [f"{option} {module}: running {bundle / module}.py"]
-
-
-def test_run_passes_options_to_a_command_of_a_user_task(
-    bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    imported = put(bundle, "task_with_command")
+    imported = ("--import", module)
     own = ("spell", "yes", "--times=2")
     assert run(["run", str(bundle), *imported, "--device=cpu", *own]) == 3
     assert run(["run", *imported, "--device=cpu", str(bundle), *own, "--device", "ink"]) == 3
@@ -117,13 +96,7 @@ def test_mixin_beside_a_recipe_is_no_task() -> None:
     class Mixin:
         note = "mine"
 
-    class Measuring:
-        def measure(self, results: Any) -> dict[str, float]:
-            return {}
-
     assert type("Mixed", (Mixin, Asr), {})().name == "sbkit.tasks.recognition.task.Recognition"
-    with pytest.raises(SbkitError, match="`measure` of the recipe Wrong belongs to its task"):
-        type("Wrong", (Measuring, Asr), {})
 
 
 def test_export_refuses_a_task_whose_module_imports_recipes() -> None:

@@ -56,7 +56,7 @@ def _replace(make: Callable[[Path], Any], file: Path) -> None:
     make(file)
 
 
-def _flip(file: Path) -> None:
+def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -74,6 +74,6 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "link to /dev/zero": partial(_replace, lambda file: file.symlink_to("/dev/zero")),
     "folder": partial(_replace, Path.mkdir),
     "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
-    "a flipped bit": _flip,
+    "a flipped bit": flip,
     "a terabyte": _sparse,
 }

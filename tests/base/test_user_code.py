@@ -16,7 +16,6 @@ from sbkit.export.export import source_files
 from sbkit.train.setup import read_values
 
 ENCODER = "class Encoder:\n    size = {}\n"
-DYNAMIC = "from importlib import import_module\nSIZE = import_module('edited' + '_sizes').SIZE\n"
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +60,6 @@ def test_edited_module_takes_effect_in_the_next_run(
     assert import_module("edited_models").Encoder is type(second)
     (tmp_path / "edited_models.py").unlink()
     assert build(tmp_path).size == 64
-
-
-def test_edited_helper_takes_effect(tmp_path: Path) -> None:
-    models = DYNAMIC + ENCODER.format("SIZE")
-    for size in (32, 64):
-        write(tmp_path, edited_sizes=f"SIZE = {size}", edited_models=models)
-        assert build(tmp_path).size == size
 
 
 def test_edited_part_of_a_package_takes_effect(tmp_path: Path) -> None:

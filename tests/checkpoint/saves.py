@@ -47,12 +47,6 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
 # A run with a worker process that outlives it, as workers of a DataLoader do for a while
 TRAINING = """
 import os, sys, time

@@ -14,7 +14,8 @@ from sbkit.base.files import open_lock, try_lock
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import locked_folder
 from sbkit.run.tuning import TuningOptions, tune
-from tests.checkpoint.saves import checkpointer, cut, flip, line, recovered, save, training
+from tests.attacks.hostile import flip
+from tests.checkpoint.saves import checkpointer, cut, line, recovered, save, training
 
 DAMAGES = {
     "cut weights": lambda path: cut(path / "model.ckpt"),

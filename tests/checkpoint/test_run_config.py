@@ -102,7 +102,6 @@ def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.Mo
         ({"language": "de"}, "1 thing differs (language: en before, de now)"),
         ({"data": {**DATA, "train": "c" * 64}}, "the data of `train`: aaaa"),
         ({"data": None, "data_folder": "/other"}, "data_folder: null before, /other now"),
-        ({"hidden": 5}, "hidden: 3 before, 5 now"),
         ({"text": YAML.replace("SGD", "Adam")}, "opt_class: !name:torch.optim.SGD before"),
         ({"text": YAML + "more: 1\n"}, "more: nothing before, 1 now"),
         ({"text": YAML + "my_opt_class: !new:torch.nn.ReLU {inplace: true}\n"}, "2 things differ"),

@@ -12,19 +12,15 @@ import pytest
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.versions import __version__
 from sbkit.commands.cli import main, run
+from tests.processes import run_fresh
 
 ROOT = Path(__file__).parents[2]
-
-
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 @pytest.mark.parametrize("module", ["sbkit", "sbkit.commands.cli", "sbkit.config.hparams"])
 def test_importing_command_line_imports_nothing_heavy(module: str) -> None:
     heavy = "{'torch', 'torchaudio', 'speechbrain', 'datasets', 'matplotlib', 'numpy'}"
-    process = python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
+    process = run_fresh(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
     assert (process.stdout.strip(), process.stderr) == ("[]", "")
 
 
@@ -34,13 +30,6 @@ def test_package_runs_as_module() -> None:
     assert process.returncode == 0
     python_version = platform.python_version()
     assert process.stdout.startswith(f"sbkit {__version__} (python {python_version}, torch 2.")
-
-
-def test_wrong_arguments_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exited:
-        run(["export", "x"])
-    assert exited.value.code == 2
-    assert "--out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
@@ -100,11 +89,3 @@ def test_closed_pipe_exits_without_error_message() -> None:
     shell = ["bash", "-o", "pipefail", "-c", f'"{sys.executable}" -c "{code}" | head -n 1']
     process = subprocess.run(shell, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (process.returncode, process.stdout, process.stderr) == (141, "x\n", "")
-
-
-def test_new_writes_a_project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    project = tmp_path / "voice"
-    assert run(["new", str(project)]) == 0
-    for name in ("train.py", "hparams/tts.yaml", "recipes/synthesis/recipe.py", "docs/notebooks"):
-        assert (project / name).exists()
-    assert "python train.py hparams/ctc.yaml" in capsys.readouterr().out

@@ -205,7 +205,6 @@ def letters(random: np.random.Generator, count: int) -> list[int]:
 
 
 def hear(random: np.random.Generator, spoken: Sequence[Sequence[int]]) -> LogProbs:
-    """Return the log-probabilities of utterances with pauses between them."""
     frames = [0] * 9
     for utterance in spoken:
         frames += [frame for token in utterance for frame in (token, 0)] + [0] * 9

@@ -266,7 +266,7 @@ def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
     ("arguments", "says"),
     [
         (["talks/?.*", "--format", "tsv"], "prints one recording, not 2"),
-        (["talks", "--out", "/proc/here"], "`--out`: /proc/here cannot be written"),
+        (["talks", "--out", "/proc/here"], "`--out`: /proc/here cannot be written to"),
         (["talks", "--part", "3"], "K from 1 to N, such as 3/16, but is 3"),
     ],
 )

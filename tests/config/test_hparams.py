@@ -1,8 +1,6 @@
 """Hyperparameters, objects and the saved YAML agree."""
 
 import re
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from sbkit.commands.cli import run
 from sbkit.config.hparams import load_hparams, read_settings, save_yaml
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import YAML, refusal
+from tests.processes import run_fresh
 from tests.runs import ROOT
 
 
@@ -33,7 +32,7 @@ def test_reading_settings_runs_no_code_and_imports_no_torch(path: Path) -> None:
         "import sys; from pathlib import Path; from sbkit.config.hparams import read_settings;"
         f"read_settings(Path({str(path)!r}), {{}}); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    assert run_fresh(script).returncode == 0
     assert not (path.parent / "made").exists()
 
 

@@ -95,7 +95,6 @@ def test_page_runs_formats_in_other_programs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The blocks of the page run onnxruntime and sherpa-onnx."""
     (tmp_path / "my-formats").symlink_to(exported)
     soundfile.write(tmp_path / "call.wav", clips[-1], 16_000)
     monkeypatch.chdir(tmp_path)
@@ -109,7 +108,6 @@ def test_page_runs_formats_in_other_programs(
 
 @pytest.fixture
 def data(asterisk_english: Path, tmp_path: Path) -> Path:
-    """A table of eight clips."""
     (tmp_path / "clips").symlink_to(asterisk_english / "clips")
     lines = (asterisk_english / "test.tsv").read_text().splitlines(keepends=True)
     (tmp_path / "test.tsv").write_text("".join(lines[:9]))
@@ -119,7 +117,6 @@ def data(asterisk_english: Path, tmp_path: Path) -> Path:
 def test_bench_transcribe_times_its_sides_in_turns(
     exported: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each side is a process of its own."""
     sides = ("torch", SPEECHBRAIN)
     monkeypatch.setattr(bench_transcribe, "SIDES", sides)
     monkeypatch.setattr(sys, "argv", ["bench", str(exported), str(data), "--rounds=1"])

@@ -66,7 +66,6 @@ def run_of(
 def folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, asterisk_english: Path
 ) -> Path:
-    """Export a model of each kind."""
     kind = request.param
     run = run_of(tmp_path_factory.mktemp("hf") / kind / "run", kind)
     export_run(run, run.parent / "bundle", formats=FORMATS[kind], grid=SMALL)

@@ -4,8 +4,8 @@ import os
 import pickle
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -429,17 +429,12 @@ def test_corpus_that_cannot_be_read_is_named(corpus: Any, error: str, tmp_path: 
 
 def test_run_in_another_thread_is_refused() -> None:
     """Both would draw from torch's global generator, and neither could be repeated."""
-    errors: list[Exception] = []
 
     def build() -> None:
-        try:
-            with isolated_rng(torch.device("cpu")):
-                pass
-        except SbkitError as error:
-            errors.append(error)
+        with isolated_rng(torch.device("cpu")):
+            pass
 
-    with isolated_rng(torch.device("cpu")):
-        thread = threading.Thread(target=build)
-        thread.start()
-        thread.join()
-    assert "Start each run in a process of its own" in str(errors[0])
+    with isolated_rng(torch.device("cpu")), ThreadPoolExecutor() as threads:
+        second = threads.submit(build)
+        with pytest.raises(SbkitError, match="Start each run in a process of its own"):
+            second.result()

@@ -67,7 +67,6 @@ def make_run(
 
 
 def make_bundle(folder: Path, **settings: object) -> Path:
-    """Make a run, and export it."""
     export_run(make_run(folder / "run", **settings), folder / "bundle")
     return folder / "bundle"
 

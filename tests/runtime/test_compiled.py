@@ -135,7 +135,6 @@ def test_device_guard_survives_the_thread_that_traced() -> None:
 
 
 def final_texts(recognizer: StreamingRecognizer, clip: Samples) -> list[str]:
-    """Run a clip through a session, block by block."""
     blocks = np.array_split(clip, 1 + len(clip) // 5000)
     return [final.text for final in finals(run(recognizer, blocks))]
 

@@ -1,6 +1,5 @@
 """A recording that is longer than Whisper's positions has one form of log-probabilities."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,6 @@ from tests.runtime.bundles import ROOT, SMALL, louder, make_run
 
 RATE = 16_000
 YAML = ROOT / "hparams/ctc_whisper.yaml"
-
-
-def test_no_way_leads_around_the_one_that_cuts() -> None:
-    files = (path for folder in ("sbkit", "recipes") for path in (ROOT / folder).rglob("*.py"))
-    callers = {path.name for path in files if re.search(r"model\.encode\w*\(", path.read_text())}
-    assert callers == {"bundle.py", "model_thread.py"}
 
 
 def test_every_way_to_log_probs_cuts_a_recording_alike(tmp_path: Path) -> None:

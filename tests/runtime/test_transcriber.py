@@ -38,7 +38,6 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 # A clip of samples or its file, in the forms of the libraries that people read audio with.
 SOURCES: Mapping[str, Callable[[Samples, Path], Any]] = {
     "path": lambda clip, file: file,
-    "path as a string": lambda clip, file: str(file),
     "bytes": lambda clip, file: file.read_bytes(),
     "soundfile": lambda clip, file: soundfile.read(file),
     "torch": lambda clip, file: (torch.from_numpy(clip / 32768)[None].requires_grad_(), RATE),

@@ -120,7 +120,6 @@ def noise(*seconds: float) -> list[Samples]:
 
 
 def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
-    """Make a Transcriber of a `ToneModel`."""
     bundle, tokenizer, model = tone_bundle(folder)
     return Transcriber(bundle=bundle), tokenizer, model
 
@@ -170,7 +169,6 @@ def streaming_tones(
 
 
 def run(recognizer: StreamingRecognizer, blocks: Iterable[Samples]) -> list[Event]:
-    """Return the events of a session."""
     session = Session(recognizer)
     return [*(event for block in blocks for event in session.push(block)), *session.finish()]
 

@@ -82,7 +82,6 @@ class RunningServer:
         return self.client.post(TRANSCRIPTIONS, **form, **more)
 
     def say(self, text: str) -> bytes:
-        """Return a WAV of a text."""
         return wav(speak(self.tokenizer, text))
 
     def metric(self, name: str) -> float:
@@ -156,7 +155,6 @@ def silence(seconds: float) -> bytes:
 
 
 def wait_for(condition: Any) -> None:
-    """Wait until a condition holds."""
     until = monotonic() + 20
     while not condition():
         assert monotonic() < until

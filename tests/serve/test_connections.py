@@ -39,7 +39,6 @@ def ask(stream: socket.socket, content: bytes, end: bytes) -> bytes:
 
 
 def request(audio: bytes) -> bytes:
-    """Write a request for a transcript."""
     body = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     body += audio + b"\r\n--x--\r\n"
     lines = ["POST /v1/audio/transcriptions HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]

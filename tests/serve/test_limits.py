@@ -45,7 +45,6 @@ def large_form() -> Iterator[bytes]:
 
 
 def form(**fields: str) -> dict[str, Any]:
-    """Return a request with a clip and further fields."""
     return {"audio": CLIP, "data": fields}
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -94,21 +94,3 @@ def test_batcher_raises_a_fault_only_to_its_caller(echo: Echo, batcher: Batcher)
         with pytest.raises(ZeroDivisionError):
             results[0].result()
         assert results[1].result() == [3]
-
-
-def test_batcher_cancels_waiting_requests_when_closed(echo: Echo, batcher: Batcher) -> None:
-    with ThreadPoolExecutor(2) as callers:
-        echo.may_run.clear()
-        first = callers.submit(ask, batcher, clip(1))
-        echo.has_batch.wait()
-        waiting = callers.submit(ask, batcher, clip(2))
-        wait_for(lambda: len(batcher) == 1)
-        closing = threading.Thread(target=batcher.close)
-        closing.start()
-        with pytest.raises(CancelledError):
-            waiting.result()
-        echo.may_run.set()
-        closing.join()
-        assert first.result() == [1]
-    with pytest.raises(CancelledError):
-        ask(batcher, clip(3))

@@ -31,44 +31,10 @@ from tests.train.lines import LineBrain, brain_of, line, loader, rows
 from tools.prove_resume import differences
 
 
-def trained(size: int, accumulation: int, *, count: int) -> nn.Linear:
-    model = line()
-    adam = torch.optim.Adam
-    brain = brain_of(LineBrain, model=model, optimizer=adam, grad_accumulation_factor=accumulation)
-    brain.fit(range(3), loader(count, size))
-    return model
-
-
 def assert_alike(one: nn.Linear, other: nn.Linear) -> None:
     """Agree to 1e-6 of the largest weight: sums of float32 in another order do no better."""
     difference = (one.weight - other.weight).abs().max()
     assert difference <= 1e-6 * one.weight.abs().max()
-
-
-@pytest.mark.parametrize(
-    ("size", "accumulation", "count"),
-    [
-        (2, 6, 12),
-        (1, 4, 5),  # the last step of an epoch has one row
-        (3, 2, 4),  # the second micro-batch has one row
-    ],
-)
-def test_step_of_micro_batches_equals_step_of_whole_batch(
-    size: int, accumulation: int, count: int
-) -> None:
-    whole = trained(size * accumulation, 1, count=count)
-    split = trained(size, accumulation, count=count)
-    assert_alike(whole, split)
-
-
-def test_rate_follows_share_of_run_before_the_step() -> None:
-    """Two epochs of three steps, of two micro-batches each."""
-    epochs, rates = EpochCounter(2), list[float]()
-    settings = {"lr": 6.0, "lr_schedule": lambda progress: progress, "epoch_counter": epochs}
-    brain = brain_of(LineBrain, hparams=settings, grad_accumulation_factor=2)
-    brain.on_fit_batch_end = lambda *_: rates.append(brain.optimizer.param_groups[0]["lr"])
-    brain.fit(epochs, loader(12, 2))
-    assert rates[::2] == rates[1::2] == pytest.approx([0, 1, 2, 3, 4, 5])
 
 
 def test_one_norm_clips_every_parameter_group() -> None:

@@ -1,7 +1,6 @@
 """State of a model beside its weights: averages, buffers, running and feature statistics."""
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ class Averaging(LineBrain):
 
     def on_fit_batch_end(self, *_: Any) -> None:
         self.hparams.seen.append(self.modules["model"].weight.detach().clone())
-        if self.optimizer_step == self.hparams.stop_after:
-            self.signals.received = signal.SIGTERM
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         if stage is Stage.VALID:
@@ -44,14 +41,13 @@ class Averaging(LineBrain):
         super().on_stage_end(stage, stage_loss, epoch)
 
 
-def averaging(folder: Path, *, stop_after: int = 0, decay: float = DECAY) -> Averaging:
+def averaging(folder: Path, *, decay: float = DECAY) -> Averaging:
     model, epochs = line(), EpochCounter(4)
-    settings = {"ema_decay": decay, "seen": [], "validated": [], "stop_after": stop_after}
     averaging: Averaging = brain_of(
         Averaging,
         model=model,
         optimizer=torch.optim.Adam,
-        hparams={**settings, "epoch_counter": epochs},
+        hparams={"ema_decay": decay, "seen": [], "validated": [], "epoch_counter": epochs},
         checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
     )
     return averaging
@@ -82,23 +78,6 @@ def test_moving_average_is_validated_saved_and_tested(tmp_path: Path) -> None:
     brain.evaluate(loader(6, 3), min_key="loss")
     for weight in (saved, brain.modules["model"].weight):
         assert any(torch.equal(weight, validated) for validated in brain.hparams.validated)
-
-
-@pytest.mark.parametrize("stop_after", [6, 8])
-def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, stop_after: int) -> None:
-    """Within an epoch, and with its last step."""
-    whole, stopped = averaging(tmp_path / "whole"), averaging(tmp_path / "stopped")
-    stopped.hparams.stop_after = stop_after
-    fit(whole)
-    with pytest.raises(KeyboardInterrupt):
-        fit(stopped)
-    resumed = averaging(tmp_path / "stopped")
-    fit(resumed)
-    for name in ("seen", "validated"):
-        joined = getattr(stopped.hparams, name) + getattr(resumed.hparams, name)
-        assert torch.equal(torch.stack(joined), torch.stack(getattr(whole.hparams, name)))
-    averages = (brain.training_step.moving_average.shadow for brain in (whole, resumed))
-    assert all(map(torch.equal, *(brain.values() for brain in averages)))
 
 
 def test_moving_average_holds_only_learning_parameters(tmp_path: Path) -> None:

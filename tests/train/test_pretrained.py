@@ -57,17 +57,10 @@ def command(workplace: Workplace, pretrained: Path, run: Path, *options: str) ->
     return ["train.py", *workplace.arguments(run, *options, yaml=str(YAML), tiny=SMALL)]
 
 
-@pytest.fixture(scope="module")
-def finished(
-    workplace: Workplace, pretrained: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "finished"
-    assert train_here(command(workplace, pretrained, run), workplace.cache) == 0
-    return run
-
-
 @pytest.mark.slow
-def test_run_records_its_base_model(finished: Path, pretrained: Path) -> None:
+def test_run_records_its_base_model(workplace: Workplace, pretrained: Path, tmp_path: Path) -> None:
+    finished = tmp_path / "finished"
+    assert train_here(command(workplace, pretrained, finished), workplace.cache) == 0
     config = read_encoder_config(pretrained)
     assert config["source"]["license"] == "mit"
     assert read_json(finished / "run_config.json")["values"]["encoder_config"] == config
@@ -77,52 +70,31 @@ def test_run_records_its_base_model(finished: Path, pretrained: Path) -> None:
     assert epochs[-1]["loss"] < epochs[0]["loss"]
 
 
-def stop_and_resume(
-    command: list[str],
-    folder: Path,
-    expected: dict[str, torch.Tensor],
-    cache: Path,
-    run: Path,
-    *resumed: str,
-) -> None:
-    """Stop where freezing ends, and resume without the folder of the encoder."""
-    with stopped_after(5):
-        train_here(command, cache)
-    assert list((run / "checkpoints").iterdir())
-    shutil.rmtree(folder)
-    assert train_here([*command, *resumed], cache) == 0
-    for name, value in last_parameters(run).items():
-        assert torch.equal(value, expected[name]), name
-
-
-@pytest.mark.slow
-def test_run_stopped_where_freezing_ends_resumes_without_base_model(
-    finished: Path, workplace: Workplace, pretrained: Path, tmp_path: Path
-) -> None:
-    folder, run = Path(shutil.copytree(pretrained, tmp_path / "tiny")), tmp_path / "run"
-    started = command(workplace, folder, run)
-    expected = last_parameters(finished)
-    stop_and_resume(started, folder, expected, workplace.cache, run, "--check=True")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "config"),
     [
+        ("wav2vec2", FRAMES),
         ("wav2vec2-bert", {}),
         ("parakeet_encoder", {"subsampling_factor": 2}),  # frames of 20 ms
         ("whisper", {"max_source_positions": 1500}),
     ],
 )
-def test_stopped_run_of_other_encoders_resumes_without_base_model(
+def test_run_stopped_where_freezing_ends_resumes_without_base_model(
     model_type: str, config: dict[str, Any], workplace: Workplace, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path / "tiny", model_type, **config)
     more = ("--number_of_epochs=2", "--average_checkpoints=1")
     whole, run = (command(workplace, folder, tmp_path / name, *more) for name in ("whole", "run"))
     assert train_here(whole, workplace.cache) == 0
+    with stopped_after(5):
+        train_here(run, workplace.cache)
+    assert list((tmp_path / "run/checkpoints").iterdir())
+    shutil.rmtree(folder)
+    assert train_here([*run, "--check=True"], workplace.cache) == 0
     expected = last_parameters(tmp_path / "whole")
-    stop_and_resume(run, folder, expected, workplace.cache, tmp_path / "run")
+    for name, value in last_parameters(tmp_path / "run").items():
+        assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.slow

@@ -174,7 +174,6 @@ def fit(brain: Pair) -> None:
 def test_stopped_run_resumes_with_the_state_of_each_optimizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit."""
     declared = {
         "generator": {"parts": ["generator"], "opt_class": partial(AdamW, lr=0.1)},
         "discriminator": {"opt_class": partial(SGD, lr=0.1, momentum=0.9)},

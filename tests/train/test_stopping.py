@@ -26,8 +26,6 @@ from sbkit.run import export_and_test
 from sbkit.train.stopping import (
     BEST_EPOCH,
     FIT_SECONDS,
-    MAX_STEPS_BETWEEN_QUESTIONS,
-    RankConsensus,
     StopSignals,
     TimeLimit,
     first_best_epoch,
@@ -192,37 +190,6 @@ def test_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert brain.optimizer_step == 12
-
-
-@pytest.mark.parametrize(
-    ("seconds", "questions"),
-    [
-        (0.25, [1, 2, 6, 10, 14, 18]),  # every second of training
-        (5.0, list(range(1, 21))),  # after every step, where one takes longer
-        (1e-9, [1, 2]),  # and at most so many steps apart (MAX_STEPS_BETWEEN_QUESTIONS)
-    ],
-)
-def test_rank_consensus_asks_about_every_second(seconds: float, questions: list[int]) -> None:
-    """The other rank is as fast, and asks for nothing."""
-    steps, queries = list[None](), list[int]()
-
-    def gather(value: tuple[bool, bool, float, float]) -> list[tuple[bool, bool, float, float]]:
-        queries.append(len(steps))
-        return [value, (False, False, *value[2:])]
-
-    def after_a_step(*, stop: bool) -> tuple[bool, bool]:
-        steps.append(None)
-        return consensus.ask(stop=stop, save=False)[:2]
-
-    consensus = RankConsensus(clock=lambda: seconds * len(steps))
-    with (
-        patch("sbkit.train.stopping.world_size", lambda: 2),
-        patch("sbkit.train.stopping.gather_over_ranks", gather),
-    ):
-        assert [after_a_step(stop=False) for _ in range(20)] == [(False, False)] * 20
-        assert queries == questions
-        steps_left = queries[-1] + MAX_STEPS_BETWEEN_QUESTIONS - 20
-        assert any(after_a_step(stop=True)[0] for _ in range(steps_left))
 
 
 LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
