@@ -67,8 +67,8 @@ def make_asr_loaders(
         left_out = splits.excluded[-1]
         raise DataError(
             f"CTC needs a frame for a token, but all {plural(num_listed, 'transcript')} of train "
-            f"need more than there are ({left_out.id}: {left_out.detail}). Use longer tokens "
-            "(`token_type: bpe`), or let the encoder keep more frames."
+            f"need more than there are (`token_type` is {hparams['token_type']}; {left_out.id}: "
+            f"{left_out.detail}). Use longer tokens (`token_type: bpe`), or keep more frames."
         )
     require_utterances_to_fit(splits, hparams)
     if rank() == 0:

@@ -47,7 +47,7 @@ class Vocabulary:
             if not 0 <= token < self.size or token == self.blank:
                 raise DataError(
                     f"Every label must be an id from 0 to {self.size - 1} and not the blank "
-                    f"({self.blank}), but {clip} holds {token}."
+                    f"({self.blank}), but {clip} holds {token}. Use the `tokenizer` of this run."
                 )
 
     def check_size(self, size: int, *, claim: str) -> None:

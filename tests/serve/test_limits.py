@@ -19,7 +19,7 @@ from sbkit.audio.decode import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.serve.app import TRANSCRIPTIONS
-from sbkit.serve.middleware import STOPPING, WARMING, Keys, Limits
+from sbkit.serve.middleware import STOPPING, WARMING, ApiKeys, Limits
 from sbkit.serve.recognition import RecognitionService
 from sbkit.tasks.synthesis.predict import Speech
 from tests.runtime.tones import RATE
@@ -238,7 +238,7 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
         assert server.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 200
     assert "two" not in caplog.text
     with pytest.raises(SbkitError, match="has no keys"):
-        Keys(file)
+        ApiKeys(file)
 
 
 def test_server_is_ready_only_between_warm_up_and_drain(

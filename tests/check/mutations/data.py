@@ -180,7 +180,7 @@ MUTATIONS = [
     ),
     mutation(
         "all transcripts with more characters than frames",  # Parakeet's are of 80 ms
-        error("loaders", "token_type", "all 16 transcripts", "frames of 40 ms", "token_type: bpe"),
+        error("loaders", "token_type", "all 16 transcripts", "token_type: bpe"),
         release=sentences("train", six_times, num_rows=None),
     ),
     mutation(

@@ -126,7 +126,7 @@ MUTATIONS = [
     ),
     mutation(
         "initial weights that are nowhere",
-        error("initial_weights", "init_from", "/nowhere is neither"),
+        error("initial_weights", "init_from", "/nowhere has neither"),
         options=("--init_from=/nowhere",),
     ),
     mutation(
