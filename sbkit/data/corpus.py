@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import sources_to_import, user_sources
+from sbkit.base.messages import plural
 from sbkit.data.manifest import Manifest
 from sbkit.data.read_manifests import TableFolders
 
@@ -261,8 +262,8 @@ def deal_speakers(
     """
     if fill and len(speakers) <= len(shares):
         raise DataError(
-            f"{source} has {len(speakers)} speakers, and {len(shares) + 1} splits need one each. "
-            "Write a column `split`, or fewer splits in `split_shares`."
+            f"{source} has {plural(len(speakers), 'speaker')}, and {len(shares) + 1} splits need "
+            "one each. Write a column `split`, or fewer splits in `split_shares`."
         )
     splits, ends = [*shares, RELEASE_SPLITS[0]], [*accumulate(shares.values())]
     in_order = sorted(speakers, key=_position)

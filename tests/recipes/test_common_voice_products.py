@@ -90,7 +90,7 @@ def test_splits_are_chosen_by_speaker_if_the_table_assigns_none(
     num_chosen = sizes.total() + num_pending
     assert f"the splits of {num_chosen} rows are chosen by speaker" in caplog.text
     change(table, client_id="ann")
-    with pytest.raises(SbkitError, match="has 1 of the 3 speakers that it takes"):
+    with pytest.raises(SbkitError, match="has 1 speaker, and 3 splits need one each"):
         read(table.parent, "train")
 
 

@@ -218,7 +218,7 @@ def test_one_table_is_split_by_its_speakers(tmp_path: Path) -> None:
         tmp_path / "a.csv", ["path,text,reader", *rows], split_shares={"dev": 0.5}
     )
     assert (train, dev) == ("train", "dev")
-    with pytest.raises(SbkitError, match="has 1 of the 3 speakers"):
+    with pytest.raises(SbkitError, match="has 1 speaker, and 3 splits"):
         read_all(tmp_path / "a.csv", ["path,text,speaker", "a.wav,hi,ann", "b.wav,hi,ann"])
     with pytest.raises(SbkitError, match="`split_shares` must map dev and test to shares"):
         read_all(tmp_path / "a.csv", ["path,text,speaker", *rows], split_shares={"dev": 1})
