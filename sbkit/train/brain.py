@@ -346,7 +346,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     ) -> None:
         patience = self._hparam("early_stopping", 0)
         metric = best_key(self.evaluator.metrics).name
-        self.time_limit.begin_epoch(self.optimizer_step)
+        self.time_limit.agree(self.optimizer_step)
         for epoch in epoch_counter:
             if self.step == 0 and stops_early(self.checkpointer, patience, metric=metric):
                 break
@@ -846,7 +846,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             values={name: value for name, value in values.items() if name not in LOSS},
         )
         # Before the save: what ends by this share is finished by the seconds in its checkpoint.
-        self.time_limit.begin_epoch(self.optimizer_step)
+        self.time_limit.agree(self.optimizer_step)
         if self.checkpointer is not None:
             first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
             position = {"epoch": epoch, "optimizer_step": self.optimizer_step, BEST_EPOCH: first}

@@ -100,8 +100,8 @@ class TimeLimit:
     def stop(self) -> None:
         self.spent, self._started = self.seconds, None
 
-    def begin_epoch(self, step: int) -> None:
-        """Take rank 0's share, after a validation or at the start; every rank calls this."""
+    def agree(self, step: int) -> None:
+        """Take rank 0's share, at the start or after a validation; every rank calls this."""
         self.share = gather_over_ranks(self.measure())[0]
         self._last_question = (step, self.share)
 
