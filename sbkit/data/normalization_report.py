@@ -64,7 +64,7 @@ UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
 MAX_LISTED_ITEMS = 50  # of a kind: the most frequent ones
 
 
-class Transcript(NamedTuple):
+class NormalizedTranscript(NamedTuple):
     """A transcript as written and as trained, and its content without tags and entities."""
 
     written: str
@@ -127,10 +127,10 @@ def visible(text: str) -> str:
 
 def _read_transcripts(
     split: datasets.Dataset, tag_names: Collection[str]
-) -> Iterator[list[Transcript]]:
+) -> Iterator[list[NormalizedTranscript]]:
     for sentences, texts in zip(read_texts(split, "sentence"), read_texts(split), strict=True):
         yield [
-            Transcript(sentence, text, _content(sentence, text, tag_names))
+            NormalizedTranscript(sentence, text, _content(sentence, text, tag_names))
             for sentence, text in zip(sentences, texts, strict=True)
         ]
 
@@ -178,18 +178,18 @@ def _main_scripts(characters: Mapping[str, int]) -> set[str]:
 def _find_example(
     kind: str,
     counts: Counter[str],
-    batches: Iterator[list[Transcript]],
+    batches: Iterator[list[NormalizedTranscript]],
     tag_names: Collection[str],
 ) -> dict[str, str]:
     """Return a short transcript with a change, as written and as trained."""
     keys = sorted(key for key, _ in counts.most_common(MAX_LISTED_ITEMS))
     pattern = PATTERNS.get(kind) or re.compile("|".join(map(re.escape, keys)))
 
-    def has_change(row: Transcript) -> bool:
+    def has_change(row: NormalizedTranscript) -> bool:
         if kind == TAGS:
             return bool(count_dropped_tags([row.written], tag_names))
         return pattern.search(row.written if kind in PATTERNS else row.content) is not None
 
     matches = next(filter(None, ([*filter(has_change, rows)] for rows in batches)), [])
-    row = min(matches, key=lambda row: len(row.written), default=Transcript("", "", ""))
+    row = min(matches, key=lambda row: len(row.written), default=NormalizedTranscript("", "", ""))
     return {"written": row.written, "trained": row.trained}
