@@ -18,7 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import from_plain
 from sbkit.text.languages import primary_language
 
-NORMALIZER_VERSION = 6  # increment it when the normalized text of any sentence changes
+NORMALIZER_VERSION = 7  # increment it when the normalized text of any sentence changes
 MAX_REWRITE_LENGTH = 1000  # characters of all replacements of a table
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -32,7 +32,7 @@ class Orthography:
     """The spelling rules of a language."""
 
     letters: str = ""  # lower-case letters of the language; "" allows the letters of every script
-    joiners: str = "'"  # marks kept between two letters of a word
+    joiners: str = "'·"  # marks kept between two letters of a word; "·" between Latin ones
     # Replacements of characters before lower-casing, such as words for symbols.
     rewrite: Mapping[str, str] = field(default_factory=dict)
     # Whether words are separated by spaces. If not, spaces between letters of Chinese, Thai and
@@ -56,6 +56,11 @@ class Orthography:
 
 _TURNED_COMMA, _MODIFIER = "\N{MODIFIER LETTER TURNED COMMA}", "\N{MODIFIER LETTER APOSTROPHE}"
 _VOWELS = "aeiouáéíóúàèìòùāēīōūąęįǫåäü"
+# Languages whose "I" is the capital of "ı"; of those with two scripts, in Latin letters.
+_DOTLESS_I_LANGUAGES = (
+    "tr az azb azj crh gag bgx uum zza diq kiu kaa tly ttt slr kmz qxq bdk kjj kry ota-latn udi-latn"
+    " tt-latn kk-latn ba-latn ky-latn kum-latn nog-latn krc-latn chg-latn ady-latn kbd-latn"
+)
 # Letters of languages, before and after which an apostrophe at the edge of a word is a letter, too.
 # Those of uz, ha, haw, to, quc and nv are from CLDR's exemplar characters with an apostrophe.
 _EDGE_LETTERS = {
@@ -69,7 +74,7 @@ _EDGE_LETTERS = {
 }
 
 ORTHOGRAPHIES: Mapping[str, Orthography] = {
-    "en": Orthography(_LATIN, rewrite={"&": " and ", "%": " percent "}),
+    "en": Orthography(_LATIN, "'", {"&": " and ", "%": " percent "}),
     "es": Orthography(_LATIN + "áéíñóúü", "", {"&": " y ", "%": " por ciento "}),
     "fr": Orthography(_LATIN + "àâæçèéêëîïôùûüÿœ", "'", {"&": " et ", "%": " pour cent "}),
     "it": Orthography(_LATIN + "àèéìíîòóùú", "'", {"&": " e ", "%": " per cento "}),
@@ -82,13 +87,13 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "ca": Orthography(
         _LATIN + "àçèéíïòóúü", "'·", {"ŀ": "l·", "Ŀ": "l·", "&": " i ", "%": " per cent "}
     ),
-    **dict.fromkeys(("tr", "az", "crh", "gag"), Orthography(rewrite={"I": _DOTLESS_I})),
+    **dict.fromkeys(_DOTLESS_I_LANGUAGES.split(), Orthography(rewrite={"I": _DOTLESS_I})),
     # Marks of stress, question and exclamation stand on a vowel within the word: "ինչո՞ւ".
     **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
     # Geresh and gershayim, or the quotes typed for them, are part of words; geresh also ends them.
     **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES, ends="גזצץ")),
     **{
-        language: Orthography("", "'", {_TURNED_COMMA: _MODIFIER}, starts=starts, ends=ends)
+        language: Orthography(rewrite={_TURNED_COMMA: _MODIFIER}, starts=starts, ends=ends)
         for languages, (starts, ends) in _EDGE_LETTERS.items()
         for language in languages.split()
     },
@@ -103,6 +108,8 @@ APOSTROPHES = (
 _UNIFIED_APOSTROPHES = str.maketrans(dict.fromkeys(APOSTROPHES, "'"))
 # Marks that belong to words in some table, or that open and close a quotation alike.
 _WORD_MARKS = f"{APOSTROPHES}{_MODIFIER}'\"·{_GERESH}{_GERSHAYIM}"
+# A middle dot, or a mark that is typed for it, between Latin letters; and any other middle dot.
+_MIDDLE_DOTS = regex.compile(r"([·•‧∙⋅])(?<=\p{Latin}\p{M}*.)(?=\p{Latin})|·")
 _OPENING_MARKS = "¿¡"  # besides the categories Ps and Pi
 TEXT_CHOICES = {"case": ("lower", "keep"), "numbers": ("keep", "spell")}  # in `text`
 TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"], numbers: spell}'
@@ -148,7 +155,13 @@ _JOINERS = regex.compile(
 def orthography(language: str) -> Orthography:
     """Return the table of a tag's language, or a general one."""
     general = ANY_LANGUAGE if separates_words(language) else UNSPACED
-    return ORTHOGRAPHIES.get(primary_language(language), general)
+    return ORTHOGRAPHIES.get(_table_name(language), general)
+
+
+def _table_name(language: str) -> str:
+    """Return the name of a tag's table: its language, with its script if that decides."""
+    with_script = "-".join(re.split("[-_]", language.strip().lower())[:2])
+    return with_script if with_script in ORTHOGRAPHIES else primary_language(language)
 
 
 def text_table(language: str, settings: object = None) -> Orthography:
@@ -213,7 +226,7 @@ def separates_words(language: str) -> bool:
 
 def describe_normalizer(language: str, table: Orthography) -> str:
     """Describe the text table of a language in one line."""
-    code = primary_language(language)
+    code = _table_name(language)
     name = code if code in ORTHOGRAPHIES else "all other languages"
     case = "upper and lower case" if table.keep_case else "lower case"
     line = f"text table of {name}: {case}, the letters {table.letters or 'of every script'}"
@@ -263,6 +276,8 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     # 2. Unify apostrophes, which tables name in one form. Lower-casing would turn "İ" into "i" and
     #    a combining dot.
     text = text.translate(_UNIFIED_APOSTROPHES)
+    if "·" in table.joiners:
+        text = _MIDDLE_DOTS.sub(lambda dot: "·" if dot[1] else " ", text)
     if table.letters:  # the modifier is none of them
         text = text.replace(_MODIFIER, "'")
     if not table.keep_case:
@@ -413,7 +428,8 @@ def _fold_letter(char: str, letters: str, joiners: str) -> str:
         return char
     if char == "'":
         return ""
-    if unicodedata.category(char) not in ("Ll", "Lu", "Lt", "Lm", "Lo", "Mn", "Mc", "Nl"):
+    is_letter = unicodedata.category(char) in ("Ll", "Lu", "Lt", "Lm", "Lo", "Mn", "Mc", "Nl")
+    if not (is_letter or unicodedata.name(char, "").startswith("MODIFIER LETTER")):  # of a tone
         return " "
     if not letters:
         return char
