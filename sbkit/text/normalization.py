@@ -36,7 +36,7 @@ class Orthography:
     # Replacements of characters before lower-casing, such as words for symbols.
     rewrite: Mapping[str, str] = field(default_factory=dict)
     # Whether words are separated by spaces. If not, spaces between letters of Chinese, Thai and
-    # similar scripts (_UNSPACED_LETTERS) are removed.
+    # similar scripts (UNSPACED_LETTERS) are removed.
     spaces: bool = True
     keep_case: bool = False
     punctuation: str = ""  # the marks that are kept
@@ -131,13 +131,13 @@ _UNSPACED = _CHINESE_LANGUAGES | {"ja", "th", "lo", "km", "my", "shn", "nod", "b
 # The letters of their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han.
 # Tibetan is left out: it marks the end of each syllable, and normalization turns these marks into
 # spaces, which must stay.
-_UNSPACED_LETTERS = (
+UNSPACED_LETTERS = (
     "\u0e01-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u1a20-\u1aaf"
     "\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
     "\U00020000-\U0003ffff"
 )
 _UNSPACED_MARKS = "\u3001\u3002\uff01-\uff1f"  # no space is written beside them either
-_UNSPACED_CHARS = f"[{_UNSPACED_LETTERS}{_UNSPACED_MARKS}]"
+_UNSPACED_CHARS = f"[{UNSPACED_LETTERS}{_UNSPACED_MARKS}]"
 _SPACE_WITHIN = re.compile(f"(?<={_UNSPACED_CHARS}) (?={_UNSPACED_CHARS})")
 _TATWEEL = "\N{ARABIC TATWEEL}"
 _NON_JOINER, _JOINER = "\N{ZERO WIDTH NON-JOINER}", "\N{ZERO WIDTH JOINER}"
