@@ -3,11 +3,13 @@
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import datasets
+import regex
 
 from sbkit.data.splits import count_characters, read_texts
 from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
@@ -26,6 +28,9 @@ LOOK_ALIKES = "letters that look alike"
 NULL_WORDS = "words that often stand for a missing text"
 SPEAKERS = "names of speakers"
 SUBWORDS = "parts of words by another tool"
+FONTS = "text for a font such as Zawgyi, not in the order of Unicode"
+WORD_MARKS = "marks between letters that become spaces"
+DOTTED = "capitals I that become i, beside \N{LATIN SMALL LETTER DOTLESS I}"
 FIXES = {  # of kinds of changes: the key that decides, and what to do
     DIGITS: (
         "text",
@@ -36,29 +41,42 @@ FIXES = {  # of kinds of changes: the key that decides, and what to do
     TAGS: ("keep_tags", "Set `keep_tags: [NAME]` for those that the model shall write."),
     OTHER_SCRIPTS: (
         "language",
-        "Replace letters that only look like others, and write foreign words as they are spoken.",
+        "Write one script: replace letters that only look like others, and write foreign words as "
+        "they are spoken.",
     ),
     LOOK_ALIKES: ("language", "Write one of them everywhere if they stand for one letter."),
     EDGES: ("language", "Nothing needs to be done about quotes. Write letters as U+02BC (\u02bc)."),
     DELETED: ("language", "Nothing needs to be done about invisible marks of the layout."),
     SPEAKERS: ("data_folder", "Take them out, because they are trained as spoken words."),
     SUBWORDS: ("data_folder", "Use the transcripts from before that tool."),
+    FONTS: ("data_folder", "Convert it to Unicode."),
+    WORD_MARKS: ("language", "Nothing needs to be done between words. Write a letter as U+A789."),
+    DOTTED: ("language", "Add the script to the tag, as in kk-Latn, or write I in lower case."),
     NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is not known."),
 }
 PATTERNS = {  # of kinds that are found in the transcripts as they are written
     NULL_WORDS: re.compile(r"(?i)^\s*(?:nan|null|none|n/?a|#n/a|nil|\\n)\s*$"),
     SPEAKERS: re.compile(r"^\s*(?:(?i:speaker|spk)[ _]?\w{1,3}|[A-Z]\d?):(?!\S)"),
-    # Marks of subword-nmt, WordPiece, sentencepiece and the .ltr files of fairseq.
-    SUBWORDS: re.compile(r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)"),
+    # Marks of subword-nmt, WordPiece, sentencepiece, BPE, the .ltr files of fairseq, and ESPnet.
+    SUBWORDS: re.compile(
+        r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)|</w>|<(?i:space)>"
+    ),
+    # Unicode's invisible stackers, of Myanmar, Khmer and Tai Tham, join two letters.
+    FONTS: re.compile(r"[\u1039\u17d2\u1a60](?![^\W\d_])"),
+    WORD_MARKS: re.compile(r"(?<=[^\W\d_])[:·](?=[^\W\d_])"),
 }
 # Words with an apostrophe at one edge; at both edges it is a quotation mark.
 _EDGE_WORD = re.compile(
     "(?<![\\w{0}])(?:[{0}]\\w+|\\w[\\w{0}]*[{0}])(?![\\w{0}])".replace("{0}", APOSTROPHES)
 )
-# Letters that CLDR's exemplar characters of no language have together.
-_PAIRS = ("يی", "كک", "şș", "ţț", "đð", "əǝ")
+# Two codes of one letter that no language has together, as patterns of decomposed text. A letter
+# with a compatibility decomposition, such as the Thai vowel am, is added if a corpus has it.
+_TWO_CODES = (
+    "ي|ی ك|ک \u0647|\u06c1 ة|ۃ đ|ð ə|ǝ \u04cf|\u0456 \ua78c|' [st]\u0327|[st]\u0326 .\u0323|.\u0329"
+    " [aegiou]\u0306|[aegiou]\u030c [ൺ-ൿ]|\u0d4d\u200d [แແ]|เเ|ເເ"
+)
 UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # is read with its number
-MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for one of its own scripts
+MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for a script of one of its languages
 EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # are written together
 UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
 MAX_LISTED_ITEMS = 50  # of a kind: the most frequent ones
@@ -84,16 +102,16 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     tag_names = kept_tags(text for texts in read_texts(split) for text in texts)
     batches = partial(_read_transcripts, split, tag_names)
     written = count_characters([row.content for row in rows] for rows in batches())
-    scripts = _main_scripts(trained)
+    scripts = _main_scripts(trained, language)
     counts = defaultdict[str, Counter[str]](Counter)
     for char, count in written.items():
         if kind := _kind_of(char, trained, scripts, language):
             counts[kind][char] = count
     counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGITS]
-    for pair in _PAIRS:
-        if all(char in trained for char in pair):
-            counts[LOOK_ALIKES] += Counter({char: trained[char] for char in pair})
+    counts[LOOK_ALIKES] = _count_two_codes(trained, chain.from_iterable(read_texts(split)))
+    if "\N{LATIN SMALL LETTER DOTLESS I}" in trained and normalize("I", language) == "i":
+        counts[DOTTED]["I"] = written["I"]
     for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some places only
         counts[DELETED][joiner] = written[joiner] - trained[joiner]
     for rows in batches():
@@ -103,26 +121,52 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
                 counts[kind].update(map(str.strip, pattern.findall(row.written)))
             for word in _EDGE_WORD.findall(row.content):
                 counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
+    counts[TAGS] -= counts[SUBWORDS]
+    counts[WORD_MARKS] -= trained
     positive_counts = {kind: positive for kind, count in counts.items() if (positive := +count)}
     return [
         {
             "kind": kind,
             "total": count.total(),
-            "counts": {visible(key): n for key, n in count.most_common(MAX_LISTED_ITEMS)},
+            "counts": {
+                visible(key, with_codes=kind in (LOOK_ALIKES, OTHER_SCRIPTS)): n
+                for key, n in count.most_common(MAX_LISTED_ITEMS)
+            },
             **_find_example(kind, count, batches(), tag_names),
         }
         for kind, count in sorted(positive_counts.items(), key=lambda item: -item[1].total())
     ]
 
 
-def visible(text: str) -> str:
+def visible(text: str, *, with_codes: bool = False) -> str:
     """Return a text; an invisible character as its code.
 
-    >>> visible("€"), visible(chr(0x200d))
-    ('€', 'U+200D')
+    >>> visible("€"), visible(chr(0x200d)), visible("ș", with_codes=True)
+    ('€', 'U+200D', 'ș (U+0219)')
     """
+    codes = " ".join(f"U+{ord(char):04X}" for char in text)
     is_alone = len(text) == 1 and unicodedata.category(text)[0] in "MCZ"
-    return f"U+{ord(text):04X}" if is_alone else text
+    return codes if is_alone else f"{text} ({codes})" if with_codes else text
+
+
+def _count_two_codes(characters: Collection[str], texts: Iterable[str]) -> Counter[str]:
+    """Count the letters that texts have in two codes."""
+    pairs = [pair.split("|", 1) for pair in _TWO_CODES.split()]
+    pairs += [
+        [char, r"\p{Mn}*".join(unicodedata.normalize("NFKD", char))]
+        for char in characters
+        if unicodedata.decomposition(char).startswith("<compat>") and _script(char) != EAST_ASIAN[0]
+    ]
+    decomposed = unicodedata.normalize("NFD", " ".join(characters))
+    pairs = [pair for pair in pairs if regex.search(pair[0], decomposed)]
+    pattern = "|".join(f"({first})|({second})" for first, second in pairs)
+    counts = Counter(
+        (match.lastindex or 0, unicodedata.normalize("NFC", match[0]))
+        for text in (texts if pairs else ())
+        for match in regex.finditer(pattern, unicodedata.normalize("NFD", text))
+    )
+    groups = {group for group, _ in counts}  # from 1; two of a pair follow each other
+    return Counter({key: n for (group, key), n in counts.items() if (group - 1 ^ 1) + 1 in groups})
 
 
 def _read_transcripts(
@@ -148,10 +192,11 @@ def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language:
     if char.isalpha():
         if not is_kept and not trained.keys() >= {*normalize(char, UNKNOWN_LANGUAGE)}:
             return REPLACED
-        return None if _script(char) in scripts else OTHER_SCRIPTS
-    if is_kept or normalize(char, language):
+        is_modifier = unicodedata.category(char) == "Lm"
+        return None if is_modifier or _script(char) in scripts else OTHER_SCRIPTS
+    if is_kept or char in APOSTROPHES or normalize(char, language):
         return None
-    if is_spoken_symbol(char):
+    if is_spoken_symbol(char) or unicodedata.category(char) == "Sk":
         return SYMBOLS
     is_invisible = unicodedata.category(char)[0] in "MC" and not char.isspace()
     return DELETED if is_invisible else None
@@ -167,12 +212,14 @@ def _script(char: str) -> str:
     return EAST_ASIAN[0] if name in EAST_ASIAN else name
 
 
-def _main_scripts(characters: Mapping[str, int]) -> set[str]:
+def _main_scripts(characters: Mapping[str, int], language: str) -> set[str]:
+    """Return the most frequent script, or those of a list of languages."""
     counts = Counter[str]()
     for char, count in characters.items():
         if char.isalpha():
             counts[_script(char)] += count
-    return {script for script, n in counts.items() if n >= MIN_SCRIPT_SHARE * counts.total()}
+    most_common = counts.most_common(None if "," in language else 1)
+    return {script for script, n in most_common if n >= MIN_SCRIPT_SHARE * counts.total()}
 
 
 def _find_example(

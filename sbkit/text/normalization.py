@@ -56,10 +56,10 @@ class Orthography:
 
 _TURNED_COMMA, _MODIFIER = "\N{MODIFIER LETTER TURNED COMMA}", "\N{MODIFIER LETTER APOSTROPHE}"
 _VOWELS = "aeiouáéíóúàèìòùāēīōūąęįǫåäü"
-# Languages whose "I" is the capital of "ı"; of those with two scripts, in Latin letters.
+# Languages whose "I" is the capital of a dotless i; of those with two scripts, in Latin letters.
 _DOTLESS_I_LANGUAGES = (
-    "tr az azb azj crh gag bgx uum zza diq kiu kaa tly ttt slr kmz qxq bdk kjj kry ota-latn udi-latn"
-    " tt-latn kk-latn ba-latn ky-latn kum-latn nog-latn krc-latn chg-latn ady-latn kbd-latn"
+    "tr az azb azj crh gag bgx uum zza diq kiu kaa tly ttt slr kmz qxq bdk kjj kry ota-latn ba-latn"
+    " tt-latn kk-latn ky-latn kum-latn nog-latn krc-latn chg-latn ady-latn kbd-latn udi-latn"
 )
 # Letters of languages, before and after which an apostrophe at the edge of a word is a letter, too.
 # Those of uz, ha, haw, to, quc and nv are from CLDR's exemplar characters with an apostrophe.
@@ -155,13 +155,8 @@ _JOINERS = regex.compile(
 def orthography(language: str) -> Orthography:
     """Return the table of a tag's language, or a general one."""
     general = ANY_LANGUAGE if separates_words(language) else UNSPACED
-    return ORTHOGRAPHIES.get(_table_name(language), general)
-
-
-def _table_name(language: str) -> str:
-    """Return the name of a tag's table: its language, with its script if that decides."""
     with_script = "-".join(re.split("[-_]", language.strip().lower())[:2])
-    return with_script if with_script in ORTHOGRAPHIES else primary_language(language)
+    return ORTHOGRAPHIES.get(with_script) or ORTHOGRAPHIES.get(primary_language(language), general)
 
 
 def text_table(language: str, settings: object = None) -> Orthography:
@@ -226,8 +221,9 @@ def separates_words(language: str) -> bool:
 
 def describe_normalizer(language: str, table: Orthography) -> str:
     """Describe the text table of a language in one line."""
-    code = _table_name(language)
-    name = code if code in ORTHOGRAPHIES else "all other languages"
+    code = primary_language(language)
+    is_own = orthography(language) not in (ANY_LANGUAGE, UNSPACED)
+    name = code if is_own else "all other languages"
     case = "upper and lower case" if table.keep_case else "lower case"
     line = f"text table of {name}: {case}, the letters {table.letters or 'of every script'}"
     if table.numbers:

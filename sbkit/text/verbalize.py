@@ -50,8 +50,8 @@ MARKS = ",.;:?!"
 _OTHER_MARKS = {"\N{EN DASH}": ",", "\N{EM DASH}": ",", "\N{HORIZONTAL ELLIPSIS}": "."}
 _OTHER_MARKS |= {"\N{RIGHT SINGLE QUOTATION MARK}": "'"}
 # ASCII marks with another meaning in a language.
-_MARKS_OF_LANGUAGES = dict.fromkeys(("el", "grc", "cu"), {";": "?", "·": ","})
-_MARKS_OF_LANGUAGES |= dict.fromkeys(("hy", "hyw"), {":": "."})
+_GREEK_MARKS, _ARMENIAN_MARKS = {";": "?", "·": ","}, {":": "."}
+_MARKS_OF_LANGUAGES = {"el": _GREEK_MARKS, "grc": _GREEK_MARKS, "hy": _ARMENIAN_MARKS}
 # Marks of other scripts, but for those in numbers. Their names say what they are, and "." is the
 # rest: no space follows "。", and a shad ends sentences, although Unicode does not say so.
 _TERMINAL_MARK = regex.compile(
