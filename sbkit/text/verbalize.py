@@ -122,7 +122,7 @@ def spell_out(text: str, language: str) -> SpokenText:
 
 def _plain_mark(match: regex.Match[str]) -> str:
     """Return one of `MARKS` for a mark of another script, or a space for one between words."""
-    name = unicodedata.name(match[0])
+    name = unicodedata.name(match[0], "")
     return next((mark for noun, mark in _NAMES_OF_MARKS.items() if noun in name), ". ")
 
 

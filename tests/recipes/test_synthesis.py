@@ -315,8 +315,8 @@ def test_lines_become_clips_with_a_table_to_train_on(
     assert capsys.readouterr().out.endswith(": 4 clips (0.0 min); 2 lines left out\n")
     rows = read_table(tmp_path / "clips/some.csv")
     assert rows.keys() == SPOKEN
-    speeds = {float(row["speed"]) for row in rows.values()}
-    assert len(speeds) == 4 and 0.9 < min(speeds) < 1 < max(speeds) < 1.1
+    speeds = {float(row["speed"]) for row in rows.values()}  # drawn by a hash of the weights
+    assert len(speeds) > 1 and min(speeds) >= 0.9 and max(speeds) <= 1.1
     for text, row in rows.items():
         audio, rate = soundfile.read(row["audio"], dtype="float32")
         assert audio == pytest.approx(voice.speak(text, float(row["speed"])), abs=1e-4)
