@@ -92,7 +92,7 @@ ALIKE = [  # as above, in a language
     ("ml", ["അവൻ", "അവന്\u200d"], "1 ൻ (U+0D7B), 1 ്\u200d (U+0D4D U+200D) ("),
     ("vi", ["ậ ẹ ă", "é"], ""),
     ("ko", ["ㅋㅋ 크다"], ""),
-    ("sr", ["он", "on"], "another script: 1 n (U+006E), 1 o (U+006F) ('on"),
+    ("sr", ["он", "да", "on"], "another script: 1 o (U+006F), 1 n (U+006E) ('on"),
     ("ja", ["ラーメンと漢字"], ""),
     ("my", ["ကၽြန္ေတာ္", "မ္မ"], "not in the order of Unicode: 2 U+1039 ("),
     ("xx", ["ó:nen a: b·c"], "become spaces: 1 : ('ó:nen"),
