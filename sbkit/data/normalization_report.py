@@ -3,13 +3,12 @@
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import datasets
-import regex
 
 from sbkit.data.splits import count_characters, read_texts
 from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
@@ -50,10 +49,17 @@ FIXES = {  # of kinds of changes: the key that decides, and what to do
     SPEAKERS: ("data_folder", "Take them out, because they are trained as spoken words."),
     SUBWORDS: ("data_folder", "Use the transcripts from before that tool."),
     FONTS: ("data_folder", "Convert it to Unicode."),
-    WORD_MARKS: ("language", "Nothing needs to be done between words. Write a letter as U+A789."),
+    WORD_MARKS: ("language", "Nothing needs to be done between words. A letter `:` is U+A789."),
     DOTTED: ("language", "Add the script to the tag, as in kk-Latn, or write I in lower case."),
     NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is not known."),
 }
+# Two codes of one letter, which NFC does not unify, and which no language has together: of Arabic,
+# Latin, Cyrillic and Armenian letters, of Yoruba's, and of Thai, Lao and Malayalam ones.
+_TWO_CODES = (
+    "ي|ی ك|ک \u0647|\u06c1 ة|ۃ đ|ð ə|ǝ ş|ș ţ|ț ă|ǎ ğ|ǧ µ|μ ǆ|dž ǉ|lj ǌ|nj \u04cf|\u0456 և|եւ"
+    " ẹ|\u0329 ọ|\u0329 ṣ|\u0329 แ|เเ ำ|\u0e4d ແ|ເເ ຳ|ໍາ ຳ|ໍ່າ ຳ|ໍ້າ ໜ|ຫນ ໝ|ຫມ"
+    " ൺ|്\u200d ൻ|്\u200d ർ|്\u200d ൽ|്\u200d ൾ|്\u200d"
+)
 PATTERNS = {  # of kinds that are found in the transcripts as they are written
     NULL_WORDS: re.compile(r"(?i)^\s*(?:nan|null|none|n/?a|#n/a|nil|\\n)\s*$"),
     SPEAKERS: re.compile(r"^\s*(?:(?i:speaker|spk)[ _]?\w{1,3}|[A-Z]\d?):(?!\S)"),
@@ -61,6 +67,7 @@ PATTERNS = {  # of kinds that are found in the transcripts as they are written
     SUBWORDS: re.compile(
         r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)|</w>|<(?i:space)>"
     ),
+    LOOK_ALIKES: re.compile(_TWO_CODES.replace(" ", "|")),
     # Unicode's invisible stackers, of Myanmar, Khmer and Tai Tham, join two letters.
     FONTS: re.compile(r"[\u1039\u17d2\u1a60](?![^\W\d_])"),
     WORD_MARKS: re.compile(r"(?<=[^\W\d_])[:·](?=[^\W\d_])"),
@@ -68,12 +75,6 @@ PATTERNS = {  # of kinds that are found in the transcripts as they are written
 # Words with an apostrophe at one edge; at both edges it is a quotation mark.
 _EDGE_WORD = re.compile(
     "(?<![\\w{0}])(?:[{0}]\\w+|\\w[\\w{0}]*[{0}])(?![\\w{0}])".replace("{0}", APOSTROPHES)
-)
-# Two codes of one letter that no language has together, as patterns of decomposed text. A letter
-# with a compatibility decomposition, such as the Thai vowel am, is added if a corpus has it.
-_TWO_CODES = (
-    "ي|ی ك|ک \u0647|\u06c1 ة|ۃ đ|ð ə|ǝ \u04cf|\u0456 \ua78c|' [st]\u0327|[st]\u0326 .\u0323|.\u0329"
-    " [aegiou]\u0306|[aegiou]\u030c [ൺ-ൿ]|\u0d4d\u200d [แແ]|เเ|ເເ"
 )
 UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # is read with its number
 MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for a script of one of its languages
@@ -109,7 +110,6 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
             counts[kind][char] = count
     counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGITS]
-    counts[LOOK_ALIKES] = _count_two_codes(trained, chain.from_iterable(read_texts(split)))
     if "\N{LATIN SMALL LETTER DOTLESS I}" in trained and normalize("I", language) == "i":
         counts[DOTTED]["I"] = written["I"]
     for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some places only
@@ -118,9 +118,14 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
         counts[TAGS] += count_dropped_tags((row.written for row in rows), tag_names)
         for row in rows:
             for kind, pattern in PATTERNS.items():
-                counts[kind].update(map(str.strip, pattern.findall(row.written)))
+                text = row.trained if kind == LOOK_ALIKES else row.written
+                counts[kind].update(map(str.strip, pattern.findall(text)))
             for word in _EDGE_WORD.findall(row.content):
                 counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
+    codes = counts[LOOK_ALIKES]
+    pairs = [pair.split("|") for pair in _TWO_CODES.split()]
+    pairs = [pair for pair in pairs if all(code in codes for code in pair)]
+    counts[LOOK_ALIKES] = Counter({code: codes[code] for code in chain(*pairs)})
     counts[TAGS] -= counts[SUBWORDS]
     counts[WORD_MARKS] -= trained
     positive_counts = {kind: positive for kind, count in counts.items() if (positive := +count)}
@@ -128,45 +133,23 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
         {
             "kind": kind,
             "total": count.total(),
-            "counts": {
-                visible(key, with_codes=kind in (LOOK_ALIKES, OTHER_SCRIPTS)): n
-                for key, n in count.most_common(MAX_LISTED_ITEMS)
-            },
+            "counts": {visible(key, kind): n for key, n in count.most_common(MAX_LISTED_ITEMS)},
             **_find_example(kind, count, batches(), tag_names),
         }
         for kind, count in sorted(positive_counts.items(), key=lambda item: -item[1].total())
     ]
 
 
-def visible(text: str, *, with_codes: bool = False) -> str:
-    """Return a text; an invisible character as its code.
+def visible(text: str, kind: str = "") -> str:
+    """Return a text; an invisible character as its code, and a look-alike with its codes.
 
-    >>> visible("€"), visible(chr(0x200d)), visible("ș", with_codes=True)
+    >>> visible("€"), visible(chr(0x200d)), visible("ș", LOOK_ALIKES)
     ('€', 'U+200D', 'ș (U+0219)')
     """
     codes = " ".join(f"U+{ord(char):04X}" for char in text)
-    is_alone = len(text) == 1 and unicodedata.category(text)[0] in "MCZ"
-    return codes if is_alone else f"{text} ({codes})" if with_codes else text
-
-
-def _count_two_codes(characters: Collection[str], texts: Iterable[str]) -> Counter[str]:
-    """Count the letters that texts have in two codes."""
-    pairs = [pair.split("|", 1) for pair in _TWO_CODES.split()]
-    pairs += [
-        [char, r"\p{Mn}*".join(unicodedata.normalize("NFKD", char))]
-        for char in characters
-        if unicodedata.decomposition(char).startswith("<compat>") and _script(char) != EAST_ASIAN[0]
-    ]
-    decomposed = unicodedata.normalize("NFD", " ".join(characters))
-    pairs = [pair for pair in pairs if regex.search(pair[0], decomposed)]
-    pattern = "|".join(f"({first})|({second})" for first, second in pairs)
-    counts = Counter(
-        (match.lastindex or 0, unicodedata.normalize("NFC", match[0]))
-        for text in (texts if pairs else ())
-        for match in regex.finditer(pattern, unicodedata.normalize("NFD", text))
-    )
-    groups = {group for group, _ in counts}  # from 1; two of a pair follow each other
-    return Counter({key: n for (group, key), n in counts.items() if (group - 1 ^ 1) + 1 in groups})
+    if len(text) == 1 and unicodedata.category(text)[0] in "MCZ":
+        return codes
+    return f"{text} ({codes})" if kind in (LOOK_ALIKES, OTHER_SCRIPTS) else text
 
 
 def _read_transcripts(

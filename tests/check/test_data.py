@@ -86,13 +86,12 @@ CHANGED = [  # sentences, what is noted
 
 ALIKE = [  # as above, in a language
     ("fa", ["\u064a\u06cc", "\u06cc"], "2 \u06cc (U+06CC), 1 \u064a (U+064A) ('\u06cc"),
-    ("yo", ["ẹ́", "e̩"], "look alike: 1 ẹ (U+1EB9), 1 e̩ (U+0065 U+0329) ("),
+    ("yo", ["ẹ́", "e̩"], "look alike: 1 ẹ (U+1EB9), 1 U+0329 ("),
     ("ro", ["ș", "Ţ"], "look alike: 1 ș (U+0219), 1 ţ (U+0163) ('"),
-    ("th", ["น้ำ", "นํ้า"], "look alike: 1 ำ (U+0E33), 1 ํ้า (U+0E4D U+0E49 U+0E32) ("),
+    ("th", ["แม่", "เเม่"], "look alike: 1 แ (U+0E41), 1 เเ (U+0E40 U+0E40) ("),
     ("ml", ["അവൻ", "അവന്\u200d"], "1 ൻ (U+0D7B), 1 ്\u200d (U+0D4D U+200D) ("),
     ("vi", ["ậ ẹ ă", "é"], ""),
-    ("ko", ["ㅋㅋ 크다"], ""),
-    ("sr", ["он", "да", "on"], "another script: 1 o (U+006F), 1 n (U+006E) ('on"),
+    ("sr", ["он", "да", "ono"], "another script: 2 o (U+006F), 1 n (U+006E) ('o"),
     ("ja", ["ラーメンと漢字"], ""),
     ("my", ["ကၽြန္ေတာ္", "မ္မ"], "not in the order of Unicode: 2 U+1039 ("),
     ("xx", ["ó:nen a: b·c"], "become spaces: 1 : ('ó:nen"),
