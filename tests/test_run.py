@@ -119,7 +119,6 @@ def test_summary_scores_every_test_utterance(finished: Path, workplace: Workplac
     train, rows = (rows_of(workplace.release / f"{name}.tsv") for name in ("train", "test"))
     assert test["utterances"] == len(rows) == 4
     assert test["words"] == sum(len(normalize(row["sentence"], "en").split()) for row in rows)
-    assert 0 < test["CER"] <= 1.5
     assert (test["CER"], test["WER"]) == (logged["CER"], logged["WER"])
     assert summary["parameters"] == sum(
         value.numel()

@@ -334,7 +334,7 @@ def test_recipe_trains_equally_under_both_brains(
     assert len(expected.batch_losses) == 3 * 12
     assert len(expected.stage_losses) == 3 * 2 + 1
     assert len(set(expected.rates)) == 3 * 12
-    assert any(hypothesis != [] for hypothesis in expected.hypotheses[:4])
+    assert any(tokens for tokens in expected.hypotheses if isinstance(tokens, list))
     assert_equal(uninterrupted, expected)
 
 

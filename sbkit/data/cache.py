@@ -393,7 +393,7 @@ class _CachedShards:
             left_out = []
             for index, error in errors.items():
                 clip = clips[index]
-                message = str(error).replace(clip.part.path, PATH_MARK)
+                message = str(error).replace(printable(clip.part.path), PATH_MARK)
                 self._unreadable[clip.digest] = AudioError(error.reason, message)
                 if error.reason not in TEMPORARY_REASONS:
                     left_out.append((clip.digest, error.reason, message))
@@ -409,7 +409,7 @@ class _CachedShards:
                 stored_rows.append(self._rows[clip.digest])
             else:
                 verdict = self._unreadable[clip.digest]
-                message = str(verdict).replace(PATH_MARK, clip.part.path)
+                message = verdict.args[0].replace(PATH_MARK, clip.part.path)
                 errors[row] = AudioError(verdict.reason, message)
         tables = [NO_AUDIO]
         for file, table in self._tables.items():

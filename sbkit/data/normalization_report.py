@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import datasets
@@ -26,6 +27,9 @@ LOOK_ALIKES = "letters that look alike"
 NULL_WORDS = "words that often stand for a missing text"
 SPEAKERS = "names of speakers"
 SUBWORDS = "parts of words by another tool"
+FONTS = "text for a font such as Zawgyi, not in the order of Unicode"
+WORD_MARKS = "marks between letters that become spaces"
+DOTTED = "capitals I that become i, beside \N{LATIN SMALL LETTER DOTLESS I}"
 FIXES = {  # of kinds of changes: the key that decides, and what to do
     DIGITS: (
         "text",
@@ -36,29 +40,44 @@ FIXES = {  # of kinds of changes: the key that decides, and what to do
     TAGS: ("keep_tags", "Set `keep_tags: [NAME]` for those that the model shall write."),
     OTHER_SCRIPTS: (
         "language",
-        "Replace letters that only look like others, and write foreign words as they are spoken.",
+        "Write one script: replace letters that only look like others, and write foreign words as "
+        "they are spoken.",
     ),
     LOOK_ALIKES: ("language", "Write one of them everywhere if they stand for one letter."),
     EDGES: ("language", "Nothing needs to be done about quotes. Write letters as U+02BC (\u02bc)."),
     DELETED: ("language", "Nothing needs to be done about invisible marks of the layout."),
     SPEAKERS: ("data_folder", "Take them out, because they are trained as spoken words."),
     SUBWORDS: ("data_folder", "Use the transcripts from before that tool."),
+    FONTS: ("data_folder", "Convert it to Unicode."),
+    WORD_MARKS: ("language", "Nothing needs to be done between words. A letter `:` is U+A789."),
+    DOTTED: ("language", "Add the script to the tag, as in kk-Latn, or write I in lower case."),
     NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is not known."),
 }
+# Two codes of one letter, which NFC does not unify, and which no language has together: of Arabic,
+# Latin, Cyrillic and Armenian letters, of Yoruba's, and of Thai, Lao and Malayalam ones.
+_TWO_CODES = (
+    "ي|ی ك|ک \u0647|\u06c1 ة|ۃ đ|ð ə|ǝ ş|ș ţ|ț ă|ǎ ğ|ǧ µ|μ ǆ|dž ǉ|lj ǌ|nj \u04cf|\u0456 և|եւ"
+    " ẹ|\u0329 ọ|\u0329 ṣ|\u0329 แ|เเ ำ|\u0e4d ແ|ເເ ຳ|ໍາ ຳ|ໍ່າ ຳ|ໍ້າ ໜ|ຫນ ໝ|ຫມ"
+    " ൺ|്\u200d ൻ|്\u200d ർ|്\u200d ൽ|്\u200d ൾ|്\u200d"
+)
 PATTERNS = {  # of kinds that are found in the transcripts as they are written
     NULL_WORDS: re.compile(r"(?i)^\s*(?:nan|null|none|n/?a|#n/a|nil|\\n)\s*$"),
     SPEAKERS: re.compile(r"^\s*(?:(?i:speaker|spk)[ _]?\w{1,3}|[A-Z]\d?):(?!\S)"),
-    # Marks of subword-nmt, WordPiece, sentencepiece and the .ltr files of fairseq.
-    SUBWORDS: re.compile(r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)"),
+    # Marks of subword-nmt, WordPiece, sentencepiece, BPE, the .ltr files of fairseq, and ESPnet.
+    SUBWORDS: re.compile(
+        r"(?<=\w)@@(?!\S)|(?<!\S)##(?=\w)|\u2581|(?<!\S)(?:\w ){2,}\|(?!\S)|</w>|<(?i:space)>"
+    ),
+    LOOK_ALIKES: re.compile(_TWO_CODES.replace(" ", "|")),
+    # Unicode's invisible stackers, of Myanmar, Khmer and Tai Tham, join two letters.
+    FONTS: re.compile(r"[\u1039\u17d2\u1a60](?![^\W\d_])"),
+    WORD_MARKS: re.compile(r"(?<=[^\W\d_])[:·](?=[^\W\d_])"),
 }
 # Words with an apostrophe at one edge; at both edges it is a quotation mark.
 _EDGE_WORD = re.compile(
     "(?<![\\w{0}])(?:[{0}]\\w+|\\w[\\w{0}]*[{0}])(?![\\w{0}])".replace("{0}", APOSTROPHES)
 )
-# Letters that CLDR's exemplar characters of no language have together.
-_PAIRS = ("يی", "كک", "şș", "ţț", "đð", "əǝ")
 UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # is read with its number
-MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for one of its own scripts
+MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for a script of one of its languages
 EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # are written together
 UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
 MAX_LISTED_ITEMS = 50  # of a kind: the most frequent ones
@@ -84,45 +103,53 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     tag_names = kept_tags(text for texts in read_texts(split) for text in texts)
     batches = partial(_read_transcripts, split, tag_names)
     written = count_characters([row.content for row in rows] for rows in batches())
-    scripts = _main_scripts(trained)
+    scripts = _main_scripts(trained, language)
     counts = defaultdict[str, Counter[str]](Counter)
     for char, count in written.items():
         if kind := _kind_of(char, trained, scripts, language):
             counts[kind][char] = count
     counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGITS]
-    for pair in _PAIRS:
-        if all(char in trained for char in pair):
-            counts[LOOK_ALIKES] += Counter({char: trained[char] for char in pair})
+    if "\N{LATIN SMALL LETTER DOTLESS I}" in trained and normalize("I", language) == "i":
+        counts[DOTTED]["I"] = written["I"]
     for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some places only
         counts[DELETED][joiner] = written[joiner] - trained[joiner]
     for rows in batches():
         counts[TAGS] += count_dropped_tags((row.written for row in rows), tag_names)
         for row in rows:
             for kind, pattern in PATTERNS.items():
-                counts[kind].update(map(str.strip, pattern.findall(row.written)))
+                text = row.trained if kind == LOOK_ALIKES else row.written
+                counts[kind].update(map(str.strip, pattern.findall(text)))
             for word in _EDGE_WORD.findall(row.content):
                 counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
+    codes = counts[LOOK_ALIKES]
+    pairs = [pair.split("|") for pair in _TWO_CODES.split()]
+    pairs = [pair for pair in pairs if all(code in codes for code in pair)]
+    counts[LOOK_ALIKES] = Counter({code: codes[code] for code in chain(*pairs)})
+    counts[TAGS] -= counts[SUBWORDS]
+    counts[WORD_MARKS] -= trained
     positive_counts = {kind: positive for kind, count in counts.items() if (positive := +count)}
     return [
         {
             "kind": kind,
             "total": count.total(),
-            "counts": {visible(key): n for key, n in count.most_common(MAX_LISTED_ITEMS)},
+            "counts": {visible(key, kind): n for key, n in count.most_common(MAX_LISTED_ITEMS)},
             **_find_example(kind, count, batches(), tag_names),
         }
         for kind, count in sorted(positive_counts.items(), key=lambda item: -item[1].total())
     ]
 
 
-def visible(text: str) -> str:
-    """Return a text; an invisible character as its code.
+def visible(text: str, kind: str = "") -> str:
+    """Return a text; an invisible character as its code, and a look-alike with its codes.
 
-    >>> visible("€"), visible(chr(0x200d))
-    ('€', 'U+200D')
+    >>> visible("€"), visible(chr(0x200d)), visible("ș", LOOK_ALIKES)
+    ('€', 'U+200D', 'ș (U+0219)')
     """
-    is_alone = len(text) == 1 and unicodedata.category(text)[0] in "MCZ"
-    return f"U+{ord(text):04X}" if is_alone else text
+    codes = " ".join(f"U+{ord(char):04X}" for char in text)
+    if len(text) == 1 and unicodedata.category(text)[0] in "MCZ":
+        return codes
+    return f"{text} ({codes})" if kind in (LOOK_ALIKES, OTHER_SCRIPTS) else text
 
 
 def _read_transcripts(
@@ -148,10 +175,11 @@ def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language:
     if char.isalpha():
         if not is_kept and not trained.keys() >= {*normalize(char, UNKNOWN_LANGUAGE)}:
             return REPLACED
-        return None if _script(char) in scripts else OTHER_SCRIPTS
-    if is_kept or normalize(char, language):
+        is_modifier = unicodedata.category(char) == "Lm"
+        return None if is_modifier or _script(char) in scripts else OTHER_SCRIPTS
+    if is_kept or char in APOSTROPHES or normalize(char, language):
         return None
-    if is_spoken_symbol(char):
+    if is_spoken_symbol(char) or unicodedata.category(char) == "Sk":
         return SYMBOLS
     is_invisible = unicodedata.category(char)[0] in "MC" and not char.isspace()
     return DELETED if is_invisible else None
@@ -167,12 +195,14 @@ def _script(char: str) -> str:
     return EAST_ASIAN[0] if name in EAST_ASIAN else name
 
 
-def _main_scripts(characters: Mapping[str, int]) -> set[str]:
+def _main_scripts(characters: Mapping[str, int], language: str) -> set[str]:
+    """Return the most frequent script, or those of a list of languages."""
     counts = Counter[str]()
     for char, count in characters.items():
         if char.isalpha():
             counts[_script(char)] += count
-    return {script for script, n in counts.items() if n >= MIN_SCRIPT_SHARE * counts.total()}
+    most_common = counts.most_common(None if "," in language else 1)
+    return {script for script, n in most_common if n >= MIN_SCRIPT_SHARE * counts.total()}
 
 
 def _find_example(

@@ -18,7 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import from_plain
 from sbkit.text.languages import primary_language
 
-NORMALIZER_VERSION = 6  # increment it when the normalized text of any sentence changes
+NORMALIZER_VERSION = 7  # increment it when the normalized text of any sentence changes
 MAX_REWRITE_LENGTH = 1000  # characters of all replacements of a table
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -32,11 +32,11 @@ class Orthography:
     """The spelling rules of a language."""
 
     letters: str = ""  # lower-case letters of the language; "" allows the letters of every script
-    joiners: str = "'"  # marks kept between two letters of a word
+    joiners: str = "'·"  # marks kept between two letters of a word; "·" between Latin ones
     # Replacements of characters before lower-casing, such as words for symbols.
     rewrite: Mapping[str, str] = field(default_factory=dict)
     # Whether words are separated by spaces. If not, spaces between letters of Chinese, Thai and
-    # similar scripts (_UNSPACED_LETTERS) are removed.
+    # similar scripts (UNSPACED_LETTERS) are removed.
     spaces: bool = True
     keep_case: bool = False
     punctuation: str = ""  # the marks that are kept
@@ -56,6 +56,11 @@ class Orthography:
 
 _TURNED_COMMA, _MODIFIER = "\N{MODIFIER LETTER TURNED COMMA}", "\N{MODIFIER LETTER APOSTROPHE}"
 _VOWELS = "aeiouáéíóúàèìòùāēīōūąęįǫåäü"
+# Languages whose "I" is the capital of a dotless i; of those with two scripts, in Latin letters.
+_DOTLESS_I_LANGUAGES = (
+    "tr az azb azj crh gag bgx uum zza diq kiu kaa tly ttt slr kmz qxq bdk kjj kry ota-latn ba-latn"
+    " tt-latn kk-latn ky-latn kum-latn nog-latn krc-latn chg-latn ady-latn kbd-latn udi-latn"
+)
 # Letters of languages, before and after which an apostrophe at the edge of a word is a letter, too.
 # Those of uz, ha, haw, to, quc and nv are from CLDR's exemplar characters with an apostrophe.
 _EDGE_LETTERS = {
@@ -69,7 +74,7 @@ _EDGE_LETTERS = {
 }
 
 ORTHOGRAPHIES: Mapping[str, Orthography] = {
-    "en": Orthography(_LATIN, rewrite={"&": " and ", "%": " percent "}),
+    "en": Orthography(_LATIN, "'", {"&": " and ", "%": " percent "}),
     "es": Orthography(_LATIN + "áéíñóúü", "", {"&": " y ", "%": " por ciento "}),
     "fr": Orthography(_LATIN + "àâæçèéêëîïôùûüÿœ", "'", {"&": " et ", "%": " pour cent "}),
     "it": Orthography(_LATIN + "àèéìíîòóùú", "'", {"&": " e ", "%": " per cento "}),
@@ -82,13 +87,13 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "ca": Orthography(
         _LATIN + "àçèéíïòóúü", "'·", {"ŀ": "l·", "Ŀ": "l·", "&": " i ", "%": " per cent "}
     ),
-    **dict.fromkeys(("tr", "az", "crh", "gag"), Orthography(rewrite={"I": _DOTLESS_I})),
+    **dict.fromkeys(_DOTLESS_I_LANGUAGES.split(), Orthography(rewrite={"I": _DOTLESS_I})),
     # Marks of stress, question and exclamation stand on a vowel within the word: "ինչո՞ւ".
     **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
     # Geresh and gershayim, or the quotes typed for them, are part of words; geresh also ends them.
     **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES, ends="גזצץ")),
     **{
-        language: Orthography("", "'", {_TURNED_COMMA: _MODIFIER}, starts=starts, ends=ends)
+        language: Orthography(rewrite={_TURNED_COMMA: _MODIFIER}, starts=starts, ends=ends)
         for languages, (starts, ends) in _EDGE_LETTERS.items()
         for language in languages.split()
     },
@@ -103,6 +108,8 @@ APOSTROPHES = (
 _UNIFIED_APOSTROPHES = str.maketrans(dict.fromkeys(APOSTROPHES, "'"))
 # Marks that belong to words in some table, or that open and close a quotation alike.
 _WORD_MARKS = f"{APOSTROPHES}{_MODIFIER}'\"·{_GERESH}{_GERSHAYIM}"
+# A middle dot, or a mark that is typed for it, between Latin letters; and any other middle dot.
+_MIDDLE_DOTS = regex.compile(r"([·•‧∙⋅])(?<=\p{Latin}\p{M}*.)(?=\p{Latin})|·")
 _OPENING_MARKS = "¿¡"  # besides the categories Ps and Pi
 TEXT_CHOICES = {"case": ("lower", "keep"), "numbers": ("keep", "spell")}  # in `text`
 TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"], numbers: spell}'
@@ -124,13 +131,13 @@ _UNSPACED = _CHINESE_LANGUAGES | {"ja", "th", "lo", "km", "my", "shn", "nod", "b
 # The letters of their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han.
 # Tibetan is left out: it marks the end of each syllable, and normalization turns these marks into
 # spaces, which must stay.
-_UNSPACED_LETTERS = (
+UNSPACED_LETTERS = (
     "\u0e01-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u1a20-\u1aaf"
     "\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
     "\U00020000-\U0003ffff"
 )
 _UNSPACED_MARKS = "\u3001\u3002\uff01-\uff1f"  # no space is written beside them either
-_UNSPACED_CHARS = f"[{_UNSPACED_LETTERS}{_UNSPACED_MARKS}]"
+_UNSPACED_CHARS = f"[{UNSPACED_LETTERS}{_UNSPACED_MARKS}]"
 _SPACE_WITHIN = re.compile(f"(?<={_UNSPACED_CHARS}) (?={_UNSPACED_CHARS})")
 _TATWEEL = "\N{ARABIC TATWEEL}"
 _NON_JOINER, _JOINER = "\N{ZERO WIDTH NON-JOINER}", "\N{ZERO WIDTH JOINER}"
@@ -148,7 +155,8 @@ _JOINERS = regex.compile(
 def orthography(language: str) -> Orthography:
     """Return the table of a tag's language, or a general one."""
     general = ANY_LANGUAGE if separates_words(language) else UNSPACED
-    return ORTHOGRAPHIES.get(primary_language(language), general)
+    with_script = "-".join(re.split("[-_]", language.strip().lower())[:2])
+    return ORTHOGRAPHIES.get(with_script) or ORTHOGRAPHIES.get(primary_language(language), general)
 
 
 def text_table(language: str, settings: object = None) -> Orthography:
@@ -214,7 +222,8 @@ def separates_words(language: str) -> bool:
 def describe_normalizer(language: str, table: Orthography) -> str:
     """Describe the text table of a language in one line."""
     code = primary_language(language)
-    name = code if code in ORTHOGRAPHIES else "all other languages"
+    is_own = orthography(language) not in (ANY_LANGUAGE, UNSPACED)
+    name = code if is_own else "all other languages"
     case = "upper and lower case" if table.keep_case else "lower case"
     line = f"text table of {name}: {case}, the letters {table.letters or 'of every script'}"
     if table.numbers:
@@ -263,6 +272,8 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     # 2. Unify apostrophes, which tables name in one form. Lower-casing would turn "İ" into "i" and
     #    a combining dot.
     text = text.translate(_UNIFIED_APOSTROPHES)
+    if "·" in table.joiners:
+        text = _MIDDLE_DOTS.sub(lambda dot: "·" if dot[1] else " ", text)
     if table.letters:  # the modifier is none of them
         text = text.replace(_MODIFIER, "'")
     if not table.keep_case:
@@ -413,7 +424,8 @@ def _fold_letter(char: str, letters: str, joiners: str) -> str:
         return char
     if char == "'":
         return ""
-    if unicodedata.category(char) not in ("Ll", "Lu", "Lt", "Lm", "Lo", "Mn", "Mc", "Nl"):
+    is_letter = unicodedata.category(char) in ("Ll", "Lu", "Lt", "Lm", "Lo", "Mn", "Mc", "Nl")
+    if not (is_letter or unicodedata.name(char, "").startswith("MODIFIER LETTER")):  # of a tone
         return " "
     if not letters:
         return char

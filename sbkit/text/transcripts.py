@@ -167,8 +167,8 @@ MAX_SENTENCE_SECONDS = 20.0  # a longer sentence is split, at the average speed 
 MIN_LETTERS, MAX_LETTERS = 40, 300
 _CLOSING = "\"'\xbb\u201d\u2019)\\]\u300d\u300f"  # quotes and brackets
 # Sentences of Chinese and Japanese end without a space, and those of Indic languages with a danda.
-_SENTENCE_END = re.compile(
-    rf"(?:[.!?\u2026\u0964\u061f\u06d4\u0589\u1362]+[{_CLOSING}]*(?=\s)"
+_SENTENCE_END = regex.compile(
+    rf"(?:[\p{{STerm}}\u2026\u0f0d-\u0f12]+[{_CLOSING}]*(?=\s)"
     r"|[\u3002\uff01\uff1f]+[\u201d\u300d\u300f]*)\s*"
 )
 _ABBREVIATION = re.compile(r"\b(?:[^\W\d_]|[A-Z][a-z]{1,2})\.\s*$")  # J. Mr. St.

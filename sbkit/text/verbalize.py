@@ -18,11 +18,12 @@ from html import unescape
 from importlib.resources import files
 from typing import Any
 
+import regex
 from num2words import num2words
 
 from sbkit.base.messages import listed
 from sbkit.text.languages import primary_language
-from sbkit.text.normalization import compose, is_spoken_symbol, normalize
+from sbkit.text.normalization import UNSPACED_LETTERS, compose, is_spoken_symbol, normalize
 
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
 MAX_LISTED_SYMBOLS = 8
@@ -46,13 +47,20 @@ _SCALES = (
 Note = Callable[[str, str], object]  # called with a part of the text and its words
 
 MARKS = ",.;:?!"
-_OTHER_MARKS = str.maketrans(
-    dict.fromkeys("\N{IDEOGRAPHIC COMMA}\N{FULLWIDTH COMMA}\N{EN DASH}\N{EM DASH}", ",")
-    | dict.fromkeys("\N{IDEOGRAPHIC FULL STOP}\N{HORIZONTAL ELLIPSIS}", ".")
-    | {"\N{FULLWIDTH QUESTION MARK}": "?", "\N{RIGHT SINGLE QUOTATION MARK}": "'"}
+_OTHER_MARKS = {"\N{EN DASH}": ",", "\N{EM DASH}": ",", "\N{HORIZONTAL ELLIPSIS}": "."}
+_OTHER_MARKS |= {"\N{RIGHT SINGLE QUOTATION MARK}": "'"}
+# ASCII marks with another meaning in a language.
+_GREEK_MARKS, _ARMENIAN_MARKS = {";": "?", "·": ","}, {":": "."}
+_MARKS_OF_LANGUAGES = {"el": _GREEK_MARKS, "grc": _GREEK_MARKS, "hy": _ARMENIAN_MARKS}
+# Marks of other scripts, but for those in numbers. Their names say what they are, and "." is the
+# rest: no space follows "。", and a shad ends sentences, although Unicode does not say so.
+_TERMINAL_MARK = regex.compile(
+    r"(?V1)[[\p{Terminal_Punctuation}\p{SB=SContinue}]--[\p{ASCII}\p{Pd}\u0387]](?!(?<=\d.)\d)"
 )
+_NAMES_OF_MARKS = {"QUESTION": "? ", "EXCLAMATION": "! ", "SEMICOLON": "; ", "COLON": ": "}
+_NAMES_OF_MARKS |= {"CAMNUC": ": ", "COMMA": ", ", "LITTLE": ", ", "WORD": " "}
 _DOTTED_NAME = re.compile(r"(?<![\w.-])[^\W\d_][\w-]*+(?:\.[\w-]++)++")  # "www.example.com"
-_CLAUSE = re.compile(r"([,.;:?!]+)(?=[\s\"'»”)\]]|$)|\n+| - ")
+_CLAUSE = re.compile(rf"([,.;:?!]+)(?=[\s\"'»”)\]{UNSPACED_LETTERS}]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+")
 _INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
@@ -87,10 +95,12 @@ def spell_out(text: str, language: str) -> SpokenText:
     readings: dict[str, str] = {}
     unreadable = {char: None for char in text if not (char.isprintable() or char.isspace())}
     text = re.sub(r"&#?\w{2,31};", lambda entity: unescape(entity[0]), text)
+    text = _TERMINAL_MARK.sub(_plain_mark, text)
     text = _PARAGRAPH.sub(".\n", compose(text).strip())
     text = _abbreviations(code).sub(partial(_expand, code, readings.setdefault), text)
     text = _DOTTED_NAME.sub(partial(_read_dots, code, readings.setdefault), text)
-    text = read_numbers(text, code, readings.setdefault).translate(_OTHER_MARKS)
+    marks = str.maketrans(_OTHER_MARKS | _MARKS_OF_LANGUAGES.get(code, {}))
+    text = read_numbers(text, code, readings.setdefault).translate(marks)
     parts = [*_CLAUSE.split(text), ""]  # clauses and marks; None for a line end or a dash
     spoken = ""
     for clause, mark in zip(parts[::2], parts[1::2], strict=True):
@@ -108,6 +118,12 @@ def spell_out(text: str, language: str) -> SpokenText:
         symbols = ", ".join(f"{n} {char}" for n, char in dropped[:MAX_LISTED_SYMBOLS])
         notes.append(f"normalization dropped symbols ({symbols}).")
     return SpokenText(spoken, tuple(notes))
+
+
+def _plain_mark(match: regex.Match[str]) -> str:
+    """Return one of `MARKS` for a mark of another script, or a space for one between words."""
+    name = unicodedata.name(match[0], "")
+    return next((mark for noun, mark in _NAMES_OF_MARKS.items() if noun in name), ". ")
 
 
 def without_ssml(text: str) -> SpokenText:

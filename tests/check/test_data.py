@@ -54,9 +54,9 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
     return Splits(stores["train"], {"dev": stores["dev"]}, {"test": stores["test"]})
 
 
-def run_on(splits: Splits, folder: Path) -> CheckedRun:
+def run_on(splits: Splits, folder: Path, language: str = "en") -> CheckedRun:
     """Make a run of splits, without what the checks of data do not read."""
-    settings = {"output_folder": str(folder)}
+    settings = {"output_folder": str(folder), "language": language}
     values = read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
     labels, _ = prepare_labels(values, Asr(), splits)
     data: Any = SimpleNamespace(values=values, recipe=Asr(), splits=splits, labels=labels)
@@ -76,26 +76,46 @@ CHANGED = [  # sentences, what is noted
     (["a nan", "NaN", "nan", "nan"], "stand for a missing text: 2 nan, 1 NaN ('NaN' is tr"),
     (["It cost 3,50 €", "$5 or 10 %"], ""),
     (["a fox' tail, 'yes', it's", "fox'"], "edge of words: 2 fox' (\"fox'\" is trained as 'fox')"),
-    (["\u064a\u06cc", "\u06cc"], "look alike: 2 \u06cc, 1 \u064a ('\u06cc"),
     (["Speaker B: yes", "A: no, to: me"], "names of speakers: 1 Speaker B:, 1 A: ("),
     (["hel@@ lo", "so"], "another tool: 1 @@ ('hel@@ lo' is trained as 'hel lo')"),
     (["h i | y o u |"], "another tool: 1 h i |, 1 y o u | ("),
+    (["h i <space> y o u", "so</w>"], "another tool: 1 <space>, 1 </w> ("),
     (['"Yes." \N{EM DASH} he said\N{HORIZONTAL ELLIPSIS}', "A\tb\u2009c"], ""),
 ]
 
 
-@pytest.mark.parametrize(("sentences", "noted"), CHANGED)
+ALIKE = [  # as above, in a language
+    ("fa", ["\u064a\u06cc", "\u06cc"], "2 \u06cc (U+06CC), 1 \u064a (U+064A) ('\u06cc"),
+    ("yo", ["ẹ́", "e̩"], "look alike: 1 ẹ (U+1EB9), 1 U+0329 ("),
+    ("ro", ["ș", "Ţ"], "look alike: 1 ș (U+0219), 1 ţ (U+0163) ('"),
+    ("th", ["แม่", "เเม่"], "look alike: 1 แ (U+0E41), 1 เเ (U+0E40 U+0E40) ("),
+    ("ml", ["അവൻ", "അവന്\u200d"], "1 ൻ (U+0D7B), 1 ്\u200d (U+0D4D U+200D) ("),
+    ("vi", ["ậ ẹ ă", "é"], ""),
+    ("sr", ["он", "да", "ono"], "another script: 2 o (U+006F), 1 n (U+006E) ('o"),
+    ("ja", ["ラーメンと漢字"], ""),
+    ("my", ["ကၽြန္ေတာ္", "မ္မ"], "not in the order of Unicode: 2 U+1039 ("),
+    ("xx", ["ó:nen a: b·c"], "become spaces: 1 : ('ó:nen"),
+    ("el", ["α·β"], "become spaces: 1 · ("),
+    ("kk", ["QIZ qız"], "become i, beside \u0131: 1 I ('QIZ qız' is trained as 'qiz qız')"),
+    ("kk-Latn", ["QIZ qız"], ""),
+    ("xx", ["a¨ `b´"], "dropped symbols: 1 ¨ ("),
+]
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences", "noted"), [*(("en", *case) for case in CHANGED), *ALIKE]
+)
 def test_what_transcripts_become_is_noted_once(
-    sentences: Sequence[str], noted: str, tmp_path: Path
+    language: str, sentences: Sequence[str], noted: str, tmp_path: Path
 ) -> None:
-    numbers = "" if "digits" in noted else "en"
-    normalize = transcript_normalizer(replace(orthography("en"), numbers=numbers))
+    numbers = "" if "digits" in noted or language != "en" else "en"
+    normalize = transcript_normalizer(replace(orthography(language), numbers=numbers))
     rows = [
         spoken(f"{n}", normalize(sentence), sentence=sentence, divisor=4)
         for n, sentence in enumerate(sentences)
     ]
     splits = replace(splits_of("ann", "bob", "cy"), train=make_store(rows))
-    run = run_on(splits, tmp_path)
+    run = run_on(splits, tmp_path, language)
     findings = [f for f in check_data(run) if f.problem.startswith("Transcripts have")]
     assert not any(finding.stops for finding in findings)
     assert bool(findings) == bool(noted)

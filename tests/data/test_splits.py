@@ -184,7 +184,7 @@ def test_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path) -> None:
         prepared = prepare(tmp_path, clips)
         (item,) = prepared.excluded
         assert (item.split, item.id, item.reason) == ("train", "clip7", "unreadable audio")
-        assert "truncated" in item.detail
+        assert f"{clips[7].path} is truncated" in item.detail
         assert_holds(prepared, clips[:7] + clips[8:])
     with pytest.raises(SbkitError) as caught:
         prepare(tmp_path, clips[:8], Excluded("line 9", "no path", "empty"))

@@ -192,6 +192,12 @@ def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None
     described = describe_normalizer("en", table)
     assert described.startswith("text table of en: upper and lower case, the letters abc")
     assert described.endswith("z, the marks . %")
+    names = [describe_normalizer(tag, orthography(tag)) for tag in ("tt-Latn", "tt", "ja")]
+    assert [name.split(":")[0] for name in names] == [
+        "text table of tt",
+        "text table of all other languages",
+        "text table of all other languages",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+import regex
 
 from sbkit.text.verbalize import spell_out, split_sentences
 
@@ -21,6 +22,12 @@ def test_paragraph_ends_sentence_and_line_pauses() -> None:
     spoken = spell_out('Hello,  "World" - it\'s ME!\n\nTwo\nthree', "en").text
     assert split_sentences(spoken, 300) == ["hello, world, it's me!", "two, three"]
     assert split_sentences(spell_out("...", "en").text, 300) == []
+
+
+def test_marks_of_every_script_end_sentences() -> None:
+    chars = "".join(map(chr, range(0x80, 0x20000)))
+    for mark in regex.findall(r"(?V1)[\p{STerm}--\u104a]", chars):  # a comma of Burmese
+        assert len(split_sentences(spell_out(f"a{mark}b", "xx").text, 300)) == 2, ascii(mark)
 
 
 def test_notes_name_readings_and_dropped_symbols() -> None:
