@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import datasets
 
 from sbkit.data.splits import count_characters, read_texts
-from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
+from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize, orthography
 from sbkit.text.transcripts import count_dropped_tags, kept_tags, select_tags
 from sbkit.text.verbalize import languages_with_numbers
 
@@ -20,6 +20,7 @@ SYMBOLS = "dropped symbols"
 TAGS = "dropped tags"
 REPLACED = "replaced letters"
 OTHER_SCRIPTS = "letters of another script"
+FOREIGN_SCRIPTS = "letters of scripts that the text table of the language does not have"
 DELETED = "deleted characters"
 EDGES = "apostrophes left out at the edge of words"
 LOOK_ALIKES = "letters that look alike"
@@ -85,9 +86,10 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     batches = partial(_read_transcripts, split, tag_names)
     written = count_characters([row.content for row in rows] for rows in batches())
     scripts = _main_scripts(trained)
+    table_scripts = {*map(_script, orthography(language).letters)} or scripts
     counts = defaultdict[str, Counter[str]](Counter)
     for char, count in written.items():
-        if kind := _kind_of(char, trained, scripts, language):
+        if kind := _kind_of(char, trained, scripts, table_scripts, language):
             counts[kind][char] = count
     counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGITS]
@@ -140,7 +142,9 @@ def _content(sentence: str, text: str, tag_names: Collection[str]) -> str:
     return content if any(map(str.isdecimal, text)) else UNIT.sub("", content)
 
 
-def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language: str) -> str | None:
+def _kind_of(
+    char: str, trained: Mapping[str, int], scripts: set[str], table_scripts: set[str], language: str
+) -> str | None:
     """Return what happens to a character; None for what every text table does."""
     is_kept = char in trained
     if char.isdecimal():
@@ -148,7 +152,9 @@ def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language:
     if char.isalpha():
         if not is_kept and not trained.keys() >= {*normalize(char, UNKNOWN_LANGUAGE)}:
             return REPLACED
-        return None if _script(char) in scripts else OTHER_SCRIPTS
+        if _script(char) not in scripts:
+            return OTHER_SCRIPTS
+        return None if _script(char) in table_scripts else FOREIGN_SCRIPTS
     if is_kept or normalize(char, language):
         return None
     if is_spoken_symbol(char):

@@ -1,6 +1,10 @@
 """Language tags, as Common Voice writes them."""
 
 import re
+import unicodedata
+from collections.abc import Collection
+
+from charset_normalizer.cd import alphabet_languages
 
 from sbkit.base.errors import ConfigError
 
@@ -111,3 +115,20 @@ def language_code(text: str) -> str:
     """
     code = primary_language(text)
     return _TWO_LETTER_OF.get(code, code)
+
+
+def languages_of(letters: Collection[str]) -> list[str]:
+    """Return languages with such frequent letters, the most likely first, then with such scripts.
+
+    >>> languages_of("თბილისი"), languages_of("こんにちは"), languages_of("сегоднявечером")[0]
+    (['ka'], ['ja'], 'ru')
+    """
+
+    def script(letter: str) -> str:
+        return unicodedata.name(letter, "").partition(" ")[0]  # CYRILLIC; THAI is a language, too
+
+    scripts = dict.fromkeys(map(script, letters))
+    others = [letter for letter in map(chr, range(1 << 16)) if script(letter) in scripts]
+    names = (*alphabet_languages([*letters]), *alphabet_languages(others), *scripts)
+    codes = (_TWO_LETTER_OF.get(name.strip("—").lower()) for name in names)  # Japanese— has kana
+    return [*filter(None, dict.fromkeys(codes))]
