@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import note_once
 from sbkit.data.cache import unpack_corpus
@@ -25,12 +25,13 @@ from sbkit.data.corpus import (
     RELEASE_SPLITS,
     USUAL_SPLITS,
     SettingValues,
-    iter_blocks,
+    check_shares,
+    deal_speakers,
     resolve_splits,
     to_names,
 )
 from sbkit.data.manifest import Manifest
-from sbkit.data.tables import TableOptions, read_lines
+from sbkit.data.tables import TableOptions, read_lines, read_text_column
 from sbkit.text.languages import check_language, language_tags
 
 # Tables that do not list clips.
@@ -95,21 +96,27 @@ def read_blocks(settings: SettingValues, split: str) -> Iterator[Manifest]:
     train = to_names(chosen.get("train") or RELEASE_SPLITS[0])
     valid = to_names(chosen.get("valid") or RELEASE_SPLITS[1])
     release = next(iter(releases.values()))
-    has_rows = any(_has_rows(release / f"{name}.tsv") for name in RELEASE_SPLITS[1:])
-    if len(train) == len(releases) == 1 and RELEASE_SPLITS[1] in valid and not has_rows:
-        table = release / f"{train[0]}.tsv"
-        note_once(f"note: dev.tsv and test.tsv have no rows, so speakers of {table} are dealt.")
-        dealt = {**settings, "data_folder": None, "manifest": {own_data.ALL_SPLITS: [table]}}
-        return iter_blocks(own_data, dealt, "train" if split in train else split)
+    is_empty = all(_has_no_rows(release / f"{name}.tsv") for name in RELEASE_SPLITS[1:])
+    if len(train) == len(releases) == 1 and RELEASE_SPLITS[1] in valid and is_empty:
+        note_once(
+            f"note: dev and test of {release} have no rows: speakers of {train[0]} are dealt."
+        )
+        manifest = Manifest.join(read_releases(releases, train[0], options))
+        named = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
+        speakers = [speaker or f"clip {id}" for speaker, id in named]
+        split_of = deal_speakers({*speakers}, check_shares(settings.get("split_shares")), release)
+        name = "train" if split in train else split
+        dealt = manifest.filter(np.array([split_of[speaker] == name for speaker in speakers]))
+        return (dealt if split in train else Manifest(dealt.rows)).blocks()
     blocks = read_releases(releases, split, options)
     if split == VALIDATED and split in train:
         return _without_evaluation(blocks, releases, options)
     return blocks
 
 
-def _has_rows(table: Path) -> bool:
-    """Check whether a table has more than its header; those of small languages may not."""
-    return not table.is_file() or len([*islice(filter(str.strip, read_lines(table)), 2)]) > 1
+def _has_no_rows(table: Path) -> bool:
+    """Check whether a table has a header only, as in a small language."""
+    return table.is_file() and len([*islice(filter(str.strip, read_lines(table)), 2)]) < 2
 
 
 def _without_evaluation(

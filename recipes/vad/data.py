@@ -71,12 +71,12 @@ def prepare_speech(settings: SettingValues) -> Splits:
 
     def label(split: Dataset) -> Iterator[str]:
         for row in read_rows(split, range(len(split))):
-            if row.get(SPEECH) is not None:
-                yield row[SPEECH]
-                continue
-            words = recognizer and recognizer.align([row["audio"]], [row["text"]])[0]
-            speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
-            edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS_PER_SECOND
+            speech = speech_of(row, rate)
+            if recognizer and row.get(SPEECH) is None:
+                (words,) = recognizer.align([row["audio"]], [row["text"]])
+                speech = find_speech(row["audio"], rate, words)
+            changes = np.diff(np.pad(speech.astype(np.int8), 1))
+            edges = np.flatnonzero(changes).reshape(-1, 2) / WINDOWS_PER_SECOND
             yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
     return with_column(splits, SPEECH, label, identity=[rate, weights])
@@ -110,7 +110,7 @@ def check_spans(name: str, split: Dataset, sample_rate: int) -> None:
 
 def speech_of(row: Row, sample_rate: int) -> Windows:
     """Label the windows of a clip by its column `speech`, or else by its level: -> (W,)."""
-    if SPEECH not in row:
+    if row.get(SPEECH) is None:
         return find_speech(row["audio"], sample_rate)
     return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS_PER_SECOND))
 

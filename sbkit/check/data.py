@@ -361,12 +361,13 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     letters = sum(split["letters"] for split in splits)
     foreign = by_kind.get(FOREIGN_SCRIPTS, [])
     if 2 * sum(change["total"] for change in foreign) > letters:
-        languages = listed(_find_languages(splits), max_names=MAX_LISTED_LANGUAGES)
+        languages = languages_of(dict.fromkeys(chain(*(change["counts"] for change in foreign))))
+        spoken = listed(languages, max_names=MAX_LISTED_LANGUAGES)
         yield run.finding(
             "language",
             problem="Most letters of the transcripts are of another script than the text table of "
             f"`language`: {_describe_changes(foreign)}",
-            fix=f"Set `language` to theirs{languages and f', such as {languages}'}.",
+            fix=f"Set `language` to theirs{spoken and f', such as {spoken}'}.",
         )
     if replacements := by_kind.get(REPLACED):  # of letters, by the text table of the language
         replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
@@ -374,7 +375,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
         share = count / letters
         languages = languages_with(replaced)
         if not languages and share > 10 * MAX_REPLACED_SHARE:  # no names such as Māori
-            languages = _find_languages(splits)
+            languages = languages_of(replaced | Counter(chain(*(s["characters"] for s in splits))))
         if primary_language(str(run.values.settings.get("language"))) in languages:
             languages = []
         stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
@@ -393,13 +394,6 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
         if changes := by_kind.get(kind):
             problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
             yield run.note(key, problem=problem, fix=fix)
-
-
-def _find_languages(splits: Sequence[Facts]) -> list[str]:
-    """Return the languages that the letters of transcripts suggest, as written and as trained."""
-    changes = chain.from_iterable(split["changes"] for split in splits)
-    counts = [*(change["counts"] for change in changes), *(s["characters"] for s in splits)]
-    return languages_of(sorted(filter(str.isalpha, {*chain(*counts)})))
 
 
 def _describe_changes(changes: Sequence[Facts]) -> str:

@@ -754,8 +754,7 @@ def audio_folder(table: Table, path: str) -> Path:
     for name in read_text_column(table.rows, path) if clips.is_dir() else ():
         if (folder / name).is_file():
             return folder
-        file = locate_clip(clips, name)
-        if isinstance(file, str) and Path(file).is_file():
+        if Path(str(locate_clip(clips, name))).is_file():
             return clips
     return folder
 

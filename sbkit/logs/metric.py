@@ -12,11 +12,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Write a share in percent; "none" for NaN, which is null in JSON.
-
-    >>> percent(ratio(1, 8)), percent(ratio(0, 0), 2), percent(None)
-    ('12.5 %', 'none', 'none')
-    """
+    """Write a share in percent; "none" for NaN, which is null in JSON."""
     return "none" if share is None or math.isnan(share) else f"{100 * share:.{digits}f} %"
 
 

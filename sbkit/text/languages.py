@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Iterable
 
 from charset_normalizer.cd import alphabet_languages
 
@@ -117,7 +117,7 @@ def language_code(text: str) -> str:
     return _TWO_LETTER_OF.get(code, code)
 
 
-def languages_of(letters: Collection[str]) -> list[str]:
+def languages_of(letters: Iterable[str]) -> list[str]:
     """Return languages with such frequent letters, the most likely first, then with such scripts.
 
     >>> languages_of("თბილისი"), languages_of("こんにちは"), languages_of("сегоднявечером")[0]
@@ -127,8 +127,10 @@ def languages_of(letters: Collection[str]) -> list[str]:
     def script(letter: str) -> str:
         return unicodedata.name(letter, "").partition(" ")[0]  # CYRILLIC; THAI is a language, too
 
-    scripts = dict.fromkeys(map(script, letters))
+    letters = {*letters}
+    scripts = sorted({*map(script, letters)})
     others = [letter for letter in map(chr, range(1 << 16)) if script(letter) in scripts]
-    names = (*alphabet_languages([*letters]), *alphabet_languages(others), *scripts)
+    frequent = alphabet_languages([*map(str.lower, letters)])
+    names = (*frequent, *alphabet_languages(others), *scripts)
     codes = (_TWO_LETTER_OF.get(name.strip("—").lower()) for name in names)  # Japanese— has kana
     return [*filter(None, dict.fromkeys(codes))]
