@@ -97,7 +97,8 @@ def read_blocks(settings: SettingValues, split: str) -> Iterator[Manifest]:
     valid = to_names(chosen.get("valid") or RELEASE_SPLITS[1])
     release = next(iter(releases.values()))
     is_empty = all(_has_no_rows(release / f"{name}.tsv") for name in RELEASE_SPLITS[1:])
-    if len(train) == len(releases) == 1 and RELEASE_SPLITS[1] in valid and is_empty:
+    has_one = len(train) == len(releases) == 1 and split in (*train, *RELEASE_SPLITS[1:])
+    if is_empty and has_one and RELEASE_SPLITS[1] in valid:
         note_once(
             f"note: dev and test of {release} have no rows: speakers of {train[0]} are dealt."
         )

@@ -9,10 +9,8 @@ Noise is measured in the band of the features, below which pink and brown noise 
 Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of a noise.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +43,7 @@ Windows = npt.NDArray[np.bool_]
 
 
 def prepare_speech(settings: SettingValues) -> Splits:
-    """Prepare audio, and label each clip that the corpus itself does not label.
-
-    Without a `recognizer`, the levels of clips are their labels, and are only written down for a
-    corpus that labels others.
-    """
+    """Prepare audio, and label each clip that the corpus itself does not label."""
     rate = settings["sample_rate"]
     recognizer, weights = None, ""
     if settings["recognizer"] is None:
@@ -63,11 +57,11 @@ def prepare_speech(settings: SettingValues) -> Splits:
     labeled = {n: split for n, split in splits.named().items() if SPEECH in split.column_names}
     for name, split in labeled.items():
         check_spans(name, split, rate)
-    valid_labels = [labeled[name][SPEECH] if name in labeled else [None] for name in splits.valid]
-    if all(label == "" for label in chain.from_iterable(valid_labels)):
+    silent = {name for name, split in labeled.items() if {*split[SPEECH]} == {""}}
+    if silent.issuperset(splits.valid):
         raise DataError(f"`{SPEECH}` is empty for all clips of {', '.join(splits.valid)}.")
     if not recognizer and not any(None in split[SPEECH] for split in labeled.values()):
-        return with_fingerprints(splits, SPEECH)
+        return with_fingerprints(splits, SPEECH)  # without any labels, levels are those of a batch
 
     def label(split: Dataset) -> Iterator[str]:
         for row in read_rows(split, range(len(split))):
@@ -91,7 +85,7 @@ def check_spans(name: str, split: Dataset, sample_rate: int) -> None:
         try:
             spans = parse_spans(value)
         except ValueError:
-            spans = [(0.0, math.inf)]
+            spans = [(0.0, float("inf"))]
         faults += [
             (max(start, end) / limit, id, value, limit - MAX_ROUNDING)
             for start, end in spans

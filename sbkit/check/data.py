@@ -19,7 +19,7 @@ from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.data.columns import CUT_SHORT, find_split_column, role_of
 from sbkit.data.data_report import Facts, measure_data
 from sbkit.data.manifest import MIX_FAULT
-from sbkit.data.normalization_report import FIXES, FOREIGN_SCRIPTS, REPLACED
+from sbkit.data.normalization_report import FIXES, REPLACED
 from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
@@ -34,8 +34,8 @@ from sbkit.data.splits import (
 from sbkit.models.encoder import head_size, make_encoder
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import PretrainedEncoder
-from sbkit.text.languages import languages_of, primary_language
-from sbkit.text.normalization import languages_with
+from sbkit.text.languages import languages_of, primary_language, script_of
+from sbkit.text.normalization import languages_with, orthography
 
 TRAIN = "train"
 MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
@@ -358,25 +358,28 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     by_kind = defaultdict[str, list[Facts]](list)
     for change in chain.from_iterable(split["changes"] for split in splits):
         by_kind[change["kind"]].append(change)
-    letters = sum(split["letters"] for split in splits)
-    foreign = by_kind.get(FOREIGN_SCRIPTS, [])
-    if 2 * sum(change["total"] for change in foreign) > letters:
-        languages = languages_of(dict.fromkeys(chain(*(change["counts"] for change in foreign))))
-        spoken = listed(languages, max_names=MAX_LISTED_LANGUAGES)
+    language = str(run.values.settings.get("language"))
+    counts = sum((Counter(split["characters"]) for split in splits), Counter[str]())
+    letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
+    scripts = {*map(script_of, orthography(language).letters)}  # none for most languages
+    foreign = Counter({char: n for char, n in letters.items() if script_of(char) not in scripts})
+    if scripts and 2 * foreign.total() > letters.total():
+        examples = (f"{count:,} {letter}" for letter, count in foreign.most_common())
+        spoken = listed(languages_of(foreign), max_names=MAX_LISTED_LANGUAGES)
         yield run.finding(
             "language",
-            problem="Most letters of the transcripts are of another script than the text table of "
-            f"`language`: {_describe_changes(foreign)}",
-            fix=f"Set `language` to theirs{spoken and f', such as {spoken}'}.",
+            problem="Most letters of the transcripts are of another script than those of "
+            f"`language: {language}`: {listed(examples, max_names=MAX_LISTED_CHARACTERS)}",
+            fix=f"Set `language` to that of the transcripts{spoken and f', such as {spoken}'}.",
         )
     if replacements := by_kind.get(REPLACED):  # of letters, by the text table of the language
         replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
         count = replaced.total()
-        share = count / letters
+        share = count / sum(split["letters"] for split in splits)
         languages = languages_with(replaced)
         if not languages and share > 10 * MAX_REPLACED_SHARE:  # no names such as Māori
-            languages = languages_of(replaced | Counter(chain(*(s["characters"] for s in splits))))
-        if primary_language(str(run.values.settings.get("language"))) in languages:
+            languages = languages_of(replaced | letters)
+        if primary_language(language) in languages:
             languages = []
         stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
         yield run.finding(

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import datasets
 
 from sbkit.data.splits import count_characters, read_texts
-from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize, orthography
+from sbkit.text.languages import script_of
+from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
 from sbkit.text.transcripts import count_dropped_tags, kept_tags, select_tags
 from sbkit.text.verbalize import languages_with_numbers
 
@@ -20,7 +21,6 @@ SYMBOLS = "dropped symbols"
 TAGS = "dropped tags"
 REPLACED = "replaced letters"
 OTHER_SCRIPTS = "letters of another script"
-FOREIGN_SCRIPTS = "letters of scripts that the text table of the language does not have"
 DELETED = "deleted characters"
 EDGES = "apostrophes left out at the edge of words"
 LOOK_ALIKES = "letters that look alike"
@@ -86,10 +86,9 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     batches = partial(_read_transcripts, split, tag_names)
     written = count_characters([row.content for row in rows] for rows in batches())
     scripts = _main_scripts(trained)
-    table_scripts = {*map(_script, orthography(language).letters)} or scripts
     counts = defaultdict[str, Counter[str]](Counter)
     for char, count in written.items():
-        if kind := _kind_of(char, trained, scripts, table_scripts, language):
+        if kind := _kind_of(char, trained, scripts, language):
             counts[kind][char] = count
     counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGITS]
@@ -142,9 +141,7 @@ def _content(sentence: str, text: str, tag_names: Collection[str]) -> str:
     return content if any(map(str.isdecimal, text)) else UNIT.sub("", content)
 
 
-def _kind_of(
-    char: str, trained: Mapping[str, int], scripts: set[str], table_scripts: set[str], language: str
-) -> str | None:
+def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language: str) -> str | None:
     """Return what happens to a character; None for what every text table does."""
     is_kept = char in trained
     if char.isdecimal():
@@ -152,9 +149,7 @@ def _kind_of(
     if char.isalpha():
         if not is_kept and not trained.keys() >= {*normalize(char, UNKNOWN_LANGUAGE)}:
             return REPLACED
-        if _script(char) not in scripts:
-            return OTHER_SCRIPTS
-        return None if _script(char) in table_scripts else FOREIGN_SCRIPTS
+        return None if _script(char) in scripts else OTHER_SCRIPTS
     if is_kept or normalize(char, language):
         return None
     if is_spoken_symbol(char):
@@ -164,12 +159,12 @@ def _kind_of(
 
 
 def _script(char: str) -> str:
-    """Return the first word of a letter's name, which is its script.
+    """Return the script of a letter; those of East Asia count as one.
 
     >>> _script("ж"), _script("か")
     ('CYRILLIC', 'CJK')
     """
-    name = unicodedata.name(char, "").partition(" ")[0]
+    name = script_of(char)
     return EAST_ASIAN[0] if name in EAST_ASIAN else name
 
 

@@ -117,20 +117,21 @@ def language_code(text: str) -> str:
     return _TWO_LETTER_OF.get(code, code)
 
 
+def script_of(letter: str) -> str:
+    """Return the first word of a letter's name, which is its script, such as CYRILLIC."""
+    return unicodedata.name(letter, "").partition(" ")[0]
+
+
 def languages_of(letters: Iterable[str]) -> list[str]:
     """Return languages with such frequent letters, the most likely first, then with such scripts.
 
     >>> languages_of("თბილისი"), languages_of("こんにちは"), languages_of("сегоднявечером")[0]
     (['ka'], ['ja'], 'ru')
     """
-
-    def script(letter: str) -> str:
-        return unicodedata.name(letter, "").partition(" ")[0]  # CYRILLIC; THAI is a language, too
-
     letters = {*letters}
-    scripts = sorted({*map(script, letters)})
-    others = [letter for letter in map(chr, range(1 << 16)) if script(letter) in scripts]
-    frequent = alphabet_languages([*map(str.lower, letters)])
-    names = (*frequent, *alphabet_languages(others), *scripts)
-    codes = (_TWO_LETTER_OF.get(name.strip("—").lower()) for name in names)  # Japanese— has kana
+    scripts = sorted({*map(script_of, letters)})
+    others = [letter for letter in map(chr, range(1 << 16)) if script_of(letter) in scripts]
+    # The names are those of charset-normalizer, such as Japanese— for kana, and of scripts.
+    names = (*alphabet_languages([*letters]), *alphabet_languages(others), *scripts)
+    codes = (_TWO_LETTER_OF.get(name.strip("—").lower()) for name in names)
     return [*filter(None, dict.fromkeys(codes))]
