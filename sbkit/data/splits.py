@@ -212,7 +212,7 @@ class _Preparation:
         _update(self._hash, columns)
         names = [name for name in table.column_names if name != AUDIO]
         self._hash_of_all.update(to_json(names).encode())
-        texts = (table[name].cast("string") for name in names)
+        texts = (table[name].cast("string").fill_null("\1") for name in names)  # "" is a value
         file, start = (pc.struct_field(stored[AUDIO], name) for name in ("file", "start"))
         lazy_file = pc.if_else(start.is_null(), file, "")  # two may have one size
         _update(self._hash_of_all, [*texts, columns[-1], lazy_file])
