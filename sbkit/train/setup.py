@@ -58,6 +58,7 @@ from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, load_hparams, read_settings
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
+from sbkit.config.reached import list_reached
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -71,6 +72,7 @@ from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import initialize_from, with_encoder_config
 from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +124,15 @@ class RunValues:
 
     def has_checkpoint(self) -> bool:
         return newest_checkpoint(self.folder / CHECKPOINTS) is not None
+
+    def is_finished(self) -> bool:
+        """Return whether the run in the folder has ended, so that it trains no step."""
+        return is_finished(
+            self.folder,
+            number_of_epochs=self.settings["number_of_epochs"],
+            patience=self.settings.get("early_stopping", 0),
+            max_minutes=self.settings.get("max_minutes", 0),
+        )
 
     def make_run_config(
         self, splits: Splits | None = None, label_file: bytes | None = None
@@ -191,7 +202,14 @@ class RunData:
 
     def make_run_config(self) -> RunConfig:
         label_file = self.label_files.get(self.recipe.label_file or "")
-        return self.values.make_run_config(self.splits, label_file)
+        resolved = resolve_yaml(self.values.yaml_file, self.values.overrides)
+        reached = list_reached(resolved, given_classes(self.values.given_recipe))
+        return replace(self.values.make_run_config(self.splits, label_file), **reached._asdict())
+
+    def check_resumable(self) -> str | None:
+        """Refuse to resume another run in the folder; describe changed values."""
+        config, is_finished = self.make_run_config(), self.values.is_finished()
+        return config.check_resumable(self.values.folder, is_finished=is_finished)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import RUN_YAML, RunConfig
+from sbkit.checkpoint.run_config import MACHINE_KEYS, MAY_CHANGE, RUN_YAML, RunConfig
 from sbkit.config.hparams import resolve
-from sbkit.evaluate.run_results import RUN_CONFIG_FILE
+from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SUMMARY
 
 YAML = """
 seed: 1
@@ -23,6 +23,7 @@ number_of_epochs: 4
 lr: 0.1
 hidden: 3
 compile: False
+audio_store: pcm
 noprogressbar: False
 CNN: !new:torch.nn.Linear
     in_features: 2
@@ -35,6 +36,7 @@ opt_class: !name:torch.optim.SGD
 epoch_counter: !new:speechbrain.utils.epoch_loop.EpochCounter
     limit: !ref <number_of_epochs>
 """
+TRAINED_EPOCHS = 3
 DATA = {"train": "a" * 64, "test": "b" * 64}
 
 
@@ -55,7 +57,7 @@ def begun(folder: Path) -> Path:
     """Begin a run and save one checkpoint of it."""
     run = folder / "run"
     checkpointer = Checkpointer(run / "checkpoints", recoverables={"model": nn.Linear(1, 1)})
-    checkpointer.save_checkpoint()
+    checkpointer.save_checkpoint(meta={"epoch": TRAINED_EPOCHS})
     declare(folder).write(run)
     return run
 
@@ -80,6 +82,44 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("has_results", [False, True])
+def test_finished_run_takes_only_what_has_an_effect(tmp_path: Path, has_results: bool) -> None:
+    """Its folder used to say bf16 of a run in fp32 that was opened with it."""
+    run = begun(tmp_path)
+    if has_results:
+        (run / SUMMARY).write_text("{}")
+
+    def config(files: Mapping[str, str], **changes: object) -> RunConfig:
+        values = dict.fromkeys((*MAY_CHANGE, "opt_class.betas"), 5) | {"lm_text": "a.txt"}
+        return RunConfig(values | changes, files=files)
+
+    text = {"a.txt": "digest"}
+    config(text).write(run)
+    refused: set[str] = set()
+    for key in config(text).values:
+        now = config(text, **{key: 6})
+        assert now.check_resumable(run) is not None
+        try:
+            note = now.check_resumable(run, is_finished=True)
+            assert (note is None) is (key in MACHINE_KEYS)
+        except SbkitError as error:
+            assert f"({key}: 5 before, 6 now). To train on, raise `number_of_epochs`" in str(error)
+            refused.add(key)
+    steps = "precision compile lr weight_decay max_grad_norm nonfinite_patience opt_class.betas"
+    steps += " grad_accumulation_factor find_unused_parameters gradient_checkpointing"
+    length = "number_of_epochs max_minutes early_stopping optimizer_step_limit"
+    evaluation = ["eval_batch_seconds"] if has_results else []
+    assert refused == {*steps.split(), *length.split(), *evaluation}
+    as_trained = config(text, number_of_epochs=TRAINED_EPOCHS)
+    assert as_trained.check_resumable(run, is_finished=True) is not None
+    with pytest.raises(
+        SbkitError, match=r"lm_text: a.txt \(other content\) before, a.txt now.*tune"
+    ):
+        config({"a.txt": "other"}).check_resumable(run, is_finished=True)
+    moved = config({"b.txt": "digest"}, lm_text="b.txt")
+    assert moved.check_resumable(run, is_finished=True) is None
+
+
 def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, same = declare(tmp_path), declare(tmp_path, data_folder="/of/this/node")
     short = declare(tmp_path, data={**DATA, "train": "c" * 64})
@@ -102,6 +142,7 @@ def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.Mo
         ({"language": "de"}, "1 thing differs (language: en before, de now)"),
         ({"data": {**DATA, "train": "c" * 64}}, "the data of `train`: aaaa"),
         ({"data": None, "data_folder": "/other"}, "data_folder: null before, /other now"),
+        ({"audio_store": "lazy"}, "(audio_store: pcm before, lazy now)"),
         ({"text": YAML.replace("SGD", "Adam")}, "opt_class: !name:torch.optim.SGD before"),
         ({"text": YAML + "more: 1\n"}, "more: nothing before, 1 now"),
         ({"text": YAML + "my_opt_class: !new:torch.nn.ReLU {inplace: true}\n"}, "2 things differ"),
