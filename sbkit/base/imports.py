@@ -209,7 +209,9 @@ def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
 
     package: in which relative imports are looked up; without it they are left out.
     """
-    nodes = [*ast.walk(ast.parse(source))]
+    nodes: list[ast.AST] = []
+    with suppress(SyntaxError):  # which importing it will raise, with its file
+        nodes += ast.walk(ast.parse(source))
     guards = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     skipped = {id(child) for guard in guards for child in ast.walk(guard)}
     names: set[str] = set()

@@ -165,12 +165,12 @@ class RunConfig:
         record = {name: getattr(self, name) for name in names}
         write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
 
-    def check_resumable(self, folder: Path | str, *, is_finished: bool = False) -> str | None:
+    def check_resumable(self, folder: Path | str, *, has_ended: bool = False) -> str | None:
         """Refuse to resume another run in ``folder``; describe changed values, if there are any.
 
         A folder without a checkpoint may hold any run.
 
-        is_finished: no step is trained. What only a step could bring about is refused, too.
+        has_ended: no step is trained. What only a step could bring about is refused, too.
         """
         newest = newest_checkpoint(Path(folder, CHECKPOINTS))
         if newest is None:
@@ -184,7 +184,7 @@ class RunConfig:
                 "For a new run, choose another `output_folder`."
             )
         changes = self.changes(before)
-        if is_finished:
+        if has_ended:
             changes = [change for change in changes if change.key not in MACHINE_KEYS]
             effective = {key for key in TEST_KEYS if self.values.get(key) != before.values.get(key)}
             if not Path(folder, SUMMARY).exists():

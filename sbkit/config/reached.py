@@ -36,7 +36,7 @@ def list_reached(resolved: Resolved, classes: Iterable[type] = ()) -> Reached:
     modules = {base.__module__ for class_ in classes for base in class_.__mro__}
     sources = user_sources(*modules, *resolved.module_names, with_unimported=True)
     nodes = [(keys, node) for keys, node in walk(resolved.tree) if isinstance(node, str)]
-    texts = [(str(node), str(keys[0])) for keys, node in nodes]
+    texts = [(str(node), str(keys[0])) for keys, node in nodes if node.strip("./")]
     arguments = {text for text, key in texts if key not in resolved.settings}
     others = {text for text, key in texts if key in KEYS and key != FILE_KEY}
     run = Path(str(resolved.settings.get(OUTPUT_FOLDER, ""))).resolve()

@@ -76,6 +76,7 @@ from sbkit.train.setup import (
     read_values,
     write_label_files,
 )
+from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -210,9 +211,9 @@ class Run:
         """Return `scores`; export and test the best weights first, unless that was done."""
         with self._session() as text_log:
             setup = self.prepare()
-            setup.make_run_config().check_resumable(self.folder, is_finished=True)
+            setup.make_run_config().check_resumable(self.folder, has_ended=True)
             text_log.open()
-            write_config(setup, is_finished=True)
+            write_config(setup, has_ended=True)
             brain = make_brain(setup, can_fit=True)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
             self._finish(setup, brain)
@@ -323,7 +324,7 @@ class Run:
         is_of_run = bool(folder_override(values.yaml_file))
         with reading_data(self.folder) if is_of_run else nullcontext():
             config = values.make_run_config(self.prepare_splits() if is_moved else None)
-        config.check_resumable(self.folder, is_finished=(self.folder / SUMMARY).is_file())
+        config.check_resumable(self.folder, has_ended=(self.folder / SUMMARY).is_file())
         return {change.key for change in config.changes(before)}
 
     def _require_model(self) -> None:
@@ -461,7 +462,7 @@ def open_run_folder(setup: RunSetup) -> None:
         for line in load_initial_weights(setup):
             logger.info(line)
     setup.hparams["checkpointer"].check_same_model()
-    was_finished = values.is_finished()
+    was_finished = is_finished(values.folder, values.settings)
     with main_rank_first():
         if rank() == 0:
             if not was_finished:
@@ -475,7 +476,7 @@ def open_run_folder(setup: RunSetup) -> None:
                 corpus=describe_corpus(setup.recipe.corpus(values.settings), values.settings),
             )
             return_freed_memory()  # of the report, which training does not need
-    write_config(setup, is_finished=was_finished)
+    write_config(setup, has_ended=was_finished)
 
 
 def set_results_aside(folder: Path) -> None:
@@ -490,13 +491,13 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_config(setup: RunSetup, *, is_finished: bool) -> None:
+def write_config(setup: RunSetup, *, has_ended: bool) -> None:
     """Write the configuration of the run, and remove results that it would not give.
 
-    is_finished: no step is trained, so the values that only training reads stay.
+    has_ended: no step is trained, so the values that only training reads stay.
     """
     values, config = setup.values, setup.make_run_config()
-    if is_finished:
+    if has_ended:
         kept = config.changed_keys(read_run_config(values.folder), MACHINE_KEYS)
         values = values.with_overrides(**kept)
         config = replace(setup, values=values).make_run_config()

@@ -125,15 +125,6 @@ class RunValues:
     def has_checkpoint(self) -> bool:
         return newest_checkpoint(self.folder / CHECKPOINTS) is not None
 
-    def is_finished(self) -> bool:
-        """Return whether the run in the folder has ended, so that it trains no step."""
-        return is_finished(
-            self.folder,
-            number_of_epochs=self.settings["number_of_epochs"],
-            patience=self.settings.get("early_stopping", 0),
-            max_minutes=self.settings.get("max_minutes", 0),
-        )
-
     def make_run_config(
         self, splits: Splits | None = None, label_file: bytes | None = None
     ) -> RunConfig:
@@ -208,8 +199,9 @@ class RunData:
 
     def check_resumable(self) -> str | None:
         """Refuse to resume another run in the folder; describe changed values."""
-        config, is_finished = self.make_run_config(), self.values.is_finished()
-        return config.check_resumable(self.values.folder, is_finished=is_finished)
+        folder = self.values.folder
+        has_ended = is_finished(folder, self.values.settings)
+        return self.make_run_config().check_resumable(folder, has_ended=has_ended)
 
 
 @dataclass(frozen=True, kw_only=True)
