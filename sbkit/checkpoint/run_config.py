@@ -186,12 +186,13 @@ class RunConfig:
         changes = self.changes(before)
         if has_ended:
             changes = [change for change in changes if change.key not in MACHINE_KEYS]
-            effective = {key for key in TEST_KEYS if self.values.get(key) != before.values.get(key)}
+            effective = {*TEST_KEYS}
             if not Path(folder, SUMMARY).exists():
                 effective.add("eval_batch_seconds")
             if self.values.get("number_of_epochs") == newest.meta.get("epoch"):
                 effective.add("number_of_epochs")
-            if lost := [change for change in changes if change.key not in effective]:
+            given = {d.name for d in _compare(before.values, self.values)}  # not edited files
+            if lost := [c for c in changes if c.key not in effective or c.name not in given]:
                 raise ConfigError(
                     f"The run in {folder} trains no further step, so a change has no effect "
                     f"({listed(lost, max_names=MAX_LISTED_DIFFERENCES, separator='; ')}). To train "
