@@ -252,14 +252,18 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
 
 
 @pytest.mark.slow
-def test_score_reads_the_text_column_of_the_run(overfitted: Path, tmp_path: Path) -> None:
+def test_score_reads_the_text_column_and_the_encoding_of_the_run(
+    overfitted: Path, tmp_path: Path
+) -> None:
     run, table = tmp_path / "run", overfitted / "release/said.tsv"
     shutil.copytree(overfitted / "run", run)
     yaml = (run / "hyperparams.yaml").read_text()
-    (run / "hyperparams.yaml").write_text(yaml.replace("text_column: null", "text_column: said"))
+    for key, value in (("text_column", "said"), ("encoding", "utf-16-le")):
+        yaml = yaml.replace(f"{key}: null", f"{key}: {value}")
+    (run / "hyperparams.yaml").write_text(yaml)
     header, *rows = (overfitted / "release/test.tsv").read_text().splitlines()
     lines = [f"{header.replace('sentence', 'said')}\tsentence", *(f"{row}\toh" for row in rows)]
-    table.write_text("\n".join(lines))
+    table.write_text("\n".join(lines), encoding="utf-16-le")
     assert sbkit(["score", str(run), str(table), "--out", str(tmp_path / "scores")]) == 0
     summary = read_json(run / "summary.json")["test"]["test"]
     assert read_json(tmp_path / "scores/summary.json")["test"]["said"]["CER"] == summary["CER"]

@@ -159,39 +159,38 @@ def source_of(name: str) -> bytes | None:
     return _read_sources.get(module)
 
 
-def user_sources(*names: str) -> dict[str, bytes]:
+def user_sources(*names: str, with_unimported: bool = False) -> dict[str, bytes]:
     """Return the source of modules of the user's and of those of theirs that they import, by name.
 
     Empty for a module that is not imported, and for one of sbkit, recipes or an installed package.
+
+    with_unimported: add the source, as it is now, of those that are not imported, and of packages.
     """
     sources: dict[str, bytes] = {}
-    pending = [*names]
+    pending, seen = [*names], {"", "__main__"}
     while pending:
         name = pending.pop()
-        if name in {*sources, "__main__"} or is_library(_variables(name).get("__file__") or ""):
+        if name in seen or is_library(_variables(name).get("__file__") or ""):
             continue
-        if (source := source_of(name)) is not None:
+        seen.add(name)
+        source, package = source_of(name), _variables(name).get("__package__") or ""
+        if with_unimported:
+            pending.append(name.rpartition(".")[0])
+            if name not in sys.modules:
+                source, package = _read_unimported(name)
+        if source is not None:
             sources[name] = source
-            pending += imported_modules(source, _variables(name).get("__package__") or "")
+            pending += imported_modules(source, package)
     return sources
 
 
-def sources_to_import(sources: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the source, as it is now, of the user's modules that functions of these import.
-
-    sources: of imported modules, by name.
-    """
-    unimported: dict[str, bytes] = {}
-    packages = {name: vars(sys.modules[name]).get("__package__") or "" for name in sources}
-    pending = [(source, packages[name]) for name, source in sources.items()]
-    while pending:
-        for name in imported_modules(*pending.pop()) - {*unimported, *sys.modules}:
-            spec = _find_unimported(name)
-            file = str(spec.origin) if spec is not None and spec.has_location else ""
-            if spec is not None and file.endswith(".py") and not is_library(file):
-                unimported[name] = Path(file).read_bytes()
-                pending.append((unimported[name], spec.parent or ""))
-    return unimported
+def _read_unimported(name: str) -> tuple[bytes | None, str]:
+    """Return the source of a module of the user's that is not imported, and its package."""
+    spec = _find_unimported(name)
+    file = str(spec.origin) if spec is not None and spec.has_location else ""
+    if spec is None or not file.endswith(".py") or is_library(file):
+        return None, ""
+    return Path(file).read_bytes(), spec.parent or ""
 
 
 def _find_unimported(name: str) -> ModuleSpec | None:
@@ -210,7 +209,9 @@ def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
 
     package: in which relative imports are looked up; without it they are left out.
     """
-    nodes = [*ast.walk(ast.parse(source))]
+    nodes: list[ast.AST] = []
+    with suppress(SyntaxError):  # which importing it will raise, with its file
+        nodes += ast.walk(ast.parse(source))
     guards = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     skipped = {id(child) for guard in guards for child in ast.walk(guard)}
     names: set[str] = set()

@@ -209,7 +209,7 @@ def check_run_folder(run: CheckedRun) -> None:
         with quiet():  # training itself logs which checkpoints are damaged
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
-            run.data.make_run_config().check_resumable(run_folder)
+            run.data.check_resumable()
             check_weights(run.own.hparams["checkpointer"], newest)
 
 

@@ -1,4 +1,4 @@
-"""The configuration that a run folder belongs to: the resolved YAML, hashes of data and labels.
+"""The configuration that a run folder belongs to: the resolved YAML, and hashes of what it uses.
 
 `run_config.json` is written before anything is trained, and a resumed run is compared with it.
 """
@@ -6,7 +6,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +19,14 @@ from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, read_settings, resolve
+from sbkit.config.reached import NUM_HASH_DIGITS
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.distributed.same_on_ranks import describe_rank
-from sbkit.evaluate.run_results import RUN_CONFIG_FILE
+from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SUMMARY
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
 BUNDLE = "bundle"  # the folder of the exported model in a run
 RUN_YAML = "hyperparams.yaml"
-# The step size is lowered when a run diverges.
-STEP_SIZE_KEYS = ("lr", "weight_decay", "max_grad_norm")
 # A finished run is tested again if one of these changes.
 TEST_KEYS = frozenset(
     {
@@ -43,16 +42,32 @@ TEST_KEYS = frozenset(
         "report_by",
     }
 )
+# The machine, watching and saving: a finished run may be opened with others, but keeps its own.
+MACHINE_KEYS = frozenset(
+    {
+        "output_folder",
+        "device",
+        "num_workers",
+        "audio_store",
+        "check",
+        "log_every",
+        "stall_seconds",
+        "ckpt_interval_minutes",
+        "ckpt_interval_steps",
+        "noprogressbar",
+        "debug",
+        "debug_batches",
+        "debug_epochs",
+    }
+)
 # Keys that may change when a run is resumed. They decide neither what the model learns from, nor
 # what its weights mean.
 MAY_CHANGE = frozenset(
     {
-        # device and speed
-        "output_folder",
-        "device",
+        *MACHINE_KEYS,
+        *TEST_KEYS,
+        # precision and speed
         "precision",
-        "num_workers",
-        "audio_store",
         "grad_accumulation_factor",
         "eval_batch_seconds",
         "find_unused_parameters",
@@ -63,19 +78,11 @@ MAY_CHANGE = frozenset(
         "max_minutes",
         "optimizer_step_limit",
         "early_stopping",
-        *TEST_KEYS,
-        # watching, logging and saving
-        "check",
-        "log_every",
-        "stall_seconds",
+        # against divergence
         "nonfinite_patience",
-        "ckpt_interval_minutes",
-        "ckpt_interval_steps",
-        "noprogressbar",
-        "debug",
-        "debug_batches",
-        "debug_epochs",
-        *STEP_SIZE_KEYS,
+        "lr",
+        "weight_decay",
+        "max_grad_norm",
     }
 )
 # The arguments of an optimizer may change, too, such as `opt_class.betas`. The new ones take effect
@@ -86,7 +93,6 @@ DATA_SETTINGS = frozenset({"data_folder", "corpus", "manifest"})
 # The only keys that may differ between the processes of a run
 PER_MACHINE = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar"}
 MAX_LISTED_DIFFERENCES = 8
-NUM_HASH_DIGITS = 12
 MISSING = object()  # the value of a key that one of two configurations lacks
 
 
@@ -112,13 +118,15 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run's YAML as it takes effect, and hashes of its data and labels.
+    """A run's YAML as it takes effect, and hashes of its data, labels, code and files.
 
     Attributes:
         values: the values of the YAML by dotted path, with every reference resolved.
         data: the hash of each split; None if not known yet, and then not compared.
         labels: the hash of the label file; None if not known yet, and then not compared.
         is_repeatable: whether another run has the same figures; not if the clock ends it.
+        modules, files: hashes of what the YAML reaches, as `list_reached` returns them. One that
+            either run lacks is not compared.
         source: the YAML and its overrides.
     """
 
@@ -126,6 +134,8 @@ class RunConfig:
     data: Mapping[str, str] | None = None
     labels: str | None = None
     is_repeatable: bool = True
+    modules: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     source: tuple[Path, Mapping[str, object]] | None = None
 
     @staticmethod
@@ -151,16 +161,19 @@ class RunConfig:
         )
 
     def write(self, folder: Path | str) -> None:
-        names = ("values", "data", "labels", "is_repeatable")
+        names = ("values", "data", "labels", "is_repeatable", "modules", "files")
         record = {name: getattr(self, name) for name in names}
         write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
 
-    def check_resumable(self, folder: Path | str) -> str | None:
+    def check_resumable(self, folder: Path | str, *, has_ended: bool = False) -> str | None:
         """Refuse to resume another run in ``folder``; describe changed values, if there are any.
 
         A folder without a checkpoint may hold any run.
+
+        has_ended: no step is trained. What only a step could bring about is refused, too.
         """
-        if newest_checkpoint(Path(folder, CHECKPOINTS)) is None:
+        newest = newest_checkpoint(Path(folder, CHECKPOINTS))
+        if newest is None:
             return None
         before = read_run_config(folder)
         if refused := [*self.differences(before)]:
@@ -171,6 +184,21 @@ class RunConfig:
                 "For a new run, choose another `output_folder`."
             )
         changes = self.changes(before)
+        if has_ended:
+            changes = [change for change in changes if change.key not in MACHINE_KEYS]
+            effective = {*TEST_KEYS}
+            if not Path(folder, SUMMARY).exists():
+                effective.add("eval_batch_seconds")
+            if self.values.get("number_of_epochs") == newest.meta.get("epoch"):
+                effective.add("number_of_epochs")
+            given = {d.name for d in _compare(before.values, self.values)}  # not edited files
+            if lost := [c for c in changes if c.key not in effective or c.name not in given]:
+                raise ConfigError(
+                    f"The run in {folder} trains no further step, so a change has no effect "
+                    f"({listed(lost, max_names=MAX_LISTED_DIFFERENCES, separator='; ')}). To train "
+                    "on, raise `number_of_epochs` or `max_minutes`; for another decoder, use "
+                    "`sbkit tune`; for a new run, choose another `output_folder`."
+                )
         if not changes:
             return None
         lines = ["Resuming with changed values:"]
@@ -179,24 +207,11 @@ class RunConfig:
             lines.append("the learning rate follows the schedule over the new number of epochs")
         return "\n  ".join(lines)
 
-    def check_effective(self, folder: Path) -> None:
-        """Refuse to change a value that the finished training in ``folder`` had."""
-        changes = [
-            str(change)
-            for change in self.changes(read_run_config(folder))
-            if change.key in STEP_SIZE_KEYS or change.is_of_optimizer
-        ]
-        if changes:
-            raise ConfigError(
-                f"The run in {folder} has trained all its epochs, so a change has no effect "
-                f"({'; '.join(changes)}). Raise `number_of_epochs` or `max_minutes`."
-            )
-
     def check_same_on_ranks(self) -> None:
         """Refuse, on all ranks, a rank with another YAML or other data than rank 0."""
         (first, first_rank), *other_ranks = gather_over_ranks((self, describe_rank()))
         for other, other_rank in other_ranks:
-            values = other._with_values(other._changed_keys(first, PER_MACHINE))
+            values = other._with_values(other.changed_keys(first, PER_MACHINE))
             differences = [d for d in _compare(first.values, values) if d.key not in PER_MACHINE]
             if self.data is not None:
                 differences += other.differences(first)
@@ -210,21 +225,28 @@ class RunConfig:
 
     def differences(self, before: "RunConfig") -> Iterator[Difference]:
         """Yield the differences from an earlier configuration that are not allowed."""
+        before = self._by_content(before)
         allowed: Set[str] = MAY_CHANGE
+        if "lazy" in {config.values.get("audio_store") for config in (before, self)}:
+            allowed = MAY_CHANGE - {"audio_store"}  # its lengths of clips are those of the tables
         if before.data and self.data:
-            allowed = MAY_CHANGE | DATA_SETTINGS
+            allowed |= DATA_SETTINGS
             for split, old_hash, new_hash in _compare(before.data, self.data):
                 yield Difference(f"the data of `{split}`", old_hash, new_hash)
         if None not in (before.labels, self.labels) and before.labels != self.labels:
             yield Difference("the file of labels", before.labels, self.labels)
-        values = self._with_values(self._changed_keys(before, allowed))
+        for name in sorted(before.modules.keys() & self.modules.keys()):
+            if before.modules[name] != self.modules[name]:
+                yield Difference(f"the module {name}", before.modules[name], self.modules[name])
+        values = self._with_values(self.changed_keys(before, allowed))
         for difference in _compare(before.values, values):
             if difference.key not in allowed and not difference.is_of_optimizer:
                 yield difference
 
     def changes(self, before: "RunConfig") -> list[Difference]:
         """List the allowed differences, except those that follow from another through `!ref`."""
-        changed = self._changed_keys(before, MAY_CHANGE)
+        before = self._by_content(before)
+        changed = self.changed_keys(before, MAY_CHANGE)
         independent = {d.name for d in _compare(before.values, self._with_values(changed))}
         return [
             difference
@@ -233,7 +255,17 @@ class RunConfig:
             and (difference.key in changed or difference.name in independent)
         ]
 
-    def _changed_keys(self, before: "RunConfig", allowed: Set[str]) -> dict[str, Any]:
+    def _by_content(self, before: "RunConfig") -> "RunConfig":
+        """Return an earlier configuration that names files as this one names the same contents."""
+        names = {digest: name for name, digest in self.files.items()}
+        renamed = {
+            name: names.get(digest, f"{name} (other content)")
+            for name, digest in before.files.items()
+            if digest != self.files.get(name) and (name in self.files or digest in names)
+        }
+        return replace(before, values=_replace_texts(before.values, renamed))
+
+    def changed_keys(self, before: "RunConfig", allowed: Set[str]) -> dict[str, Any]:
         """Return the earlier values of the allowed keys that have another value in this run."""
         return {
             key: before.values[key]
@@ -313,6 +345,15 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
         children = node.items() if isinstance(node, Mapping) else enumerate(node)
         for key, child in children:
             yield from _leaves(child, (*keys, key), seen)
+
+
+def _replace_texts(value: Any, texts: Mapping[str, str]) -> Any:
+    """Return a plain value with other texts in it."""
+    if isinstance(value, Mapping):
+        return {key: _replace_texts(item, texts) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_texts(item, texts) for item in value]
+    return texts.get(value, value) if isinstance(value, str) else value
 
 
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.imports import sources_to_import, user_sources
+from sbkit.base.imports import user_sources
 from sbkit.base.messages import plural
 from sbkit.data.manifest import Manifest
 from sbkit.data.read_manifests import TableFolders
@@ -59,8 +59,7 @@ def corpus_sources(corpus: Corpus) -> dict[str, str]:
     """Return the checksums of the modules of the user's that read a corpus, or will."""
     corpora = corpus.corpora if isinstance(corpus, JoinedCorpora) else [("", "", corpus)]
     names = [str(getattr(module, "__name__", "")) for _, _, module in corpora]
-    sources = {name: source for module in names for name, source in user_sources(module).items()}
-    sources |= sources_to_import(sources)
+    sources = user_sources(*names, with_unimported=True)
     return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
 
 

@@ -34,6 +34,7 @@ from sbkit.checkpoint.run_config import (
     BUNDLE,
     CHECKPOINTS,
     DATA_SETTINGS,
+    MACHINE_KEYS,
     RUN_YAML,
     TEST_KEYS,
     folder_override,
@@ -210,9 +211,9 @@ class Run:
         """Return `scores`; export and test the best weights first, unless that was done."""
         with self._session() as text_log:
             setup = self.prepare()
-            setup.make_run_config().check_effective(self.folder)
+            setup.make_run_config().check_resumable(self.folder, has_ended=True)
             text_log.open()
-            write_config(setup)
+            write_config(setup, has_ended=True)
             brain = make_brain(setup, can_fit=True)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
             self._finish(setup, brain)
@@ -323,9 +324,7 @@ class Run:
         is_of_run = bool(folder_override(values.yaml_file))
         with reading_data(self.folder) if is_of_run else nullcontext():
             config = values.make_run_config(self.prepare_splits() if is_moved else None)
-        config.check_resumable(self.folder)
-        if (self.folder / SUMMARY).is_file():
-            config.check_effective(self.folder)
+        config.check_resumable(self.folder, has_ended=(self.folder / SUMMARY).is_file())
         return {change.key for change in config.changes(before)}
 
     def _require_model(self) -> None:
@@ -374,9 +373,7 @@ class Run:
         """Export and test the best weights, unless the results are there; rank 0 writes."""
         logger.info(f"run folder: {self.folder}")
         if self._has_results():
-            logger.info(
-                f"All epochs were trained before; the results in {self.folder} stay as they are."
-            )
+            logger.info(f"The run has ended before; the results in {self.folder} stay as they are.")
         else:
             with brain.guarded():
                 brain.load_tested_weights()
@@ -444,7 +441,7 @@ def check_first(values: RunValues, data: RunData | None = None) -> RunData:
 
 def write_labels(data: RunData) -> None:
     """Write the labels, the first files in the run folder, unless it is another run's."""
-    note = data.make_run_config().check_resumable(data.values.folder)
+    note = data.check_resumable()
     if rank() == 0:
         if note:
             logger.info(note)
@@ -459,20 +456,13 @@ def require_same_on_ranks(data: RunData) -> None:
 
 def open_run_folder(setup: RunSetup) -> None:
     """Load initial weights, write what describes the run, and set earlier results aside."""
-    values, config = setup.values, setup.make_run_config()
+    values = setup.values
     require_same_on_ranks(setup)
     if not values.has_checkpoint():
         for line in load_initial_weights(setup):
             logger.info(line)
     setup.hparams["checkpointer"].check_same_model()
-    was_finished = is_finished(
-        values.folder,
-        number_of_epochs=setup.hparams["epoch_counter"].limit,
-        patience=values.settings.get("early_stopping", 0),
-        max_minutes=values.settings.get("max_minutes", 0),
-    )
-    if was_finished:
-        config.check_effective(values.folder)
+    was_finished = is_finished(values.folder, values.settings)
     with main_rank_first():
         if rank() == 0:
             if not was_finished:
@@ -486,7 +476,7 @@ def open_run_folder(setup: RunSetup) -> None:
                 corpus=describe_corpus(setup.recipe.corpus(values.settings), values.settings),
             )
             return_freed_memory()  # of the report, which training does not need
-    write_config(setup)
+    write_config(setup, has_ended=was_finished)
 
 
 def set_results_aside(folder: Path) -> None:
@@ -501,9 +491,16 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_config(setup: RunSetup) -> None:
-    """Write the configuration of the run, and remove results that it would not give."""
+def write_config(setup: RunSetup, *, has_ended: bool) -> None:
+    """Write the configuration of the run, and remove results that it would not give.
+
+    has_ended: no step is trained, so the values that only training reads stay.
+    """
     values, config = setup.values, setup.make_run_config()
+    if has_ended:
+        kept = config.changed_keys(read_run_config(values.folder), MACHINE_KEYS)
+        values = values.with_overrides(**kept)
+        config = replace(setup, values=values).make_run_config()
     with main_rank_first():
         if rank() == 0:
             if values.has_checkpoint():

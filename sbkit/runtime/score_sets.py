@@ -20,7 +20,7 @@ from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
 from sbkit.data.read_manifests import read_manifests
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import prepare_split, sample_counts
-from sbkit.data.tables import COLUMN_KEYS, TableOptions
+from sbkit.data.tables import TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
@@ -75,7 +75,7 @@ def table_settings(model: Path, options: Mapping[str, object]) -> dict[str, obje
     settings = dict(options)
     if not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file():
         declared = read_run_settings(model)
-        for name in COLUMN_KEYS:
+        for name in options:
             if settings[name] is None:
                 settings[name] = declared.get(name)
     return settings

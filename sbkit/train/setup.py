@@ -58,6 +58,7 @@ from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, load_hparams, read_settings
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
+from sbkit.config.reached import list_reached
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -71,6 +72,7 @@ from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import initialize_from, with_encoder_config
 from sbkit.train.recipe import Recipe, load_recipe
+from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +193,15 @@ class RunData:
 
     def make_run_config(self) -> RunConfig:
         label_file = self.label_files.get(self.recipe.label_file or "")
-        return self.values.make_run_config(self.splits, label_file)
+        resolved = resolve_yaml(self.values.yaml_file, self.values.overrides)
+        reached = list_reached(resolved, given_classes(self.values.given_recipe))
+        return replace(self.values.make_run_config(self.splits, label_file), **reached._asdict())
+
+    def check_resumable(self) -> str | None:
+        """Refuse to resume another run in the folder; describe changed values."""
+        folder = self.values.folder
+        has_ended = is_finished(folder, self.values.settings)
+        return self.make_run_config().check_resumable(folder, has_ended=has_ended)
 
 
 @dataclass(frozen=True, kw_only=True)

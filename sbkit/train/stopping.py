@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -265,13 +265,12 @@ def stops_early(checkpointer: Any, patience: int, *, metric: str) -> bool:
     return stops
 
 
-def is_finished(
-    run_folder: Path, *, number_of_epochs: int, patience: int = 0, max_minutes: float = 0
-) -> bool:
+def is_finished(run_folder: Path, settings: Mapping[str, Any]) -> bool:
     """Return whether a run has trained its last epoch or its minutes, or has stopped early."""
     newest = newest_checkpoint(run_folder / CHECKPOINTS)
     if newest is None or not newest.meta.get("end-of-epoch", True):
         return False
-    has_ended = newest.meta.get("epoch", 0) >= number_of_epochs
-    has_ended |= 0 < 60 * max_minutes <= newest.meta.get(FIT_SECONDS, 0)
+    has_ended = newest.meta.get("epoch", 0) >= settings["number_of_epochs"]
+    has_ended |= 0 < 60 * settings.get("max_minutes", 0) <= newest.meta.get(FIT_SECONDS, 0)
+    patience = settings.get("early_stopping", 0)
     return has_ended or has_stopped_early(run_folder / CHECKPOINTS, patience)

@@ -10,9 +10,9 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import RUN_YAML, RunConfig
+from sbkit.checkpoint.run_config import MACHINE_KEYS, MAY_CHANGE, RUN_YAML, TEST_KEYS, RunConfig
 from sbkit.config.hparams import resolve
-from sbkit.evaluate.run_results import RUN_CONFIG_FILE
+from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SUMMARY
 
 YAML = """
 seed: 1
@@ -23,6 +23,7 @@ number_of_epochs: 4
 lr: 0.1
 hidden: 3
 compile: False
+audio_store: pcm
 noprogressbar: False
 CNN: !new:torch.nn.Linear
     in_features: 2
@@ -35,6 +36,7 @@ opt_class: !name:torch.optim.SGD
 epoch_counter: !new:speechbrain.utils.epoch_loop.EpochCounter
     limit: !ref <number_of_epochs>
 """
+TRAINED_EPOCHS = 3
 DATA = {"train": "a" * 64, "test": "b" * 64}
 
 
@@ -55,7 +57,7 @@ def begun(folder: Path) -> Path:
     """Begin a run and save one checkpoint of it."""
     run = folder / "run"
     checkpointer = Checkpointer(run / "checkpoints", recoverables={"model": nn.Linear(1, 1)})
-    checkpointer.save_checkpoint()
+    checkpointer.save_checkpoint(meta={"epoch": TRAINED_EPOCHS})
     declare(folder).write(run)
     return run
 
@@ -80,6 +82,31 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     )
 
 
+def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
+    """Its folder used to say bf16 of a run in fp32 that was opened with it."""
+    run, training = begun(tmp_path), MAY_CHANGE - TEST_KEYS - MACHINE_KEYS | {"opt_class.betas"}
+    assert training >= {"precision", "grad_accumulation_factor", "lr", "early_stopping"}
+    names = (*MAY_CHANGE, "opt_class.betas", "decoder.weights")
+    values = dict.fromkeys(names, 5) | {"lm_text": "a.txt"}
+    RunConfig(values, files={"a.txt": "hello"}).write(run)
+
+    def note(text: str = "hello", file: str = "a.txt", **changes: object) -> str | None:
+        config = RunConfig(values | {"lm_text": file} | changes, files={file: text})
+        return config.check_resumable(run, has_ended=True)
+
+    assert note(eval_batch_seconds=6) is not None  # for a test that has not ended
+    (run / SUMMARY).write_text("{}")
+    for key in training:
+        with pytest.raises(SbkitError, match=rf"\({key}: 5 before, 6 now\). To train on, raise"):
+            note(**{key: 6})
+    assert None not in [note(**{key: 6}) for key in (*TEST_KEYS, "decoder.weights")]
+    assert {note(**{key: 6}) for key in MACHINE_KEYS} == {None}
+    assert note(number_of_epochs=TRAINED_EPOCHS) is not None
+    with pytest.raises(SbkitError, match=r"lm_text: a.txt \(other content\) before, a.txt now"):
+        note("other")
+    assert note(file="moved.txt") is None
+
+
 def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, same = declare(tmp_path), declare(tmp_path, data_folder="/of/this/node")
     short = declare(tmp_path, data={**DATA, "train": "c" * 64})
@@ -102,6 +129,7 @@ def test_ranks_refuse_one_with_other_data(tmp_path: Path, monkeypatch: pytest.Mo
         ({"language": "de"}, "1 thing differs (language: en before, de now)"),
         ({"data": {**DATA, "train": "c" * 64}}, "the data of `train`: aaaa"),
         ({"data": None, "data_folder": "/other"}, "data_folder: null before, /other now"),
+        ({"audio_store": "lazy"}, "(audio_store: pcm before, lazy now)"),
         ({"text": YAML.replace("SGD", "Adam")}, "opt_class: !name:torch.optim.SGD before"),
         ({"text": YAML + "more: 1\n"}, "more: nothing before, 1 now"),
         ({"text": YAML + "my_opt_class: !new:torch.nn.ReLU {inplace: true}\n"}, "2 things differ"),

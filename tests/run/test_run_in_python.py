@@ -31,11 +31,21 @@ from sbkit.run.run import Run
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text import tokenizer
 from tests.export.test_formats import off_by
-from tests.runs import ROOT, TINY, Workplace, one_thread, read_json, rows_of, stopped_after
+from tests.runs import (
+    ROOT,
+    TINY,
+    Workplace,
+    contents_of,
+    one_thread,
+    read_json,
+    rows_of,
+    stopped_after,
+)
 from tests.runtime.bundles import SMALL as SMALL_GRID
 from tests.runtime.bundles import parity_report
 
 YAML = ROOT / "hparams/ctc.yaml"
+RECORDS = ("run_config.json", "summary.json")
 SMALL = {**parse_overrides(TINY), "number_of_epochs": 2}
 
 
@@ -238,7 +248,8 @@ def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
     assert parity_report(folder / "bundle", "onnx")["fp32"]["written"]
     before = (folder / "bundle/onnx/model.onnx").stat().st_mtime_ns
 
-    decoder = {"beam_size": 3, "word_lm_order": 2}
+    (text := tmp_path / "text.txt").write_text("please hold on\n")
+    decoder = {"beam_size": 3, "word_lm_order": 2, "lm_text": str(text), "log_every": 7}
     run = Run.open(folder, {**decoder, "export_formats": ["onnx", "huggingface"]})
     caplog.clear()
     run.test()
@@ -249,6 +260,16 @@ def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
     assert lines[1].startswith("huggingface (fp32) is not written: ")
     assert lines[-1].startswith("test: CER")
     assert len(run.history) == 2
+
+    kept = contents_of(folder)
+    assert [read_json(folder / name)["values"]["beam_size"] for name in RECORDS] == [3, 3]
+    assert [read_json(folder / name)["values"]["log_every"] for name in RECORDS] == [1, 1]
+    with pytest.raises(SbkitError, match=r"\(precision: fp32 before, bf16 now\)"):
+        Run.open(folder, {"precision": "bf16"}).train()
+    text.write_text("all circuits are busy\n")
+    with pytest.raises(SbkitError, match=r"\(lm_text: .* \(other content\) before, .* now\)"):
+        Run.open(folder).train()
+    assert contents_of(folder) == kept
 
 
 @pytest.mark.slow
@@ -359,6 +380,7 @@ def test_run_with_an_own_brain_is_not_continued_without_it(
 ) -> None:
     own = {**finished, "output_folder": tmp_path / "own", "check": False, "number_of_epochs": 1}
     Run(YAML, own, recipe=Own).train()
+    assert __name__ in read_json(tmp_path / "own/run_config.json")["modules"]
     with pytest.raises(SbkitError, match="recipe: tests.*.Own before, .*Asr now"):
         Run.open(tmp_path / "own").test()
     assert Run.open(tmp_path / "own", recipe=Own).test() == Run(YAML, own).scores

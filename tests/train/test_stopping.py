@@ -141,9 +141,9 @@ def test_max_minutes_end_a_run_within_an_epoch_and_go_on_with_more(tmp_path: Pat
     assert "error" in newest.meta  # it was validated
     fit()
     assert brain.optimizer_step == 6
-    finished = partial(is_finished, tmp_path, number_of_epochs=3)
-    assert finished(max_minutes=0.1)
-    assert not finished(max_minutes=0.2)
+    for minutes in (0.1, 0.2):
+        settings = {"number_of_epochs": 3, "max_minutes": minutes}
+        assert is_finished(tmp_path, settings) is (minutes == 0.1)
 
     brain, fit, shares = timed_brain(tmp_path / CHECKPOINTS, 20)
     fit()  # its clock starts at the 6 seconds of the checkpoint
@@ -212,11 +212,11 @@ def test_early_stopping_counts_epochs_since_the_best(
         )
         since.append(epoch - first)
         for patience in (1, 2, 3):
-            stopped = is_finished(tmp_path, number_of_epochs=99, patience=patience)
+            stopped = is_finished(tmp_path, {"number_of_epochs": 99, "early_stopping": patience})
             assert stopped is (since[-1] >= patience)
     assert since == [0, 0, 0, 1, 2, 0, 1, 2]
-    assert is_finished(tmp_path, number_of_epochs=8)
-    assert not is_finished(tmp_path, number_of_epochs=9)
+    assert is_finished(tmp_path, {"number_of_epochs": 8})
+    assert not is_finished(tmp_path, {"number_of_epochs": 9})
 
 
 DISK_FAILS = OSError(errno.EIO, "Input/output error", "disk")

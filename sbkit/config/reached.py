@@ -1,0 +1,80 @@
+"""What of the user's a YAML reaches: their modules, and the files and folders that it names."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from sbkit.base.content_cache import MAX_READ_BYTES, file_digests
+from sbkit.base.imports import search_folders, user_sources
+from sbkit.base.ranges import KEYS
+from sbkit.config.document import walk
+from sbkit.config.hparams import OUTPUT_FOLDER, Resolved
+
+# Other keys of every run name no file, or the data, which has fingerprints, or initial weights.
+FILE_KEY = "lm_text"
+NUM_HASH_DIGITS = 12
+
+
+class Reached(NamedTuple):
+    """Hashes of modules by name, and of files and folders by the text that names them."""
+
+    modules: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+def list_reached(resolved: Resolved, classes: Iterable[type] = ()) -> Reached:
+    """List what of the user's a YAML reaches outside of its run folder, but for its data.
+
+    Files are those that a value names, and folders those that an argument of an object names.
+
+    classes: those that a run is given in Python. What `__main__` defines has no file.
+    """
+    search_folders(resolved.document.module_folders)
+    modules = {base.__module__ for class_ in classes for base in class_.__mro__}
+    sources = user_sources(*modules, *resolved.module_names, with_unimported=True)
+    nodes = [(keys, node) for keys, node in walk(resolved.tree) if isinstance(node, str)]
+    texts = [(str(node), str(keys[0])) for keys, node in nodes if node.strip("./")]
+    arguments = {text for text, key in texts if key not in resolved.settings}
+    others = {text for text, key in texts if key in KEYS and key != FILE_KEY}
+    run = Path(str(resolved.settings.get(OUTPUT_FOLDER, ""))).resolve()
+    return Reached(
+        {name: _hash(source) for name, source in sorted(sources.items())},
+        {
+            text: digest_of(Path(text))
+            for text in sorted({text for text, _ in texts} - others)
+            if _lies_apart(text, run, is_argument=text in arguments)
+        },
+    )
+
+
+def _lies_apart(text: str, run: Path, *, is_argument: bool) -> bool:
+    """Return whether a text names a file or folder that is neither in the run folder nor above."""
+    with suppress(OSError):  # of a text that is too long for a path
+        path = Path(text).resolve()
+        if path.is_file() or (is_argument and path.is_dir()):
+            return not (path.is_relative_to(run) or run.is_relative_to(path))
+    return False
+
+
+def digest_of(path: Path) -> str:
+    """Hash the content of a file, or the names and contents of a folder's files but hidden ones.
+
+    Of more than `MAX_READ_BYTES`, sizes stand for contents.
+    """
+    folder, names = path.parent, [path.name]
+    if path.is_dir():
+        tree = os.walk(path, followlinks=True)
+        files = [
+            Path(parent, name).relative_to(path) for parent, _, found in tree for name in found
+        ]
+        folder, names = path, sorted(str(file) for file in files if "/." not in f"/{file}")
+    sizes = file_digests(folder, names, read=False).sizes
+    digests = file_digests(folder, names, read=sizes.sum() <= MAX_READ_BYTES).digests.to_pylist()
+    return _hash(repr([names if path.is_dir() else "", digests]).encode())
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:NUM_HASH_DIGITS]
