@@ -1,48 +1,82 @@
 """Ranges, keys that nothing reads, the machine that is meant, and the run folder."""
 
 import shutil
-import sys
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_run
-from sbkit.check.checked_run import Finding
-from sbkit.check.settings import check_run_folder, names_in_code
+from sbkit.check.checked_run import DeclaredRun, Finding
+from sbkit.check.settings import check_needs, check_run_folder
+from sbkit.config.overrides import parse_overrides
 from sbkit.distributed.device import device_counter_for, resolve
+from sbkit.train.setup import read_values
 from tests.check.harness import declared_run
 from tests.checkpoint.saves import training
 from tests.runs import ROOT, TINY, TINY_VOICE, Workplace, contents_of, times_of
 
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
-BRAIN = """
-import own_helpers
-from sbkit.train.brain import Brain
-
-KEYS = ("listed",)
-
-class OwnBrain(Brain):
-    def on_stage_end(self, stage, stage_loss, epoch=None):
-        print(own_helpers.describe(self.hparams), [getattr(self.hparams, key) for key in KEYS])
-"""
 
 
-def test_names_in_code_are_those_of_the_folder_of_a_brain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def needs_of(folder: Path, text: str, options: Sequence[str] = ()) -> list[str]:
+    """Return the places of the notes on a YAML and its options."""
+    yaml = folder / "own.yaml"
+    yaml.write_text(text)
+    declared = DeclaredRun(read_values(yaml, parse_overrides(options)))
+    findings = [*check_needs(declared)]
+    assert not any(finding.stops for finding in findings)
+    return [finding.where.replace(f"{yaml}:", "line ") for finding in findings]
+
+
+CHANGED: dict[str, tuple[str, str, list[str]]] = {  # another value, what turns the key off, and on
+    "lm_text": (
+        "a.txt",
+        "word_lm_order=0 token_lm_order=0",
+        ["word_lm_order=1", "token_lm_order=1"],
+    ),
+    "beam_size": (
+        "8",
+        "word_lm_order=0 token_lm_order=0",
+        ["word_lm_order=1", "token_lm_order=1", "ctc_weight=0.99"],
+    ),
+    "attention_rescoring": ("False", "ctc_weight=1", ["ctc_weight=0.9"]),
+    "label_smoothing": ("0.3", "ctc_weight=1", ["ctc_weight=0.9"]),
+    "ema_decay": ("0.9", "average_checkpoints=2", ["average_checkpoints=1"]),
+    "split_shares": (
+        "{dev: 0.3}",
+        "manifest={train: a.csv}",
+        ["manifest={all: a.csv}", "manifest={all: a.csv, test: b.csv}"],
+    ),
+    "pretrained_revision": ("main", "compile=no", []),
+    "init_from_differs": ("[lr]", "init_from=null", ["init_from=a"]),
+    "pause_seconds": ("3.5", "pause_prob=0", ["pause_prob=0.01"]),
+    "time_width": ("3", "time_masks=0", ["time_masks=1"]),
+    "max_time_fraction": ("0.3", "time_masks=0", ["time_masks=1"]),
+    "freq_width": ("3", "freq_masks=0", ["freq_masks=1"]),
+    "kernel_size": ("3", "encoder_module=transformer", ["encoder_module=conformer"]),
+}
+
+
+@pytest.mark.parametrize("key", CHANGED)
+def test_value_that_others_turn_off_is_noted_where_the_user_gave_it(
+    key: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "own_brain.py").write_text(BRAIN)
-    (tmp_path / "own_helpers.py").write_text("def describe(hparams):\n    return hparams.helped\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    names = names_in_code(import_module("own_brain").OwnBrain)
-    assert names >= {"listed", "helped"}
-    assert "num_epochs" not in names  # of sbkit.Brain's own code
-    repl = ModuleType("repl")
-    monkeypatch.setitem(sys.modules, "repl", repl)
-    assert names_in_code(type("Typed", (), {"__module__": "repl"})) is None
-    assert names_in_code(type("Unimported", (), {"__module__": "never_imported"})) is None
+    value, off, on = CHANGED[key]
+    turned_off = [f"--{option}" for option in off.replace(" token", "|token").split("|")]
+    base = f"base: {ROOT}/hparams/ctc.yaml\n"
+    lines = (ROOT / "hparams/ctc.yaml").read_text().splitlines()
+    own = f"{base}{key}: {value}\n"
+    if key != "pretrained_revision":  # which ctc.yaml does not have
+        assert needs_of(tmp_path, base, [*turned_off, f"--{key}={value}"]) == [f"override of {key}"]
+        assert needs_of(tmp_path, base, turned_off) == []  # of sbkit's YAML itself
+        assert needs_of(tmp_path, "\n".join(lines), turned_off) == []  # a copy of it
+    assert needs_of(tmp_path, own, turned_off) == ["line 2"]
+    kept = [line for line in lines if not line.startswith(f"{key}:")]
+    assert needs_of(tmp_path, "\n".join([f"{key}: {value}", *kept]), turned_off) == ["line 1"]
+    for option in on:
+        assert needs_of(tmp_path, own, [*turned_off, f"--{option}"]) == []
 
 
 @pytest.mark.slow
