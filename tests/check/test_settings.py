@@ -1,7 +1,6 @@
 """Ranges, keys that nothing reads, the machine that is meant, and the run folder."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,63 +19,53 @@ from tests.runs import ROOT, TINY, TINY_VOICE, Workplace, contents_of, times_of
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
 
 
-def needs_of(folder: Path, text: str, options: Sequence[str] = ()) -> list[str]:
-    """Return the places of the notes on a YAML and its options."""
-    yaml = folder / "own.yaml"
-    yaml.write_text(text)
-    declared = DeclaredRun(read_values(yaml, parse_overrides(options)))
-    findings = [*check_needs(declared)]
-    assert not any(finding.stops for finding in findings)
-    return [finding.where.replace(f"{yaml}:", "line ") for finding in findings]
-
-
-CHANGED: dict[str, tuple[str, str, list[str]]] = {  # another value, what turns the key off, and on
-    "lm_text": (
-        "a.txt",
-        "word_lm_order=0 token_lm_order=0",
-        ["word_lm_order=1", "token_lm_order=1"],
-    ),
-    "beam_size": (
-        "8",
-        "word_lm_order=0 token_lm_order=0",
-        ["word_lm_order=1", "token_lm_order=1", "ctc_weight=0.99"],
-    ),
-    "attention_rescoring": ("False", "ctc_weight=1", ["ctc_weight=0.9"]),
-    "label_smoothing": ("0.3", "ctc_weight=1", ["ctc_weight=0.9"]),
-    "ema_decay": ("0.9", "average_checkpoints=2", ["average_checkpoints=1"]),
-    "split_shares": (
-        "{dev: 0.3}",
-        "manifest={train: a.csv}",
-        ["manifest={all: a.csv}", "manifest={all: a.csv, test: b.csv}"],
-    ),
-    "pretrained_revision": ("main", "compile=no", []),
-    "init_from_differs": ("[lr]", "init_from=null", ["init_from=a"]),
-    "pause_seconds": ("3.5", "pause_prob=0", ["pause_prob=0.01"]),
-    "time_width": ("3", "time_masks=0", ["time_masks=1"]),
-    "max_time_fraction": ("0.3", "time_masks=0", ["time_masks=1"]),
-    "freq_width": ("3", "freq_masks=0", ["freq_masks=1"]),
-    "kernel_size": ("3", "encoder_module=transformer", ["encoder_module=conformer"]),
+LM_ORDERS = ["word_lm_order=1", "token_lm_order=1"]
+OFF = (
+    *("word_lm_order=0", "token_lm_order=0", "ctc_weight=1", "average_checkpoints=2"),
+    *("pause_prob=0", "time_masks=0", "freq_masks=0", "encoder_module=transformer"),
+    *("manifest={train: a.csv}", "init_from=null"),
+)
+NEEDS = {  # of each key: another value, and what each turns it on
+    "lm_text": ("a.txt", LM_ORDERS),
+    "beam_size": ("8", [*LM_ORDERS, "ctc_weight=0.99"]),
+    "attention_rescoring": ("False", ["ctc_weight=0.99"]),
+    "label_smoothing": ("0.3", ["ctc_weight=0.99"]),
+    "ema_decay": ("0.9", ["average_checkpoints=1"]),
+    "split_shares": ("{dev: 0.3}", ["manifest={all: a.csv}"]),
+    "init_from_differs": ("[lr]", ["init_from=a"]),
+    "pause_seconds": ("3.5", ["pause_prob=0.01"]),
+    "time_width": ("3", ["time_masks=1"]),
+    "max_time_fraction": ("0.3", ["time_masks=1"]),
+    "freq_width": ("3", ["freq_masks=1"]),
+    "kernel_size": ("3", ["encoder_module=conformer"]),
 }
 
 
-@pytest.mark.parametrize("key", CHANGED)
-def test_value_that_others_turn_off_is_noted_where_the_user_gave_it(
-    key: str, tmp_path: Path
-) -> None:
-    value, off, on = CHANGED[key]
-    turned_off = [f"--{option}" for option in off.replace(" token", "|token").split("|")]
+def noted(folder: Path, text: str, *options: str) -> set[str]:
+    """Return the keys of the notes on a YAML and its options."""
+    (folder / "own.yaml").write_text(text)
+    overrides = parse_overrides([f"--{option}" for option in options])
+    findings = [*check_needs(DeclaredRun(read_values(folder / "own.yaml", overrides)))]
+    assert not any(finding.stops for finding in findings)
+    return {finding.problem.split("`")[1] for finding in findings}
+
+
+def test_value_that_others_turn_off_is_noted_if_the_user_gave_it(tmp_path: Path) -> None:
     base = f"base: {ROOT}/hparams/ctc.yaml\n"
-    lines = (ROOT / "hparams/ctc.yaml").read_text().splitlines()
-    own = f"{base}{key}: {value}\n"
-    if key != "pretrained_revision":  # which ctc.yaml does not have
-        assert needs_of(tmp_path, base, [*turned_off, f"--{key}={value}"]) == [f"override of {key}"]
-        assert needs_of(tmp_path, base, turned_off) == []  # of sbkit's YAML itself
-        assert needs_of(tmp_path, "\n".join(lines), turned_off) == []  # a copy of it
-    assert needs_of(tmp_path, own, turned_off) == ["line 2"]
-    kept = [line for line in lines if not line.startswith(f"{key}:")]
-    assert needs_of(tmp_path, "\n".join([f"{key}: {value}", *kept]), turned_off) == ["line 1"]
-    for option in on:
-        assert needs_of(tmp_path, own, [*turned_off, f"--{option}"]) == []
+    copy = (ROOT / "hparams/ctc.yaml").read_text()
+    changed = [f"{key}: {value}" for key, (value, _) in NEEDS.items()]
+    own = base + "\n".join(changed)
+    assert noted(tmp_path, own, *OFF) == {*NEEDS}
+    assert noted(tmp_path, base, *OFF, *(line.replace(": ", "=", 1) for line in changed)) == {
+        *NEEDS
+    }
+    assert noted(tmp_path, base, *OFF) == noted(tmp_path, copy, *OFF) == set()
+    lines = [line for line in copy.splitlines() if line.split(":")[0] not in NEEDS]
+    of_another_yaml = {"attention_rescoring"}  # False, as in ctc_pretrained.yaml
+    assert noted(tmp_path, "\n".join([*changed, *lines]), *OFF) == {*NEEDS} - of_another_yaml
+    for option in {option for _, turn_on in NEEDS.values() for option in turn_on}:
+        still_off = {key for key, (_, turn_on) in NEEDS.items() if option not in turn_on}
+        assert noted(tmp_path, own, *OFF, option) == still_off
 
 
 @pytest.mark.slow
