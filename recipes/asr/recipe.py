@@ -12,7 +12,7 @@ from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, longest_whole
-from sbkit.base.ranges import RANGES, SHARE, Kind, Range
+from sbkit.base.ranges import KEYS, RANGES, SHARE, Kind, Range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
@@ -175,6 +175,18 @@ class Asr(CorpusRecipe, Recognition):
         "label_smoothing": SHARE,
         "lm_text": RANGES["lm_text"],
         "token_type": Kind(TOKEN_TYPES, advice="char suits little text."),
+    }
+    needs: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "pause_seconds": {"pause_prob": "above 0"},
+        "time_width": {"time_masks": "above 0"},
+        "max_time_fraction": {"time_masks": "above 0"},
+        "freq_width": {"freq_masks": "above 0"},
+        "mask_time_length": {"mask_time_prob": "above 0"},
+        "mask_channel_length": {"mask_channel_prob": "above 0"},
+        "kernel_size": {"encoder_module": "conformer or branchformer"},
+        "intermediate_layer": {"inter_ctc_weight": "above 0"},
+        "label_smoothing": {"ctc_weight": "below 1"},
+        "beam_size": {**KEYS["lm_text"].needs, **KEYS["attention_rescoring"].needs},
     }
     prepare_splits = staticmethod(prepare_transcripts)
     prepare_labels = staticmethod(prepare_tokenizer)

@@ -5,7 +5,8 @@ The loss compares the spectra of the decoded audio with those of the recording.
 Legend: B utterances, S samples, U frames of codes, G codebooks.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 from speechbrain import Stage
 from torch import Tensor, nn
@@ -115,3 +116,7 @@ class NeuralCodec(CorpusRecipe, CodecTask):
     ranges = COMMON_RANGES | dict.fromkeys(
         ("mel_weight", "spectral_weight", "adversarial_weight"), NON_NEGATIVE
     )
+    needs: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "discriminator_channels": {"adversarial_weight": "above 0"},
+        "discriminator_lr": {"adversarial_weight": "above 0"},
+    }

@@ -9,6 +9,8 @@ LIBRARY_FOLDERS = (
     *(Path(os.__file__).parent, *site.getsitepackages(), site.getusersitepackages()),
     *(Path(__file__).parents[2] / package for package in ("sbkit", "recipes")),
 )
+PROJECT = Path(__file__).parents[1] / "project"  # in the wheel
+BUILT_IN_YAMLS = [*(PROJECT if PROJECT.is_dir() else PROJECT.parents[1]).glob("hparams/*.yaml")]
 LIBRARIES = tuple(f"{folder}{os.sep}" for folder in LIBRARY_FOLDERS)
 INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by PYTHONPATH
 

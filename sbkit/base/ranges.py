@@ -1,5 +1,6 @@
 """The ranges of a run's hyperparameters, checked before anything is built."""
 
+import inspect
 import math
 import pydoc
 import re
@@ -77,7 +78,15 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "true or false": lambda value: isinstance(value, bool),
     "false": lambda value: value is False,
+    "true or false, not in words": lambda value: (
+        not isinstance(value, str) or as_flag(value) is value
+    ),
     "text": lambda value: isinstance(value, str),
+    "set": bool,
+    "1": lambda value: value == 1,
+    "above 0": lambda value: isinstance(value, int | float) and value > 0,
+    "below 1": lambda value: isinstance(value, int | float) and value < 1,
+    "a mapping with `all`": lambda value: isinstance(value, Mapping) and "all" in value,
     "[]": lambda value: value == [],
     "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
     "a mapping": lambda value: isinstance(value, Mapping) and _are_texts(value),
@@ -108,6 +117,8 @@ class Kind(Range):
 
 
 FLAG = Kind(("true or false",), advice="Write True or False.")
+# Of any class, which may take other values as well; "off" would count as true.
+FLAG_ARGUMENT = Kind(("true or false, not in words",), advice="Write True or False.")
 TEXT = Kind(("null", "text"))
 TEXTS = Kind(("null", "text", "a list of texts"))
 LIST = Kind(("null", "[]", "a list of texts"), advice="Write [] for none.")
@@ -123,11 +134,13 @@ class Key:
     values: the kind and the range of its values.
     default: what holds if the YAML leaves it out, or REQUIRED.
     meaning: of a key with a default, for `sbkit config --all` and the page of keys.
+    needs: other keys and the form of their values; without any of these, this one has no effect.
     """
 
     values: Range
     default: Any = REQUIRED
     meaning: str = ""
+    needs: Mapping[str, str] = field(default_factory=dict)
 
 
 # The keys of every run whose YAML names a recipe; a recipe has `ranges` of its own keys, and a
@@ -135,10 +148,12 @@ class Key:
 KEYS: Mapping[str, Key] = {
     "seed": Key(Range(low=0, high=2**63 - 1, integer=True, advice="Pass any such number.")),
     **dict.fromkeys(("compile", "check", "gradient_checkpointing"), Key(FLAG)),
-    **dict.fromkeys(("attention_rescoring", "find_unused_parameters"), Key(FLAG)),
+    "attention_rescoring": Key(FLAG, needs={"ctc_weight": "below 1"}),
+    "find_unused_parameters": Key(FLAG),
     "output_folder": Key(Kind(("text",))),
     "corpus": Key(TEXT),
-    **dict.fromkeys(("data_folder", "language", "lm_text"), Key(TEXTS)),
+    **dict.fromkeys(("data_folder", "language"), Key(TEXTS)),
+    "lm_text": Key(TEXTS, needs={"word_lm_order": "above 0", "token_lm_order": "above 0"}),
     **dict.fromkeys(("manifest", "splits", "where"), Key(Kind(("null", "a mapping of texts")))),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "path_column": Key(
@@ -156,6 +171,7 @@ KEYS: Mapping[str, Key] = {
         MAPPING,
         None,
         "of the speakers of `all` without a column `split`; null: {dev: 0.1, test: 0.1}",
+        needs={"manifest": "a mapping with `all`"},
     ),
     "keep_tags": Key(LIST, [], "[noise]: tags in brackets that become tokens; others are dropped"),
     "skip_quality_tags": Key(
@@ -190,9 +206,13 @@ KEYS: Mapping[str, Key] = {
     "grad_accumulation_factor": Key(  # the plan of each micro-batch takes memory
         Range(low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step.")
     ),
-    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), Key(TEXT)),
+    **dict.fromkeys(("init_from", "pretrained"), Key(TEXT)),
+    "pretrained_revision": Key(TEXT, needs={"pretrained": "set"}),
     "init_from_differs": Key(
-        TEXTS, None, "settings that may differ from those of init_from, such as [sample_rate]"
+        TEXTS,
+        None,
+        "settings that may differ from those of init_from, such as [sample_rate]",
+        needs={"init_from": "set"},
     ),
     "lr_scale": Key(MAPPING, {}, "factors of lr by part, such as {CNN: 0.1}"),
     "layer_decay": Key(
@@ -218,7 +238,10 @@ KEYS: Mapping[str, Key] = {
     # Without a default, because SpeechBrain refuses it beside `ckpt_interval_steps`.
     "ckpt_interval_minutes": Key(Range(advice="Pass 0 to save only after an epoch.")),  # or below 0
     "ema_decay": Key(
-        SHARE, 0.0, "moving average of the weights, with average_checkpoints: 1; 0: none"
+        SHARE,
+        0.0,
+        "moving average of the weights, with average_checkpoints: 1; 0: none",
+        needs={"average_checkpoints": "1"},
     ),
     "average_checkpoints": Key(Range(low=1, integer=True, advice="Pass 1 to take only the best.")),
     "export_formats": Key(
@@ -254,11 +277,27 @@ def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] =
         raise ConfigError(error)
 
 
-def ranges_of(name: str) -> Mapping[str, Range]:
-    """Return the ranges that the class of a dotted name declares for its arguments, or a recipe."""
+def ranges_of(name: str) -> Mapping[str | int, Range]:
+    """Return the ranges that the class of a dotted name declares for its arguments, or a recipe.
+
+    Arguments that its signature, or that of its bases, shows to be flags have one as well, by name
+    and by position.
+    """
     try:
-        builder = pydoc.locate(name)
+        builder: Any = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    ranges: Mapping[str, Range] = getattr(builder, "RANGES", None) or getattr(builder, "ranges", {})
-    return ranges
+    ranges: dict[str | int, Range] = {}
+    for function in getattr(builder, "__mro__", (builder,)):
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):  # of a builtin
+            break
+        for position, parameter in enumerate(parameters):
+            types = {*re.findall(r"\w+", inspect.formatannotation(parameter.annotation))}
+            is_flag = "bool" in types or isinstance(parameter.default, bool)
+            if is_flag and types.isdisjoint({"str", "Literal"}):
+                ranges |= dict.fromkeys((position, parameter.name), FLAG_ARGUMENT)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break  # else it passes them on
+    return ranges | (getattr(builder, "RANGES", None) or getattr(builder, "ranges", {}))

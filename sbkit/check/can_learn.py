@@ -228,7 +228,7 @@ class Learner:
         """Train, and return the losses; NaN ends them if too many steps are not finite."""
         brain = self._brain
         optimizers = [*(brain.optimizers_dict or {}).values()]
-        highest = highest_factor(read_schedule(self._run.own.hparams))
+        highest = self._run.highest_factor
         torch.manual_seed(int(self._run.values.settings["seed"]))
         brain.training_step.start_epoch(1)
         brain.on_stage_start(Stage.TRAIN, 1)

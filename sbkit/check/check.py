@@ -52,7 +52,8 @@ logger = logging.getLogger(__name__)
 Check = Callable[[CheckedRun], Iterable[Finding] | None]  # None: it only raises
 Checked = TypeVar("Checked", DeclaredRun, CheckedRun)
 
-CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement)  # nothing is built for them
+# Nothing is built for them.
+CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement, settings.check_needs)
 CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(settings.check_formats, settings.check_batches),
     *(parameters.check_ownership, parameters.check_optimizers),
@@ -60,7 +61,8 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(dry_run.check_shapes, dry_run.check_state, dry_run.check_steps),
     *(dry_run.check_causality, dry_run.check_padding),
     *(data.check_data, data.check_channels, data.check_silence),
-    *(dry_run.check_unused, settings.check_unread, settings.check_freezing),
+    *(dry_run.check_unused, settings.check_unread),
+    *(settings.check_freezing, settings.check_schedule),
     can_learn.check_causes,
     *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),

@@ -11,11 +11,12 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
-from sbkit.config.document import Document, Keys, dotted, read_document
+from sbkit.config.document import Document, Keys, dotted, merges, read_document
 from sbkit.config.hparams import insert_defaults
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import parse_device, resolve
 from sbkit.train.brain import Brain
+from sbkit.train.schedule import highest_factor, read_schedule
 from sbkit.train.setup import (
     RunData,
     RunSetup,
@@ -107,7 +108,7 @@ class DeclaredRun:
                 break
             override = override[key]
             declared = declared.get(key) if isinstance(declared, Mapping) else None
-            if not (isinstance(override, Mapping) and declared):
+            if not (declared and merges(override, keys[:depth])):
                 return f"override of {dotted(keys[:depth])}"
         return self.document.place(keys)
 
@@ -241,6 +242,19 @@ class CheckedRun:
         """The sampler of the training set; None if a recipe plans its batches in another way."""
         sampler = self.own.loaders.train.batch_sampler
         return sampler if isinstance(sampler, TrainSampler) else None
+
+    @property
+    def num_steps(self) -> int:
+        """The optimizer steps of the run."""
+        train = self.own.loaders.train
+        steps = self.sampler.steps() if self.sampler else range(0, len(train), self.accumulation)
+        return max(1, len(steps)) * int(self.own.hparams["epoch_counter"].limit)
+
+    @cached_property
+    def highest_factor(self) -> float:
+        """The highest factor of `lr` in these steps."""
+        num_epochs = self.own.hparams["epoch_counter"].limit
+        return highest_factor(read_schedule(self.own.hparams), self.num_steps, num_epochs)
 
     @property
     def num_processes(self) -> int:

@@ -237,7 +237,7 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     brain = run.build_brain(**CPU_OPTIONS)
     brain.modules.load_state_dict(trained.modules.state_dict())
     brain.init_optimizers()
-    rate = brain.set_highest_rate()
+    rate = brain.set_highest_rate(run.highest_factor)
     before = _losses_of(brain, batch).sum()
     has_gradient: dict[str, bool] = {}  # by the part of the model
     for _ in range(2):

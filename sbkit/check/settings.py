@@ -1,28 +1,27 @@
 """Checks of the values, the machine and the run folder.
 
-A key has no effect if the dry run did not read it, no reference names it, and the source of the
-recipe does not mention it: the dry run does not call the hooks at the end of a stage.
+A key has no effect if the dry run did not read it, no reference names it, and no `ranges` declare
+it. The dry run does not call the hooks at the end of a stage, which own code may have.
 """
 
-import ast
 import sys
 from collections.abc import Iterator, Set
 from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
+from dataclasses import replace
 
 import numpy as np
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
 from sbkit.base.messages import did_you_mean, nearest, plural
-from sbkit.base.ranges import RANGES, out_of_range
+from sbkit.base.ranges import KEYS, RANGES, Kind, out_of_range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.task import load_task
 from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
 from sbkit.checkpoint.weights import check_weights
-from sbkit.config.document import referenced, tag_of, walk
+from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
 from sbkit.config.hparams import MissingSettingError, resolve
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
@@ -30,12 +29,12 @@ from sbkit.export.export import describe_parts, require_task_of_its_own
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
 from sbkit.train.optimizers import ALWAYS, FREEZE
+from sbkit.train.schedule import MAX_SCHEDULED_STEPS
 from sbkit.train.setup import load_initial_weights
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
-# Packages whose source does not mention the keys that a recipe adds.
-LIBRARY_PACKAGES = {*sys.stdlib_module_names, "sbkit", "speechbrain", "torch"}
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
+MIN_HIGHEST_FACTOR = 0.5  # of `lr`
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 
 
@@ -57,22 +56,55 @@ def check_ranges(declared: DeclaredRun) -> Iterator[Finding]:
             yield declared.finding(*keys, problem=problem.rstrip("."))
 
 
+def check_needs(declared: DeclaredRun) -> Iterator[Finding]:
+    """Note the values of the user that other values turn off."""
+    values = dict(declared.values.settings.items())  # marks no key as read
+    all_needs = {name: key.needs for name, key in KEYS.items()}
+    with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
+        all_needs |= declared.values.load_recipe().needs
+    for key, needs in all_needs.items():
+        forms = {name: Kind((*form.split(" or "),)) for name, form in needs.items()}
+        is_off = forms and not any(values.get(name) in form for name, form in forms.items())
+        if is_off and key in values and _is_given(declared, key):
+            wishes = " or ".join(f"`{name}` {form}" for name, form in needs.items())
+            yield declared.finding(
+                key,
+                problem=f"`{key}` needs {wishes}, which this run does not have",
+                fix=f"Set that, or leave out `{key}`.",
+                stops=False,
+            )
+
+
+def _is_given(declared: DeclaredRun, key: str) -> bool:
+    """Return whether the user has set a key, to another value than a YAML of sbkit."""
+    values, documents = declared.values, [declared.document]
+    if key not in values.given_overrides:
+        is_copy = len(declared.document.texts) == 1  # perhaps
+        documents = [read_document(file) for file in BUILT_IN_YAMLS if is_copy]
+    values_before = [plain_value(document.root.get(key)) for document in documents]
+    return key in user_keys(declared) and values.settings.get(key) not in values_before
+
+
 def check_unread(run: CheckedRun) -> Iterator[Finding]:
     """Find the keys that no reference and no code reads.
 
     A key of a base YAML is reported only if the YAML itself or the command line sets it.
     """
-    in_code = names_in_code(type(run.brain))
     if isinstance(run.trial.error, MissingSettingError):
         yield from find_misspelled(run.declared, run.trial.error.key)
-    if in_code is None or run.trial.error is not None:
-        return  # code that has not run, or has no source, may read any key
-    names_read = in_code.union(
+    if run.trial.error is not None:
+        return  # code that has not run may read any key
+    names_read = set[str]().union(
         *(k.names_read for k in (run.values.settings, run.own.values.settings, run.own.hparams))
     )
-    candidates = names_read - run.declared.document.own_keys
+    document = run.declared.document
+    candidates = {*names_read, *document.root} - document.own_keys
     for key in unread_keys(run.declared, names_read):
-        yield _unread(run.declared, key, candidates)
+        finding = _unread(run.declared, key, candidates)
+        if _runs_own_code(run):
+            advice = " If your code reads it later in the run, list it in the recipe's `ranges`."
+            finding = replace(finding, fix=finding.fix + advice, stops=False)
+        yield finding
 
 
 def find_misspelled(declared: DeclaredRun, missing_key: str) -> Iterator[Finding]:
@@ -86,8 +118,14 @@ def _unread(declared: DeclaredRun, key: str, candidates: Set[str]) -> Finding:
     return declared.finding(
         key,
         problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
-        fix=f"Correct its name, or take it out.{did_you_mean(key, candidates)}",
+        fix=f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}",
     )
+
+
+def user_keys(declared: DeclaredRun) -> Set[str]:
+    """Return the keys that the command line or the YAML itself sets."""
+    is_of_run = folder_override(declared.values.yaml_file)  # which has the keys of its base as well
+    return {*declared.values.given_overrides} | (set() if is_of_run else declared.document.own_keys)
 
 
 def unread_keys(declared: DeclaredRun, names_read: Set[str]) -> Iterator[str]:
@@ -95,10 +133,7 @@ def unread_keys(declared: DeclaredRun, names_read: Set[str]) -> Iterator[str]:
 
     Only keys of the root are tested: a class refuses arguments that it does not take.
     """
-    values, document = declared.values, declared.document
-    set_by_user = {*values.given_overrides}
-    if not folder_override(values.yaml_file):  # that of a run has the keys of its base as well
-        set_by_user |= {*document.own_keys}
+    document, set_by_user = declared.document, user_keys(declared)
     referenced_keys = {str(path[0]) for _, node in walk(document.root) for path in referenced(node)}
     used = names_read | referenced_keys | COMMAND_KEYS
     for key, node in document.root.items():
@@ -108,54 +143,37 @@ def unread_keys(declared: DeclaredRun, names_read: Set[str]) -> Iterator[str]:
             yield key
 
 
-def names_in_code(brain: type) -> set[str] | None:
-    """Return every attribute name and every string in the source of a Brain.
-
-    The source includes that of its bases and of all modules imported from the same folders. Returns
-    None for a Brain without a source file, as in a REPL.
-    """
-    folders: set[Path] = set()
-    for module_name in {class_.__module__ for class_ in brain.__mro__}:
-        if module_name.partition(".")[0] not in LIBRARY_PACKAGES:
-            file = source_file(module_name)
-            if file is None:
-                return None
-            folders.add(file.parent)
-    module_files = {source_file(module_name) for module_name in list(sys.modules)}
-    names: set[str] = set()
-    for file in module_files:
-        if file is None or file.parent not in folders or file.suffix != ".py":
-            continue
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Attribute):
-                names.add(node.attr)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names.add(node.value)
-    return names
-
-
-def source_file(module_name: str) -> Path | None:
-    """Return the file of an imported module; None if it has none."""
-    module = sys.modules.get(module_name)
-    if not isinstance(module, ModuleType):
-        return None
-    name = vars(module).get("__file__")  # an attribute access could import a lazy module
-    if name is None or not Path(name).is_file():
-        return None
-    return Path(name).absolute()
+def _runs_own_code(run: CheckedRun) -> bool:
+    """Return whether the user has written a part of the Brain or of the recipe."""
+    kinds = (*type(run.brain).__mro__[:-1], *type(run.data.recipe).__mro__[:-1])
+    modules = [sys.modules.get(kind.__module__) for kind in kinds]
+    return not all(is_library(getattr(module, "__file__", None) or "") for module in modules)
 
 
 def check_freezing(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen at random weights for the whole run."""
+    """Find parts that stay frozen at random weights, or for all steps although not `always`."""
     steps = run.brain.training_step.freezing.steps
-    parts = [part for part, end in steps.items() if end == ALWAYS]
+    parts = [part for part, end in steps.items() if end == ALWAYS or end >= run.num_steps]
     has_weights = any(map(run.values.settings.get, ("pretrained", "init_from")))
-    if parts and not has_weights and not run.values.has_checkpoint():
+    is_random = not has_weights and not run.values.has_checkpoint()
+    if parts and (is_random or any(steps[part] != ALWAYS for part in parts)):
+        weights = "random weights" if is_random else "their weights"
         yield run.note(
             FREEZE,
-            problem=f"`freeze` keeps {', '.join(parts)} at random weights: neither `pretrained` "
-            "nor `init_from` names others",
-            fix="Name a run as `init_from`, or let these parts learn.",
+            problem=f"`freeze` keeps {', '.join(parts)} at {weights} for the whole run of "
+            f"{plural(run.num_steps, 'step')}",
+            fix="Let these parts learn earlier, or name a run with their weights as `init_from`.",
+        )
+
+
+def check_schedule(run: CheckedRun) -> Iterator[Finding]:
+    """Find a rate that the run does not reach, as with a warm-up of more steps than it has."""
+    if run.highest_factor < MIN_HIGHEST_FACTOR and run.num_steps <= MAX_SCHEDULED_STEPS:
+        yield run.note(
+            "lr_schedule",
+            problem=f"`lr_schedule` reaches only {run.highest_factor:.2g} of `lr` in the "
+            f"{plural(run.num_steps, 'step')} of the run",
+            fix="Shorten its warm-up, or train for more epochs.",
         )
 
 

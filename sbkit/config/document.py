@@ -1,14 +1,15 @@
 """Read a HyperPyYAML file into a tree with its tags and line numbers, without building objects.
 
 A file with the key `base` holds only the differences from that file: a mapping without a tag merges
-into the base's mapping or object by its keys, and any other value replaces the base's.
+into the base's mapping or object by its keys, and any other value replaces the base's; so does an
+empty mapping. Overrides change a file as if they were a file that names it as its base.
 
 HyperPyYAML silently writes an unresolved node into text, and leaves ``-1 * 2`` as text: both are
 refused here.
 """
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
@@ -24,7 +25,7 @@ from ruamel.yaml import YAML, resolver
 from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import did_you_mean
@@ -35,9 +36,11 @@ Keys = tuple[str | int, ...]
 REFERENCE_TAGS = ("!ref", "!copy")
 INCLUDE_TAG = "!include:"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
+OBJECT_TAGS = (*BUILDER_TAGS, *REFERENCE_TAGS)
 BASE_KEY = "base"
 # These values are replaced as a whole: the keys of their mappings are not those of the base.
-WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
+WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "mix"}
+MERGE_TAG = "tag:yaml.org,2002:merge"
 BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 NUMBER_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}
 REFERENCE = re.compile(r"<([^>]*)>")
@@ -45,6 +48,13 @@ TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
 NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
 OBJECT = object()  # a placeholder for an object that would be built
+
+
+class Only(dict[str, Any]):
+    """A mapping of overrides that replaces what was before, where a plain one changes its keys."""
+
+    def __repr__(self) -> str:
+        return f"Only({super().__repr__()})"
 
 
 # -- keys and nodes --------------------------------------------------------------------------------
@@ -73,14 +83,21 @@ def referenced(node: object) -> list[Keys]:
     return [tuple(part.strip("]") for part in name.split("[")) for name in names]
 
 
+def merges(value: object, keys: Keys) -> bool:
+    """Return whether a value changes keys of the mapping that is at ``keys``, or replaces it."""
+    is_plain = isinstance(value, Mapping) and not (tag_of(value) or isinstance(value, Only))
+    return is_plain and value != {} and dotted(keys) not in WHOLE_KEYS
+
+
 def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
     """Visit every node, children first, in HyperPyYAML's order of resolution."""
-    for key, child in _children(node):
+    for key, child in children(node):
         yield from walk(child, (*keys, key))
     yield keys, node
 
 
-def _children(node: object) -> list[tuple[str | int, object]]:
+def children(node: object) -> list[tuple[str | int, object]]:
+    """Return the items of a mapping or a list; none of a scalar."""
     if isinstance(node, CommentedMap):
         return [*node.items()]
     return [*enumerate(node)] if isinstance(node, CommentedSeq) else []
@@ -133,7 +150,7 @@ class Document:
 
     path: Path
     root: CommentedMap
-    own_keys: Set[str]  # root-level keys of the file itself
+    own_keys: Set[str]  # root-level keys that the file itself sets, to other values than its base
     places: dict[Keys, str]  # FILE:LINE
     texts: dict[Path, str]  # the content of each file
 
@@ -156,6 +173,7 @@ class Constructor(RoundTripConstructor):
     """
 
     def construct_document(self, node: Any) -> Any:
+        _refer_to_merged(node, "", {})
         for key, value in node.value if isinstance(node, MappingNode) else ():
             kind = RANGES.get(str(key.value))
             if kind == FLAG and isinstance(as_flag(value.value), bool):
@@ -167,6 +185,22 @@ class Constructor(RoundTripConstructor):
 
 
 Constructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
+
+
+def _refer_to_merged(node: Any, path: str, paths: dict[int, str]) -> None:
+    """Replace ``<<: *other`` by references to the other's keys, so that they see an override."""
+    paths.setdefault(id(node), path)
+    for key, value in [*node.value] if isinstance(node, MappingNode) else ():
+        if key.tag != MERGE_TAG:
+            _refer_to_merged(value, f"{path}[{key.value}]" if path else key.value, paths)
+            continue
+        node.value.remove((key, value))
+        for source in value.value if isinstance(value, SequenceNode) else [value]:
+            names = {name.value for name, _ in node.value}
+            for name, item in [pair for pair in source.value if pair[0].value not in names]:
+                text = f"<{paths.get(id(source))}[{name.value}]>"
+                reference = ScalarNode("!ref", text, item.start_mark, item.end_mark)
+                node.value.append((name, reference if id(source) in paths else item))
 
 
 def _keep_text(node: Node, tags: Set[str]) -> None:
@@ -214,10 +248,11 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
     if BASE_KEY not in root:
         return document
     base = read_document(path.parent / str(root.pop(BASE_KEY)), readers)
+    own_keys = {key for key in root if key not in base.root or root[key] != base.root[key]}
     _merge(document, base.root, root)
     base.root.ca.comment = root.ca.comment  # the header; other comments stay the base's
     places, texts = base.places | document.places, document.texts | base.texts
-    return replace(document, root=base.root, places=places, texts=texts)
+    return replace(document, root=base.root, own_keys=own_keys, places=places, texts=texts)
 
 
 @lru_cache(maxsize=16)
@@ -246,18 +281,16 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         old = tree.get(key)
         new = changes[key]
         keys = (*above, key)
-        is_whole = bool(tag_of(new)) or dotted(keys) in WHOLE_KEYS
-        is_merged = isinstance(new, CommentedMap) and not is_whole
         if key not in tree:
             token = changes.ca.items.get(key, [None] * 3)[2]
             comment = token.value.partition("\n")[0] if token else ""
             tree.insert(position, key, new, comment or None)
-        elif is_merged and isinstance(old, CommentedMap):
+        elif merges(new, keys) and isinstance(old, CommentedMap):
             _merge(document, old, new, keys)
-        elif is_merged and tag_of(old).startswith((*BUILDER_TAGS, *REFERENCE_TAGS)):
+        elif (new == {} or merges(new, keys)) and tag_of(old).startswith(OBJECT_TAGS):
             raise ConfigError(
-                f"`{dotted(keys)}` ({document.place(keys)}) has no keys to merge with, since the "
-                f"base's value is `{tag_of(old)}`. Add a tag, such as !new:."
+                f"`{dotted(keys)}` ({document.place(keys)}) cannot be merged with the base's "
+                f"`{tag_of(old)}`. Write arguments that it has, or a tag, such as !new:."
             )
         else:
             tree[key] = as_flag(new) if isinstance(old, bool) else new
@@ -291,7 +324,7 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
     root = deepcopy(document.root)
 
     def resolve(node: Any, keys: Keys) -> object:
-        for key, child in _children(node):
+        for key, child in children(node):
             node[key] = resolve(child, (*keys, key))
         where = f"`{dotted(keys)}: {tag_of(node)} {text_of(node)}` ({document.place(keys)})"
         if tag_of(node) == "!PLACEHOLDER":

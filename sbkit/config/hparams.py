@@ -26,6 +26,8 @@ from sbkit.config.document import (
     REFERENCE,
     Document,
     Keys,
+    Only,
+    children,
     dotted,
     holds_object,
     plain_value,
@@ -161,13 +163,13 @@ class Resolved:
         """
         errors: dict[Keys, str] = {}
         for keys, node in walk(self.document.root):
-            if not (isinstance(node, CommentedMap) and tag_of(node).startswith(BUILDER_TAGS)):
+            if not tag_of(node).startswith(BUILDER_TAGS):
                 continue
             ranges = ranges_of(tag_of(node).partition(":")[2])
-            for name in [name for name in ranges if name in node]:
+            for name, child in [item for item in children(node) if item[0] in ranges]:
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
-                is_whole = REFERENCE.fullmatch(text_of(node[name]))
-                path = referenced(node[name])[0] if is_whole else (*keys, name)
+                is_whole = REFERENCE.fullmatch(text_of(child))
+                path = referenced(child)[0] if is_whole else (*keys, name)
                 if not (holds_object(value) or value in ranges[name]):
                     errors.setdefault(path, refusal(dotted(path), value, ranges[name]))
         return errors
@@ -235,8 +237,8 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Sett
     resolved = resolve(yaml_file, overrides)
     search_folders(resolved.document.module_folders)
     require_in_range(resolved.settings)
-    for message in resolved.arguments_out_of_range().values():
-        raise ConfigError(message)
+    for keys, message in resolved.arguments_out_of_range().items():
+        raise ConfigError(f"{message} ({resolved.document.place(keys)})")
     path: list[Node] = []  # from the root to what is being built
 
     class TracingLoader(Loader):
@@ -266,6 +268,7 @@ def _dump(tree: CommentedMap) -> str:
     writer.Representer.add_representer(  # ruamel's representer writes nothing for None
         type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
     )
+    writer.Representer.add_representer(Only, RoundTripRepresenter.represent_dict)
     writer.indent(mapping=4, sequence=6, offset=4)
     remove_tuple_rule()
     writer.dump(tree, stream)

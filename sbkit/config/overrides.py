@@ -11,15 +11,17 @@ from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import nearest
-from sbkit.base.ranges import LIST, Range, as_flag
+from sbkit.base.ranges import LIST, RANGES, Range, as_flag
 from sbkit.config.document import (
     REFERENCE_TAGS,
     TUPLE,
     WHOLE_KEYS,
     Document,
     Keys,
+    Only,
     dotted,
     holds_object,
+    merges,
     parse_yaml,
     plain_value,
     remove_tuple_rule,
@@ -94,7 +96,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
         if path in NAMED_VALUES and text != "null" and not text.startswith("{"):
             _add_named_value(overrides, path, text)
         else:
-            _set_nested(overrides, path.split("."), _read_value(argument, path, text))
+            _set_nested(overrides, (*path.split("."),), _read_value(argument, path, text))
     return overrides
 
 
@@ -113,17 +115,28 @@ def nest_overrides(values: Mapping[str, object]) -> dict[str, object]:
             leaves[keys] = leaf
     overrides: dict[str, object] = {}
     for keys in sorted(leaves, key=len):
-        _set_nested(overrides, [*map(str, keys)], leaves[keys])
+        outer = [keys[:n] for n in range(1, len(keys)) if leaves.get(keys[:n], {}) != {}]
+        if outer:
+            raise ConfigError(
+                f"`{dotted(keys)}` is a key inside `{dotted(outer[0])}`, which another override "
+                f"sets to {leaves[outer[0]]!r}."
+            )
+        _set_nested(overrides, keys, leaves[keys])
     return overrides
 
 
 def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, object]]:
-    """Yield the values inside nested mappings, and the keys that lead to them."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _leaves((*keys, str(key)), inner)
-    else:
+    """Yield the values inside nested mappings, and the keys that lead to them.
+
+    An empty mapping is a value that removes all keys; `Only` removes them before it sets others.
+    """
+    if not isinstance(value, Mapping):
         yield keys, _from_python(value)
+        return
+    if isinstance(value, Only) or not value:
+        yield keys, {}
+    for key, inner in value.items():
+        yield from _leaves((*keys, str(key)), inner)
 
 
 def _from_python(value: Any) -> object:
@@ -136,17 +149,15 @@ def _from_python(value: Any) -> object:
     return str(value) if is_device or isinstance(value, PurePath) else value
 
 
-def _set_nested(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
-    parent = overrides
-    for depth, key in enumerate(keys[:-1], start=1):
-        inner = parent.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(
-                f"`{'.'.join(keys)}` is a key inside `{'.'.join(keys[:depth])}`, which another "
-                f"override sets to {inner!r}."
-            )
-        parent = inner
-    parent[keys[-1]] = value
+def _set_nested(overrides: dict[str, Any], keys: Keys, value: object) -> None:
+    """Set a value after earlier overrides: a mapping changes keys of theirs, `{}` removes them."""
+    for (*parents, name), leaf in _leaves(keys, value):
+        mapping = overrides
+        for key in map(str, parents):
+            if not (isinstance(inner := mapping.get(key), dict) and inner):
+                inner = mapping[key] = Only() if key in mapping else {}
+            mapping = inner
+        mapping[str(name)] = leaf
 
 
 def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
@@ -208,18 +219,21 @@ def _replace(
     document: Document, parent: Container, defaults: Container, keys: Keys, value: object
 ) -> None:
     """Replace the value at ``keys[-1]`` of its parent; of a mapping, only some keys."""
+    if "mapping" in str(RANGES.get(dotted(keys[:-1]))):  # whose keys are the user's
+        parent[keys[-1]] = value
+        return
     key = _existing_key(document, parent, keys)
     node = parent[key]
     default = defaults[key]
-    has_keys = tag_of(node) or (isinstance(node, Container) and node)
-    if not isinstance(value, Mapping) or not has_keys:
-        parent[key] = _convert_override(document, default, keys, value)
-        return
-    if tag_of(node) in REFERENCE_TAGS:
+    if isinstance(value, Mapping) and tag_of(node) in REFERENCE_TAGS:
         raise ConfigError(
             f"`{dotted(keys)}` ({document.place(keys)}) refers to {text_of(node)}. Override the "
             f"keys of {text_of(node)}."
         )
+    has_keys = tag_of(node) or (isinstance(node, Container) and node)
+    if not (isinstance(value, Mapping) and merges(value, keys) and has_keys):
+        parent[key] = _convert_override(document, default, keys, value)
+        return
     # In an object without arguments, every key is refused as missing.
     children = node if isinstance(node, Container) else CommentedMap()
     for inner_key, inner_value in value.items():
@@ -271,6 +285,8 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
             return float(number)
         return int(number) if float(number).is_integer() else number  # 1000 for 1e3
     if value_kind is not object and kind in (type(None), value_kind):
+        return value
+    if value in RANGES.get(dotted(keys), ()):  # such as null
         return value
     expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
     range_ = LIST if kind is Sequence else Range(integer=isinstance(default, int), advice="")

@@ -64,7 +64,7 @@ from sbkit.train.optimizers import (
     named_parameters,
     with_lr_scale,
 )
-from sbkit.train.schedule import Position, highest_factor, read_schedule, set_rate
+from sbkit.train.schedule import Position, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, detached
 from sbkit.train.stopping import (
     BEST_EPOCH,
@@ -640,10 +640,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         rate = None if self._hparam("optimizers", None) else self.hparams.lr
         set_rate(self._active_optimizers().values(), factor, rate)
 
-    def set_highest_rate(self) -> float:
-        """Set and return the highest rate of the schedule within 10,000 steps."""
+    def set_highest_rate(self, factor: float) -> float:
+        """Set and return the highest rate of the run, of which `factor` is given."""
         optimizers = [*self._active_optimizers().values()]
-        set_rate(optimizers, highest_factor(self._schedule), None)
+        set_rate(optimizers, factor, None)
         return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
 
     def _compile(self) -> None:

@@ -32,7 +32,9 @@ class Recipe(Task):
 
     Attributes:
         brain: the class of the `sbkit.Brain` that trains it.
-        ranges: allowed ranges of the recipe's own numbers, by key.
+        ranges: allowed ranges of the recipe's own keys; those here count as read by its code.
+        needs: by key, other keys and the form of their values (one of `sbkit.base.ranges.FORMS`, or
+            words), without any of which it has no effect.
 
     >>> from recipes.asr.recipe import Asr
     >>> class Mine(Asr):
@@ -41,6 +43,7 @@ class Recipe(Task):
 
     brain: ClassVar[type[Brain]]
     ranges: ClassVar[Mapping[str, Range]] = {}
+    needs: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a method of the task, which the bundles of a run would not have."""

@@ -15,6 +15,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import SHARE
 
 SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
+MAX_SCHEDULED_STEPS = 100_000  # for `highest_factor`: torch's schedulers take 0.1 ms a step
 TOTAL_STEPS = 10_000  # into which a run is divided for a schedule of torch's with `total_steps`
 
 
@@ -138,10 +139,22 @@ class _SteppedScheduler:
         return float(self._optimizer.param_groups[0]["lr"]) / self._rate
 
 
-def highest_factor(schedule: Schedule | None) -> float:
-    """Return the highest factor of a schedule within 10,000 steps."""
-    positions = [Position(index / 20, 1 + 500 * index, 1) for index in range(21)]
-    return 1.0 if schedule is None else max(map(schedule, positions))
+def highest_factor(
+    schedule: Schedule | None, num_steps: int = TOTAL_STEPS, num_epochs: int = 1
+) -> float:
+    """Return the highest factor of a schedule in a run of so many steps and epochs.
+
+    It is computed at 200 steps of equal distance, and at steps that are 5 % apart, for peaks of
+    short warm-ups. A scheduler that takes step after step is asked for at most 100,000.
+    """
+    shares = {index / 200 for index in range(201)} | {1.05**-power for power in range(300)}
+    if schedule is None:
+        return 1.0
+    highest = 0.0
+    for share in sorted(shares):
+        step = min(MAX_SCHEDULED_STEPS, 1 + int(share * (num_steps - 1)))
+        highest = max(highest, schedule(Position(share, step, 1 + int(share * (num_epochs - 1)))))
+    return highest
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None) -> None:

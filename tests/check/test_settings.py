@@ -1,48 +1,71 @@
 """Ranges, keys that nothing reads, the machine that is meant, and the run folder."""
 
 import shutil
-import sys
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_run
-from sbkit.check.checked_run import Finding
-from sbkit.check.settings import check_run_folder, names_in_code
+from sbkit.check.checked_run import DeclaredRun, Finding
+from sbkit.check.settings import check_needs, check_run_folder
+from sbkit.config.overrides import parse_overrides
 from sbkit.distributed.device import device_counter_for, resolve
+from sbkit.train.setup import read_values
 from tests.check.harness import declared_run
 from tests.checkpoint.saves import training
 from tests.runs import ROOT, TINY, TINY_VOICE, Workplace, contents_of, times_of
 
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
-BRAIN = """
-import own_helpers
-from sbkit.train.brain import Brain
-
-KEYS = ("listed",)
-
-class OwnBrain(Brain):
-    def on_stage_end(self, stage, stage_loss, epoch=None):
-        print(own_helpers.describe(self.hparams), [getattr(self.hparams, key) for key in KEYS])
-"""
 
 
-def test_names_in_code_are_those_of_the_folder_of_a_brain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own_brain.py").write_text(BRAIN)
-    (tmp_path / "own_helpers.py").write_text("def describe(hparams):\n    return hparams.helped\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    names = names_in_code(import_module("own_brain").OwnBrain)
-    assert names >= {"listed", "helped"}
-    assert "num_epochs" not in names  # of sbkit.Brain's own code
-    repl = ModuleType("repl")
-    monkeypatch.setitem(sys.modules, "repl", repl)
-    assert names_in_code(type("Typed", (), {"__module__": "repl"})) is None
-    assert names_in_code(type("Unimported", (), {"__module__": "never_imported"})) is None
+LM_ORDERS = ["word_lm_order=1", "token_lm_order=1"]
+OFF = (
+    *("word_lm_order=0", "token_lm_order=0", "ctc_weight=1", "average_checkpoints=2"),
+    *("pause_prob=0", "time_masks=0", "freq_masks=0", "encoder_module=transformer"),
+    *("manifest={train: a.csv}", "init_from=null"),
+)
+NEEDS = {  # of each key: another value, and what each turns it on
+    "lm_text": ("a.txt", LM_ORDERS),
+    "beam_size": ("8", [*LM_ORDERS, "ctc_weight=0.99"]),
+    "attention_rescoring": ("False", ["ctc_weight=0.99"]),
+    "label_smoothing": ("0.3", ["ctc_weight=0.99"]),
+    "ema_decay": ("0.9", ["average_checkpoints=1"]),
+    "split_shares": ("{dev: 0.3}", ["manifest={all: a.csv}"]),
+    "init_from_differs": ("[lr]", ["init_from=a"]),
+    "pause_seconds": ("3.5", ["pause_prob=0.01"]),
+    "time_width": ("3", ["time_masks=1"]),
+    "max_time_fraction": ("0.3", ["time_masks=1"]),
+    "freq_width": ("3", ["freq_masks=1"]),
+    "kernel_size": ("3", ["encoder_module=conformer"]),
+}
+
+
+def noted(folder: Path, text: str, *options: str) -> set[str]:
+    """Return the keys of the notes on a YAML and its options."""
+    (folder / "own.yaml").write_text(text)
+    overrides = parse_overrides([f"--{option}" for option in options])
+    findings = [*check_needs(DeclaredRun(read_values(folder / "own.yaml", overrides)))]
+    assert not any(finding.stops for finding in findings)
+    return {finding.problem.split("`")[1] for finding in findings}
+
+
+def test_value_that_others_turn_off_is_noted_if_the_user_gave_it(tmp_path: Path) -> None:
+    base = f"base: {ROOT}/hparams/ctc.yaml\n"
+    copy = (ROOT / "hparams/ctc.yaml").read_text()
+    changed = [f"{key}: {value}" for key, (value, _) in NEEDS.items()]
+    own = base + "\n".join(changed)
+    assert noted(tmp_path, own, *OFF) == {*NEEDS}
+    assert noted(tmp_path, base, *OFF, *(line.replace(": ", "=", 1) for line in changed)) == {
+        *NEEDS
+    }
+    assert noted(tmp_path, base, *OFF) == noted(tmp_path, copy, *OFF) == set()
+    lines = [line for line in copy.splitlines() if line.split(":")[0] not in NEEDS]
+    of_another_yaml = {"attention_rescoring"}  # False, as in ctc_pretrained.yaml
+    assert noted(tmp_path, "\n".join([*changed, *lines]), *OFF) == {*NEEDS} - of_another_yaml
+    for option in {option for _, turn_on in NEEDS.values() for option in turn_on}:
+        still_off = {key for key, (_, turn_on) in NEEDS.items() if option not in turn_on}
+        assert noted(tmp_path, own, *OFF, option) == still_off
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def test_base_that_changes_is_read_again(top: Path) -> None:
         ("top", "<kept>}", "<kelt>}", "`masks.tone: !ref <kelt>` ({top}:6) leads nowhere"),
         ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) leads"),
         ("bases/middle", "root", "roof", "roof.yaml cannot be read (No such file or"),
-        ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no keys"),
+        ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) cannot be merged"),
     ],
 )
 def test_errors_name_file_and_line(top: Path, file: str, old: str, new: str, text: str) -> None:

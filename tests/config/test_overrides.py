@@ -29,6 +29,7 @@ from tests.runs import ROOT
         (["--a=[0.9, 1e-3]"], {"a": [0.9, 0.001]}),
         (["--a={b: 1}"], {"a": {"b": 1}}),
         (["--a=1", "--a=2"], {"a": 2}),
+        (["--a=1", "--a.b=2"], {"a": {"b": 2}}),
     ],
 )
 def test_parse_overrides_reads_values(arguments: list[str], expected: dict[str, object]) -> None:
@@ -122,11 +123,6 @@ def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
 )
 def test_override_without_effect_is_refused(path: Path, argument: str, text: str) -> None:
     assert text.format(path=path) in refusal(path, parse_overrides([argument]))
-
-
-def test_key_inside_a_plain_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`a.b` is a key inside `a`, which .* sets to 1"):
-        parse_overrides(["--a=1", "--a.b=2"])
 
 
 @pytest.mark.parametrize(

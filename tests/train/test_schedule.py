@@ -16,7 +16,13 @@ from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
-from sbkit.train.schedule import Position, WarmupCosine, read_schedule
+from sbkit.train.schedule import (
+    MAX_SCHEDULED_STEPS,
+    Position,
+    WarmupCosine,
+    highest_factor,
+    read_schedule,
+)
 from tests.train.lines import MeanBrain, batches, brain_of
 
 
@@ -81,6 +87,31 @@ def test_torch_schedulers_advance_by_step_and_one_cycle_spans_the_run() -> None:
     assert cycle[0] == pytest.approx(0.04, rel=1e-3)
     assert cycle[500] == pytest.approx(1.0, rel=1e-3)
     assert cycle[-1] < 1e-3
+
+
+@pytest.mark.parametrize("steps", [1, 4, 20, 1000, 30_000])
+def test_highest_factor_is_that_of_the_steps_of_the_run(steps: int) -> None:
+    for schedule in (
+        *(schedulers.NoamScheduler(0.1, warm_up) for warm_up in (1, 10, 700, 25_000)),
+        schedulers.LinearScheduler(0.01, 0.1, 4),
+        partial(torch_schedulers.LinearLR, start_factor=0.1, total_iters=50),
+    ):
+        epochs = min(4, steps)
+        highest = highest_factor(read_schedule(declared(schedule)), steps, epochs)
+        assert highest == pytest.approx(max(factors(schedule, steps, epochs)), rel=0.05)
+    assert highest_factor(None, steps) == 1.0
+
+
+def test_highest_factor_asks_for_the_whole_run_but_not_for_too_many_steps() -> None:
+    positions: list[Position] = []
+
+    def schedule(position: Position) -> float:
+        positions.append(position)
+        return position.progress
+
+    assert highest_factor(schedule, 10**7, 3) == 1.0
+    assert {position.epoch for position in positions} == {1, 2, 3}
+    assert max(position.step for position in positions) == MAX_SCHEDULED_STEPS
 
 
 class Fitting(MeanBrain):

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import torch
 
+from recipes.asr.recipe import Asr
 from sbkit.base.checksums import write_checksums
-from sbkit.check.settings import check_export, check_formats, check_unread
-from tests.check.harness import brain, error, mutation, note
+from sbkit.base.ranges import NON_NEGATIVE
+from sbkit.check.settings import (
+    check_export,
+    check_formats,
+    check_freezing,
+    check_ranges,
+    check_schedule,
+    check_unread,
+)
+from tests.check.harness import changed, error, mutation, note
 from tests.check.parts import StageNotes
 
 EIGHT_GPUS = {"target": "cuda:8"}
@@ -70,10 +79,17 @@ MUTATIONS = [
     ),
     # -- keys without an effect
     mutation(
-        "a setting that nothing reads, and one that is read at the end of a stage",
+        "a setting that nothing reads",
         error("unread", "learning_pace", "has no effect"),
-        text=(("lr: 0.0025", "learning_pace: 3\nstage_note: 3\nlr: 0.0025"),),
-        recipe=brain(StageNotes),
+        text=(("lr: 0.0025", "learning_pace: 3\nlr: 0.0025"),),
+        checks=(check_unread,),
+    ),
+    mutation(
+        "settings that own code may read at the end of a stage, one of them by its `ranges`",
+        note("unread", "stage_note", "list it in the recipe's `ranges`"),
+        text=(("lr: 0.0025", "stage_note: 3\ndeclared_note: 3\nlr: 0.0025"),),
+        checks=(check_unread, check_ranges),
+        recipe=changed(brain=StageNotes, ranges={**Asr.ranges, "declared_note": NON_NEGATIVE}),
     ),
     mutation(
         "a misspelled setting that the data needs",
@@ -95,6 +111,21 @@ MUTATIONS = [
         "freezing a part at its random weights",
         note("freezing", "freeze", "keeps CNN at random weights"),
         options=("--freeze=[CNN]",),
+    ),
+    mutation(
+        "more steps than the run has: of freezing, at random weights, and of a warm-up",
+        note("freezing", "freeze", "keeps CNN at random weights for the whole run of"),
+        note("schedule", "lr_schedule", "reaches only"),
+        options=("--freeze={CNN: 1000, Transformer: 1}",),
+        text=(
+            ("sbkit.train.schedule.WarmupCosine", "speechbrain.nnet.schedulers.NoamScheduler"),
+            (
+                "warmup_fraction: !ref <warmup_fraction>",
+                "lr_initial: !ref <lr>\n    n_warmup_steps: 900",
+            ),
+            ("\nwarmup_fraction: 0.1  # share of the run", ""),
+        ),
+        checks=(check_freezing, check_schedule),
     ),
     # -- the machine
     mutation(

@@ -1,0 +1,185 @@
+"""A value takes effect by one rule: from a base, the command line or Python, in any order."""
+
+import json
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.base.errors import ConfigError
+from sbkit.base.ranges import FLAG_WORDS
+from sbkit.config.hparams import load_hparams, read_settings, resolve
+from sbkit.config.overrides import nest_overrides, parse_overrides
+from tests.config.conftest import refusal
+
+VALUES: tuple[Any, ...] = (None, {}, {"a": "x"}, {"a": ["y", "z"], "b": "x"}, {"c": "x"})
+ORDERS = [*product(VALUES, repeat=3)]
+TEXT: Any = {"case": "lower", "numbers": "keep"}
+TEXT_ORDERS = [
+    (TEXT, *layers) for layers in product(({}, {"case": "keep"}, {"numbers": "spell"}), repeat=2)
+]
+Layers = tuple[Any, ...]
+
+
+def after(old: Any, new: Any) -> Any:
+    """The rule: a mapping changes the keys that it has; any other value, such as {}, replaces."""
+    return {**(old or {}), **new} if new else new
+
+
+def expected(layers: Layers) -> Any:
+    value = layers[0]
+    for layer in layers[1:]:
+        value = after(value, layer)
+    return value
+
+
+def write_files(folder: Path, key: str, layers: Layers) -> Path:
+    """Write a YAML for each layer, with the one before as its base; return the last."""
+    files = [folder / f"{index}.yaml" for index in range(len(layers))]
+    files[0].write_text(f"{key}: {json.dumps(layers[0])}\n")
+    for (base, file), value in zip(pairwise(files), layers[1:], strict=True):
+        file.write_text(f"base: {base.name}\n{key}: {json.dumps(value)}\n")
+    return files[-1]
+
+
+def as_options(key: str, value: Any, way: str) -> list[str]:
+    if not value or way == "mapping":
+        return [f"--{key}={json.dumps(value)}"]
+    if way == "dotted":
+        return [f"--{key}.{name}={json.dumps(item)}" for name, item in value.items()]
+    return [f"--{key}={name}={item}" for name, item in value.items()]
+
+
+@pytest.mark.parametrize(("key", "orders"), [("where", ORDERS), ("text", TEXT_ORDERS)])
+def test_layers_are_the_same_in_files_and_on_the_command_line(
+    key: str, orders: list[Layers], tmp_path: Path
+) -> None:
+    for layers in orders:
+        value = expected(layers)
+        assert read_settings(write_files(tmp_path, key, layers), {})[key] == value, layers
+        for ways in product(("mapping", "dotted"), repeat=2):
+            pairs = zip(layers[1:], ways, strict=True)
+            options = [option for layer, way in pairs for option in as_options(key, layer, way)]
+            overrides = parse_overrides(options)
+            for nested in (overrides, nest_overrides(overrides)):
+                assert read_settings(tmp_path / "0.yaml", nested)[key] == value, (layers, options)
+
+
+def test_entries_of_a_mapping_are_layers_as_well(tmp_path: Path) -> None:
+    texts = [value for value in VALUES if not value or "b" not in value]
+    for layers in product(texts, repeat=3):
+        options = [o for layer in layers[1:] for o in as_options("where", layer, "entry")]
+        value = expected(layers)
+        if layers[1] == layers[2] and layers[1]:  # two entries of a name
+            value |= {name: [text, text] for name, text in layers[1].items()}
+        file = write_files(tmp_path, "where", layers[:1])
+        assert read_settings(file, parse_overrides(options))["where"] == value, (layers, options)
+
+
+def test_python_has_the_same_rule_and_no_order(tmp_path: Path) -> None:
+    for first, outer, inner in ORDERS:
+        file = write_files(tmp_path, "where", (first,))
+        dotted = {f"where.{name}": item for name, item in (inner or {}).items()}
+        given = ({"where": outer, **dotted}, {**dotted, "where": outer})
+        is_refused = dotted and (outer is None or {*outer} & {*inner})
+        for overrides in given:
+            if is_refused:
+                with pytest.raises(ConfigError, match="^`where"):
+                    nest_overrides(overrides)
+            else:
+                value = expected((first, outer, inner) if dotted else (first, outer))
+                assert read_settings(file, nest_overrides(overrides))["where"] == value, given
+
+
+@pytest.mark.parametrize("layers", [*product(VALUES, repeat=2)])
+def test_mapping_of_parts_is_replaced_as_a_whole(layers: Layers, tmp_path: Path) -> None:
+    assert read_settings(write_files(tmp_path, "freeze", layers), {})["freeze"] == layers[1]
+    for way in ("mapping", "dotted"):
+        overrides = parse_overrides(as_options("freeze", layers[1], way))
+        assert read_settings(tmp_path / "0.yaml", overrides)["freeze"] == layers[1]
+
+
+@pytest.mark.parametrize("key", ["ratio", "also", "bare", "later"])
+def test_empty_mapping_cannot_remove_the_arguments_of_an_object(key: str, path: Path) -> None:
+    own = path.with_name("own.yaml")
+    own.write_text(f"base: {path.name}\n{key}: {{}}\n")
+    for file, overrides in (
+        (own, {}),
+        (path, {key: {}}),
+        (path, parse_overrides([f"--{key}={{}}"])),
+    ):
+        assert f"`{key}`" in refusal(file, overrides)
+
+
+def test_merged_mapping_sees_what_is_changed_in_its_source(tmp_path: Path) -> None:
+    base, own = tmp_path / "base.yaml", tmp_path / "own.yaml"
+    base.write_text(
+        "deep: {usual: &usual {a: 1, b: 2}}\nmore: &more {<<: *usual, c: 3}\n"
+        "mine: {b: 4, <<: [*more, {c: 5, d: 6}]}\n"
+    )
+    own.write_text("base: base.yaml\ndeep: {usual: {a: 7}}\n")
+    mine = {"a": 1, "b": 4, "c": 3, "d": 6}
+    for file, option, changed in (
+        (base, "--deep.usual.b=8", {}),  # it has its own
+        (own, "--mine.b=8", {"a": 7, "b": 8}),
+        (own, "--more.c=8", {"a": 7, "c": 8}),
+        (own, "--deep.usual.a=8", {"a": 8}),
+        (own, "--mine.a=8", {"a": 8}),
+    ):
+        assert load_hparams(file, parse_overrides([option]))["mine"] == {**mine, **changed}
+
+
+# -- flags in words, as arguments ------------------------------------------------------------------
+
+OBJECTS = {  # with the argument that takes a flag
+    "!new:torch.nn.Linear {in_features: 2, out_features: 2, bias: %s}": "bias",
+    "!new:torch.nn.Linear [2, 2, %s]": "2",
+    "!name:torch.optim.AdamW {lr: 0.1, amsgrad: %s}": "amsgrad",
+    "!name:torch.optim.AdamW {lr: 0.1, fused: %s}": "fused",  # bool | None
+    "!new:speechbrain.nnet.linear.Linear {n_neurons: 2, input_size: 2, bias: %s}": "bias",
+    f"!apply:{__name__}.describe {{flag: %s}}": "flag",
+    f"!new:{__name__}.Derived {{flag: %s, text: a}}": "flag",
+}
+TEXTS_OF_OBJECTS = (
+    f"!new:{__name__}.Derived {{text: off}}",
+    "!new:argparse.Namespace {text: off}",  # whose signature tells nothing
+)
+NESTINGS = ("{}", "[1, {}]", "{{a: {}}}", "!new:builtins.dict {{a: {}}}")
+
+
+def describe(flag: "bool | None" = None) -> str:
+    return f"{flag}"
+
+
+class Base:
+    def __init__(self, flag=False, text: bool | str = "") -> None:  # type: ignore[no-untyped-def]
+        self.flag, self.text = flag, text
+
+
+class Derived(Base):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+
+@pytest.mark.parametrize(("node", "argument"), OBJECTS.items())
+def test_flag_in_words_is_refused_as_an_argument(node: str, argument: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    words = [word.title() for word in FLAG_WORDS if word not in ("true", "false")]
+    for nesting, word in product(NESTINGS, [*words, "'False'", '"true"']):
+        file.write_text(f"flag: {word}\nk: {nesting.format(node % word)}\n")
+        text = f"{argument}` must be true or false, not in words, but is "
+        assert text in (error := refusal(file, {}))
+        assert error.endswith(f"Write True or False. ({file}:2)")
+        file.write_text(f"flag: {word}\nk: {nesting.format(node % '!ref <flag>')}\n")
+        assert refusal(file, {}).startswith("`flag` must be true or false, not in words, but is ")
+    file.write_text(f"k: {node % 'true'}\n")
+    for overrides in (parse_overrides([f"--k.{argument}=off"]), {"k": {argument: "Off"}}):
+        assert "off" not in resolve(file, overrides).text.lower()
+        assert load_hparams(file, overrides)
+
+
+@pytest.mark.parametrize("node", TEXTS_OF_OBJECTS)
+def test_word_for_an_argument_that_may_be_text_is_kept(node: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"k: {node}\n")
+    assert vars(load_hparams(tmp_path / "a.yaml", {})["k"])["text"] == "off"
