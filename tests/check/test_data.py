@@ -117,7 +117,7 @@ def test_what_transcripts_become_is_noted_once(
         for n, sentence in enumerate(sentences)
     ]
     splits = replace(splits_of("ann", "bob", "cy"), train=make_store(rows))
-    run = run_on(splits, tmp_path, language)
+    run = run_on(splits, tmp_path, language=language)
     findings = [f for f in check_data(run) if f.problem.startswith("Transcripts have")]
     assert not any(finding.stops for finding in findings)
     assert bool(findings) == bool(noted)
