@@ -58,7 +58,7 @@ def prepare_speech(settings: SettingValues) -> Splits:
     for name, split in labeled.items():
         check_spans(name, split, rate)
     silent = {name for name, split in labeled.items() if {*split[SPEECH]} == {""}}
-    if silent.issuperset(splits.valid):
+    if silent and silent.issuperset(splits.valid):
         raise DataError(f"`{SPEECH}` is empty for all clips of {', '.join(splits.valid)}.")
     if not recognizer and not any(None in split[SPEECH] for split in labeled.values()):
         return with_fingerprints(splits, SPEECH)  # without any labels, levels are those of a batch
