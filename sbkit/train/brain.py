@@ -65,7 +65,7 @@ from sbkit.train.optimizers import (
     named_parameters,
     with_lr_scale,
 )
-from sbkit.train.ownership import check_owners, drop_gradients
+from sbkit.train.ownership import check_owners, device_errors, drop_gradients
 from sbkit.train.schedule import Position, highest_factor, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, detached
 from sbkit.train.stopping import (
@@ -462,7 +462,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step += 1
             self._is_last = is_last
             steps_before = self.optimizer_step
-            objective = self.fit_batch(batch)
+            with device_errors(self):
+                objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
             sources = batch.sources if isinstance(batch, Batch) else None
             self.training_metrics.meter.add(as_loss(objective), seconds, sources)
@@ -736,7 +737,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         losses: list[Loss] = []
         for batch in self._evaluated_batches(loaders, phase):
             self.step += 1
-            with memory_errors(batch, "eval_batch_seconds"):
+            with memory_errors(batch, "eval_batch_seconds"), device_errors(self):
                 loss = as_loss(self.evaluate_batch(batch, stage))
             losses.append(loss)
             if not type(self).metrics:

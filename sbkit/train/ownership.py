@@ -3,6 +3,7 @@
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from logging import Logger
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, DeviceError, translate
 from sbkit.base.messages import listed
 from sbkit.config.document import Keys, dotted
 
@@ -101,3 +102,23 @@ def check_owners(brain: sb.Brain) -> bool:
             "to an optimizer, or call its `requires_grad_(False)`."
         )
     return bool(learning)
+
+
+def device_errors(brain: sb.Brain) -> AbstractContextManager[None]:
+    """Raise DeviceError with the parameters elsewhere, if torch refuses tensors of two devices."""
+
+    def describe(error: RuntimeError) -> str | None:
+        elsewhere = [
+            f"`{dotted(path)}` on {part.device}"
+            for path, part in all_within(brain)
+            if isinstance(part, nn.Parameter) and part.device.type != brain.device_type
+        ]
+        words = ("same device", "expected device", "weight type")
+        if not elsewhere or not any(word in str(error) for word in words):
+            return None
+        return (
+            f"Training and evaluation must use the device {brain.device}, but use "
+            f"{listed(elsewhere)}. Put the layer into `modules`."
+        )
+
+    return translate(RuntimeError, DeviceError, describe)

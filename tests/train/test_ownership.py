@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, DeviceError
 from tests.train.lines import MeanBrain, batches, brain_of
 
 
@@ -110,3 +110,10 @@ def test_parts_that_a_recipe_may_keep_outside_its_modules() -> None:
     tied.weight = brain.modules.model.weight
     brain.fit([1, 2], batches(4))
     assert brain.optimizer_step == 4
+
+
+def test_layer_on_another_device_is_named() -> None:
+    brain = brain_of(recipe(head := nn.Linear(2, 2, device="meta")), hparams={"head": head})
+    for run in (lambda: brain.fit([1], batches(2)), lambda: brain.evaluate(batches(2))):
+        with pytest.raises(DeviceError, match="device cpu, but use `hparams.head.weight` on meta"):
+            run()
