@@ -65,7 +65,7 @@ from sbkit.train.optimizers import (
     named_parameters,
     with_lr_scale,
 )
-from sbkit.train.ownership import check_owners, device_errors, drop_gradients
+from sbkit.train.ownership import all_within, check_owners, device_errors
 from sbkit.train.schedule import Position, highest_factor, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, detached
 from sbkit.train.stopping import (
@@ -327,7 +327,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
                     self._restore_random()
                 self.time_limit.start()
                 self._open_metrics(epoch_counter, loader)
-                drop_gradients(self)
+                for _, part in all_within(self):
+                    if isinstance(part, nn.Parameter):
+                        part.grad = None  # those from before must not count
                 self._checked_at = None
                 with self.signals, register_optimizer_step_pre_hook(self._check_owners):
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)

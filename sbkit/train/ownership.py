@@ -76,13 +76,6 @@ def all_within(brain: sb.Brain) -> Iterator[tuple[Keys, object]]:
     return reachable({**roots, type(brain).__name__: vars(type(brain))})
 
 
-def drop_gradients(brain: sb.Brain) -> None:
-    """Drop the gradients from before a training."""
-    for _, part in all_within(brain):
-        if isinstance(part, nn.Parameter):
-            part.grad = None
-
-
 def check_owners(brain: sb.Brain) -> bool:
     """Raise ConfigError for a gradient of what no step changes; return whether there are any."""
     parts = [*all_within(brain)]
