@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from speechbrain import Stage
-from torch import Tensor, nn
+from torch import Tensor
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
@@ -53,10 +53,11 @@ class AsrBrain(Brain):
         self.augmentation = Augmentation(self.hparams, features=self.network.encoder.features)
         self.decoder = declared_decoder(self.hparams.settings)  # of the test; None decodes greedily
 
-    @property
-    def unused_modules(self) -> tuple[nn.Module, ...]:
-        """Return the modules that no loss trains: without its loss, the attention decoder."""
-        return self.network.unused_modules(self.hparams.ctc_weight)
+    def init_optimizers(self) -> None:
+        super().init_optimizers()
+        head = self.network.seq_lin
+        if head is not None and self.hparams.ctc_weight == 1 and not self.network.has_decoder:
+            head.requires_grad_(False)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         audio, lengths = self.augmentation.augment_audio(batch, training=stage is Stage.TRAIN)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from speechbrain import Stage
-from torch import Tensor, nn
+from torch import Tensor
 
 from recipes.prepare import COMMON_RANGES, CorpusRecipe
 from sbkit.audio.augment import speed_perturb
@@ -45,9 +45,10 @@ class CodecBrain(Brain):
     parts = ("compute_features", "encoder", "quantizer", "decoder")
     metrics = CodecTask.metrics
 
-    @property
-    def unused_modules(self) -> tuple[nn.Module, ...]:
-        return () if self.hparams.adversarial_weight else (self.hparams.discriminator,)
+    def init_optimizers(self) -> None:
+        super().init_optimizers()
+        if not self.hparams.adversarial_weight:
+            self.hparams.discriminator.requires_grad_(False)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()

@@ -35,6 +35,7 @@ from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar
+from sbkit.train.ownership import reachable
 from sbkit.train.setup import (
     STEP_NOTE,
     RunData,
@@ -148,7 +149,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
                     )
             with step("brain"):
                 brain = make_brain(own, **CPU_OPTIONS)
-            reached = [*parameters.reachable({**dict(own.hparams.items()), "brain": brain})]
+            reached = [*reachable({**dict(own.hparams.items()), "brain": brain})]
             with step("optimizers"):
                 try:
                     brain.init_optimizers()

@@ -129,6 +129,7 @@ class DryRun:
     running: list[nn.Module] = field(default_factory=list)
     called: set[int] = field(default_factory=set)  # ids of modules
     trained: set[int] = field(default_factory=set)  # ids of parameters with a gradient
+    zero: set[int] = field(default_factory=set)  # ids of those whose gradients are all zero
     created: list[Keys] = field(default_factory=list)
     unsaved: list[Keys] = field(default_factory=list)
 

@@ -9,7 +9,7 @@ Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import SbkitError
-from sbkit.base.messages import listed
+from sbkit.base.messages import listed, short_value
 from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, DryRun, Finding
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
@@ -42,6 +42,11 @@ MAX_STEPS = 5  # without a gradient before a parameter counts as never trained
 # Relative to the largest state. In hparams/ctc.yaml states differ by 6e-7; in ctc_speechbrain.yaml,
 # whose convolutions see a frame of padding, they differ by 0.2, and the losses by only 0.003.
 MAX_STATE_CHANGE = 1e-3
+UNUSED_FIX = (
+    "Use it in the recipe, `freeze` it, or take it out of the YAML; for a decoder, set "
+    "`num_decoder_layers: 0`."
+)
+ZERO_FIX = "Look for round(), sign(), clamp() or a factor of 0 between it and the loss."
 MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in another order
 
 
@@ -75,19 +80,12 @@ def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, 
 
 def _train(brain: Brain, batch: object) -> None:
     """Take two steps, as the first may break the second, and more if layers are dropped."""
-    unused = unused_parameters(brain)
     for index in range(MAX_STEPS):
-        parameters = list(brain.modules.parameters())
-        missing = (p for p in parameters if p.requires_grad and p.grad is None)
-        if index > 1 and all(id(p) in unused for p in missing):
+        parameters = brain.modules.parameters()
+        if index > 1 and not any(p.requires_grad and p.grad is None for p in parameters):
             break
         brain.on_stage_start(Stage.TRAIN, 1)
         torch.autograd.backward(training_loss(brain, batch).sums.sum())
-
-
-def unused_parameters(brain: Brain) -> set[int]:
-    """Return the ids of the parameters that the settings turn off."""
-    return {id(p) for part in brain.unused_modules for p in part.parameters()}
 
 
 def _find_unsaved(
@@ -199,12 +197,12 @@ def check_state(run: CheckedRun) -> Iterator[Finding]:
 
 
 def check_unused(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts of the model that small steps leave without a gradient."""
+    """Find parts of the model that small steps leave without a gradient, or with one of zero."""
     trial = run.trial
-    parameters = run.model.parameters()
-    used = trial.trained | unused_parameters(run.brain)
-    dead = {id(p) for p in parameters if p.requires_grad and id(p) not in used}
-    groups: dict[tuple[str | int, bool], list[Keys]] = {}
+    used = trial.trained - trial.zero
+    dead = {id(p) for p in run.model.parameters() if p.requires_grad and id(p) not in used}
+    switches = _switches(run) if dead else {}
+    groups: dict[tuple[str | int, str, str], list[Keys]] = {}  # by key, reason and fix
     # A module comes before its parts, so the largest modules with only dead parameters are named.
     for keys, part in run.reached:
         inside = {id(p) for p in part.parameters()} if isinstance(part, nn.Module) else {id(part)}
@@ -212,19 +210,39 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
             dead -= inside
             modules = part.modules() if isinstance(part, nn.Module) else ()
             was_called = not modules or any(id(module) in trial.called for module in modules)
-            groups.setdefault((keys[0], was_called), []).append(keys)
-    for (_, was_called), paths in groups.items():
-        verb = "does not reach the loss" if was_called else "is never run"
-        yield run.finding(
-            *paths[0],
-            problem=f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {verb}, so never learns",
-            fix="Use it in the recipe, take it out of the YAML, or list it in `unused_modules` of "
-            "the Brain if a setting turns it off.",
-        )
+            reason = "does not reach the loss" if was_called else "is never run"
+            key, reason, fix = keys[0], f"{reason}, so never learns", UNUSED_FIX
+            if switch := next((name for name, ids in switches.items() if inside & ids), None):
+                value = short_value(run.own.hparams[switch])
+                key, reason = switch, f"cannot learn with `{switch}: {value}`"
+            elif inside <= trial.zero:
+                if len(keys) > 1:  # it may begin to learn once the rest of its part does
+                    continue
+                reason, fix = "has gradients of zero in two steps, so does not learn", ZERO_FIX
+            groups.setdefault((key, reason, fix), []).append(keys)
+    for (key, reason, fix), paths in groups.items():
+        problem = f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {reason}"
+        yield run.finding(key, problem=problem, fix=fix, stops=fix is not ZERO_FIX)
+
+
+def _switches(run: CheckedRun) -> dict[str, set[int]]:
+    """Return the keys of 0, 1 or a boolean, and the ids of all that another value would train."""
+    brain, batch = run.brain, small_batch(run.own)
+    switches: dict[str, set[int]] = {}
+    for key, value in run.own.hparams.items():
+        if isinstance(value, int | float) and value in (0, 1):
+            setattr(brain.hparams, key, not value if isinstance(value, bool) else 0.5)
+            with suppress(Exception):  # whatever a part raises for such a value
+                torch.autograd.backward(training_loss(brain, batch).sums.sum())
+            delattr(brain.hparams, key)
+            trained = (p for p in brain.modules.parameters() if p.grad is not None and p.grad.any())
+            switches[key] = set(map(id, trained))
+            brain.modules.zero_grad(set_to_none=True)
+    return switches
 
 
 def check_steps(run: CheckedRun) -> Iterator[Finding]:
-    """Find a rate at which two steps multiply the loss, and parts whose gradients are all zero.
+    """Find a rate at which two steps multiply the loss, and note gradients that are all zero.
 
     They are taken at the highest rate of the schedule, from the initial weights. (In the first
     step, a head of zeros leaves the parts below it without a gradient.)
@@ -239,16 +257,14 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     brain.init_optimizers()
     rate = brain.set_highest_rate(run.highest_factor)
     before = _losses_of(brain, batch).sum()
-    has_gradient: dict[str, bool] = {}  # by the part of the model
+    named = named_parameters(brain.modules, brain.hparams.settings)
+    zero = {*named}
     for _ in range(2):
         brain.on_stage_start(Stage.TRAIN, 1)
         loss = training_loss(brain, batch)
         count = loss.counts.sum()
         torch.autograd.backward(loss.sums.sum() / count)
-        for name, p in named_parameters(brain.modules, brain.hparams.settings).items():
-            if p.grad is not None:  # else `check_unused` finds it
-                part = name.partition(".")[0]
-                has_gradient[part] = has_gradient.get(part, False) or bool(p.grad.any())
+        zero -= {name for name, p in named.items() if p.grad is None or p.grad.any()}
         with quiet():  # a gradient that is not finite is logged
             brain.optimizers_step()
     after = _losses_of(brain, batch).sum()
@@ -260,14 +276,8 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
             fix="Lower `lr`.",
         )
         return
-    for part in has_gradient:
-        if has_gradient[part]:
-            continue
-        yield run.note(
-            part,
-            problem=f"In two steps, all gradients of `{part}` are zero, so it does not learn",
-            fix="Look for round(), sign(), clamp() or a factor of 0 between it and the loss.",
-        )
+    tried = named_parameters(trained.modules, trained.hparams.settings)
+    trial.zero = {id(tried[name]) for name in zero}  # for `check_unused`
 
 
 # -- what does an output depend on? ----------------------------------------------------------------

@@ -4,64 +4,14 @@ A parameter outside the ModuleList stays on the CPU, in no optimizer and in no c
 (SpeechBrain #2804). A walk visits all that can be reached from the hparams and the Brain.
 """
 
-import types
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence, Set
-from functools import partial
-from logging import Logger
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 
-import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sbkit.base.messages import listed, plural
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.config.document import Keys, dotted
-
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-LEAF_TYPES = (  # the walk does not look inside them
-    *(str, bytes, int, float, complex, types.NoneType, types.ModuleType, type),
-    *(torch.dtype, torch.device, np.ndarray, np.generic, Logger),
-    *(Dataset, DataLoader, Sampler),  # they may hold a million rows, but no parameters
-)
-
-
-def reachable(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
-    """Yield every object within the roots once, with its shortest path.
-
-    It walks breadth first, so that shorter paths come first.
-    """
-    queue: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
-    seen: dict[int, object] = {}  # by id; it keeps the objects alive, so that no id is used again
-    while queue:
-        path, parent = queue.popleft()
-        if id(parent) in seen:
-            continue
-        seen[id(parent)] = parent
-        yield path, parent
-        for name, child in _children(parent):
-            if not isinstance(child, LEAF_TYPES):
-                queue.append(((*path, name), child))
-
-
-def _children(parent: object) -> Iterator[tuple[str | int, object]]:
-    match parent:
-        case Tensor():
-            return
-        case nn.Module():
-            for table in MODULE_TABLES:
-                # A module whose __init__ does not call super().__init__() has no tables.
-                yield from vars(parent).get(table, {}).items()
-        case Mapping():
-            yield from ((str(key), value) for key, value in list(parent.items()))
-        case list() | tuple() | set() | frozenset() | deque():
-            yield from enumerate(parent)
-        case partial():
-            yield from {"func": parent.func, "args": parent.args, **parent.keywords}.items()
-    for name, value in list(getattr(parent, "__dict__", {}).items()):
-        if not (isinstance(parent, nn.Module) and name in MODULE_TABLES):
-            yield name, value
 
 
 def check_ownership(run: CheckedRun) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from speechbrain.utils.run_opts import RunOptions
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from sbkit.audio.random_draws import seeded_draws
@@ -64,6 +65,7 @@ from sbkit.train.optimizers import (
     named_parameters,
     with_lr_scale,
 )
+from sbkit.train.ownership import all_within, check_owners, device_errors
 from sbkit.train.schedule import Position, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, detached
 from sbkit.train.stopping import (
@@ -264,11 +266,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._keeps_counters = False  # while an earlier checkpoint is loaded
         self._epoch_micro_batches = 0  # that the last epoch trained on
         self._valid_set: SplitLoaders = {}  # of the last fit
-
-    @property
-    def unused_modules(self) -> tuple[nn.Module, ...]:
-        """The modules that the present settings turn off; they need no gradient."""
-        return ()
+        # Epoch and micro-batch of the first step of a fit; None before it, (0, -1) without a fit
+        self._checked_at: tuple[int, int] | None = (0, -1)
 
     @property
     def time_limit(self) -> TimeLimit:
@@ -328,7 +327,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
                     self._restore_random()
                 self.time_limit.start()
                 self._open_metrics(epoch_counter, loader)
-                with self.signals:
+                for _, part in all_within(self):
+                    if isinstance(part, nn.Parameter):
+                        part.grad = None  # those from before must not count
+                self._checked_at = None
+                with self.signals, register_optimizer_step_pre_hook(self._check_owners):
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
                     self.leave_if_asked(in_training=True)  # of the last validation
         finally:
@@ -461,7 +464,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step += 1
             self._is_last = is_last
             steps_before = self.optimizer_step
-            objective = self.fit_batch(batch)
+            with device_errors(self):
+                objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
             sources = batch.sources if isinstance(batch, Batch) else None
             self.training_metrics.meter.add(as_loss(objective), seconds, sources)
@@ -527,7 +531,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _freeze_parts(self) -> None:
         if self.training_step.freezing.advance(self.optimizer_step):
             self.training_step.train_mode()
-            self.training_step.ddp.renew(self.unused_modules)
+            self.training_step.ddp.renew()
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -549,6 +553,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 optimizers = self.optimizers_dict or {}
                 self.training_step.backward(batch, objective, optimizers, self.scaler)
         if self.should_step:
+            self._check_owners()
             self.training_step.normalize(self._active_optimizers())
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # else gradients of a frozen optimizer add up
@@ -581,6 +586,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.nonfinite_count += num_bad
         recorder.check_count(self.nonfinite_count, self.nonfinite_patience)
         self.training_metrics.meter.skipped_steps += skipped
+
+    def _check_owners(self, *_: object) -> None:
+        """Check before the first step, of every optimizer, that all that learns has its owners."""
+        position = self.training_step.nonfinite.epoch, self.step
+        if self._checked_at in (None, position):
+            is_shared = self.training_step.ddp.is_shared
+            with failing_together(ConfigError) if is_shared else nullcontext():
+                self._checked_at = position if check_owners(self) else None
 
     def _seeded(self, batch: Any) -> AbstractContextManager[None]:
         """Seed random numbers from the position in the run, so that a resumed run draws the same.
@@ -661,7 +674,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _share_step(self) -> None:
         ddp = self.training_step.ddp
         if world_size() > 1 and not ddp.is_shared and not self._has_own_step():
-            ddp.share(self.unused_modules)
+            ddp.share()
 
     def _unwrap_distributed(self) -> None:
         self.training_step.ddp.unwrap()
@@ -726,7 +739,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         losses: list[Loss] = []
         for batch in self._evaluated_batches(loaders, phase):
             self.step += 1
-            with memory_errors(batch, "eval_batch_seconds"):
+            with memory_errors(batch, "eval_batch_seconds"), device_errors(self):
                 loss = as_loss(self.evaluate_batch(batch, stage))
             losses.append(loss)
             if not type(self).metrics:

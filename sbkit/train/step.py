@@ -262,7 +262,7 @@ class DdpStep:
     def is_shared(self) -> bool:
         return self._wrapped is not None
 
-    def share(self, unused_modules: Iterable[nn.Module] = ()) -> None:
+    def share(self) -> None:
         """Share the step among the ranks, which start with the weights of rank 0.
 
         On GPUs batch normalization sees the batches of all ranks.
@@ -276,23 +276,13 @@ class DdpStep:
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         apply: Callable[..., object] = _Silenced.apply
         apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
-        self._wrap(unused_modules)
+        self._wrapped = self._with_reducer(self._graph)
 
-    def renew(self, unused_modules: Iterable[nn.Module] = ()) -> None:
+    def renew(self) -> None:
         """Make a new reducer, between two steps, for the parameters that learn from now on."""
         if self.is_shared:
             self.unwrap()
-            self._wrap(unused_modules)
-
-    def _wrap(self, unused_modules: Iterable[nn.Module]) -> None:
-        """Make the reducer of the parameters that learn.
-
-        ``unused_modules`` are frozen: otherwise the host would wait for the device to learn that no
-        rank used them.
-        """
-        for part in unused_modules:
-            part.requires_grad_(False)
-        self._wrapped = self._with_reducer(self._graph)
+            self._wrapped = self._with_reducer(self._graph)
 
     def check_all_used(self) -> None:
         """Raise ConfigError for a parameter that DDP waits for, but that the step has not used.

@@ -13,9 +13,9 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check
 from sbkit.check.check import CheckResult, check_run
 from sbkit.check.checked_run import DeclaredRun, Finding
-from sbkit.check.parameters import reachable
 from sbkit.commands.cli import run
 from sbkit.train import setup
+from sbkit.train.ownership import reachable
 from sbkit.train.setup import read_values
 from tests.check.harness import checked_run, declared_run
 from tests.runs import ROOT, Workplace

@@ -27,8 +27,7 @@ HEALTHY = [
     Mutation(name="healthy", checks=CHECKS),
     Mutation(name="healthy BPE", options=("--token_type=bpe", "--vocab_size=50")),
     Mutation(name="healthy Transformer", options=("--encoder_module=transformer",)),
-    Mutation(name="healthy pure CTC", options=("--ctc_weight=1.0",)),
-    Mutation(name="healthy without a decoder", options=PURE_CTC),
+    Mutation(name="healthy pure CTC", options=PURE_CTC),
     Mutation(name="healthy with another Fbank", text=SPEECHBRAIN_FBANK),
     Mutation(name="healthy 80 ms", yaml="hparams/ctc_streaming.yaml", options=LONG_FRAMES),
 ]

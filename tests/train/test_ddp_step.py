@@ -36,6 +36,8 @@ class TurnsBrain(Brain):
             self.modules[f"head{language}"](states[languages == language]).squeeze(1)
             for language in languages.unique().tolist()
         ]
+        if self.hparams.outside is not None and 1 in languages:  # on one rank only
+            scores[-1] = scores[-1] + self.hparams.outside(states[languages == 1]).squeeze(1)
         joined = self.optimizer_step >= 1
         return torch.cat(scores) + (self.modules["late"](states).sum(1) if joined else 0)
 
@@ -43,8 +45,11 @@ class TurnsBrain(Brain):
         return Loss(predictions.square(), torch.ones_like(predictions))
 
 
-def train(*, find_unused: bool = True) -> dict[str, list[float]]:
-    """Return the parameters after a few steps; each of two ranks has rows of one language."""
+def train(*, find_unused: bool = True, outside: bool = False) -> dict[str, list[float]]:
+    """Return the parameters after a few steps; each of two ranks has rows of one language.
+
+    outside: whether the second language has a layer outside the modules.
+    """
     torch.manual_seed(0)
     modules = {
         "body": nn.Linear(4, 5),
@@ -60,7 +65,11 @@ def train(*, find_unused: bool = True) -> dict[str, list[float]]:
     brain = TurnsBrain(
         modules=modules,
         opt_class=lambda parameters: torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1),
-        hparams={"stall_seconds": 0, "find_unused_parameters": find_unused},
+        hparams={
+            "stall_seconds": 0,
+            "find_unused_parameters": find_unused,
+            "outside": nn.Linear(5, 1) if outside else None,
+        },
         run_opts={"device": "cpu", "noprogressbar": True, "grad_accumulation_factor": 2},
     )
     brain.fit(range(1), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
@@ -83,8 +92,16 @@ def test_ddp_step_names_unused_parameters_in_the_same_step() -> None:
     assert re.search("head[01].weight, head[01].bias, late.* had no gradient", process.stderr)
 
 
+def test_ranks_stop_together_for_a_layer_outside_the_modules() -> None:
+    process = processes.run(["-m", "tests.train.test_ddp_step", "outside"], ranks=2)
+    assert process.returncode != 0
+    assert process.stderr.count("but `hparams.outside.weight` (1, 5)") == 1
+    assert "Another process of this run has ended" in process.stderr
+
+
 if __name__ == "__main__":
     with process_group(torch.device("cpu")):
-        trained = train(find_unused=sys.argv[1:] != ["used"])
+        words = sys.argv[1:]
+        trained = train(find_unused="used" not in words, outside="outside" in words)
         if rank() == 0:
             json.dump(trained, sys.stdout)

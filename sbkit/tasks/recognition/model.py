@@ -122,12 +122,11 @@ class AsrModel(AcousticModel):
         scores = self.decoder_log_probs(torch.from_numpy(tokens).to(states.device), states, lengths)
         return scores.double().cpu().numpy()
 
-    def unused_modules(self, ctc_weight: float) -> tuple[nn.Module, ...]:
-        """Return the modules that training does not run: decoder and `seq_lin` with CTC only."""
-        if ctc_weight < 1:
-            return ()
-        head = () if self.seq_lin is None else (self.seq_lin,)
-        return (*decoding_modules(self.encoder.backbone.module), *head)
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the encoder has an attention decoder that learns."""
+        decoder = decoding_modules(self.encoder.backbone.module)
+        return any(True for module in decoder for _ in module.parameters())
 
     def _prefixed(self, tokens: Tensor) -> Tensor:
         """Put the start token before each row: (B, L) -> (B, L + 1)."""

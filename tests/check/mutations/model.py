@@ -49,6 +49,12 @@ class WithoutDecoder(AsrBrain):
         return super().compute_objectives(without, batch, stage)
 
 
+class WithSwitch(AsrBrain):
+    def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
+        logits = None if self.hparams.drops_decoder else predictions.logits
+        return super().compute_objectives(replace(predictions, logits=logits), batch, stage)
+
+
 class LayersInList(AsrBrain):
     def __init__(self, *, hparams: dict[str, Any], **options: Any) -> None:
         hparams["Transformer"].layers = [nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)]
@@ -179,6 +185,12 @@ MUTATIONS = [
         error("unused", "seq_lin", "does not reach the loss"),
         recipe=brain(WithoutDecoder),
     ),
+    mutation(
+        "a decoder that a key of the recipe's own turns off",
+        error("unused", "drops_decoder", "`Transformer.decoder`", "with `drops_decoder: true`"),
+        recipe=brain(WithSwitch),
+        text=(("lr_schedule: ", "drops_decoder: True\nlr_schedule: "),),
+    ),
     # -- interfaces
     mutation(
         "a streaming model that needs the level of whole utterances",
@@ -215,7 +227,7 @@ MUTATIONS = [
     ),
     mutation(
         "a front-end that rounds",
-        note("steps", "CNN", "all gradients of `CNN` are zero", "round()"),
+        note("unused", "CNN", "`CNN` has gradients of zero", "round()"),
         text=front_end("RoundingFrontEnd"),
     ),
     # -- state

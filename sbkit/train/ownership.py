@@ -1,0 +1,117 @@
+"""Walk over all that a Brain holds, and check who owns the parameters that learn."""
+
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
+from logging import Logger
+
+import numpy as np
+import speechbrain as sb
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from sbkit.base.errors import ConfigError, DeviceError, translate
+from sbkit.base.messages import listed
+from sbkit.config.document import Keys, dotted
+
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+LEAF_TYPES = (  # the walk does not look inside them
+    *(str, bytes, int, float, complex, types.NoneType, types.ModuleType, type),
+    *(torch.dtype, torch.device, np.ndarray, np.generic, Logger),
+    *(Dataset, DataLoader, Sampler),  # they may hold a million rows, but no parameters
+)
+
+
+def reachable(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
+    """Yield every object within the roots once, with its shortest path.
+
+    It walks breadth first, so that shorter paths come first.
+    """
+    queue: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
+    seen: dict[int, object] = {}  # by id; it keeps the objects alive, so that no id is used again
+    while queue:
+        path, parent = queue.popleft()
+        if id(parent) in seen:
+            continue
+        seen[id(parent)] = parent
+        yield path, parent
+        for name, child in _children(parent):
+            if not isinstance(child, LEAF_TYPES):
+                queue.append(((*path, name), child))
+
+
+def _children(parent: object) -> Iterator[tuple[str | int, object]]:
+    match parent:
+        case Tensor():
+            return
+        case Optimizer():
+            yield "param_groups", parent.param_groups
+            return
+        case nn.Module():
+            for table in MODULE_TABLES:
+                # A module whose __init__ does not call super().__init__() has no tables.
+                yield from vars(parent).get(table, {}).items()
+        case Mapping():
+            yield from ((str(key), value) for key, value in list(parent.items()))
+        case list() | tuple() | set() | frozenset() | deque():
+            yield from enumerate(parent)
+        case partial():
+            yield from {"func": parent.func, "args": parent.args, **parent.keywords}.items()
+    for name in getattr(type(parent), "__slots__", ()):
+        yield name, getattr(parent, name, None)
+    for name, value in list(getattr(parent, "__dict__", {}).items()):
+        if not (isinstance(parent, nn.Module) and name in MODULE_TABLES):
+            yield name, value
+
+
+def all_within(brain: sb.Brain) -> Iterator[tuple[Keys, object]]:
+    """Yield every object within the hparams, the attributes and the class of a Brain."""
+    hparams = getattr(brain, "hparams", None)
+    roots = {"hparams": getattr(hparams, "settings", hparams), "brain": brain}
+    return reachable({**roots, type(brain).__name__: vars(type(brain))})
+
+
+def check_owners(brain: sb.Brain) -> bool:
+    """Raise ConfigError for a gradient of what no step changes; return whether there are any."""
+    parts = [*all_within(brain)]
+    optimizers = [part for _, part in parts if isinstance(part, Optimizer)]
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    owned = set(map(id, chain(*groups))) & set(map(id, brain.modules.parameters()))
+    learning = [
+        (path, part)
+        for path, part in parts
+        if isinstance(part, nn.Parameter) and part.requires_grad and part.grad is not None
+    ]
+    strays = [f"`{dotted(path)}` {tuple(p.shape)}" for path, p in learning if id(p) not in owned]
+    if strays:
+        raise ConfigError(
+            f"What gets a gradient must be in `modules` and in an optimizer, but {listed(strays)} "
+            f"{'is' if len(strays) == 1 else 'are'} not. Put the layer into `modules`, and give it "
+            "to an optimizer, or call its `requires_grad_(False)`."
+        )
+    return bool(learning)
+
+
+def device_errors(brain: sb.Brain) -> AbstractContextManager[None]:
+    """Raise DeviceError with the parameters elsewhere, if torch refuses tensors of two devices."""
+
+    def describe(error: RuntimeError) -> str | None:
+        elsewhere = [
+            f"`{dotted(path)}` on {part.device}"
+            for path, part in all_within(brain)
+            if isinstance(part, nn.Parameter) and part.device.type != brain.device_type
+        ]
+        words = ("same device", "expected device", "weight type")
+        if not elsewhere or not any(word in str(error) for word in words):
+            return None
+        return (
+            f"Training and evaluation must use the device {brain.device}, but use "
+            f"{listed(elsewhere)}. Put the layer into `modules`."
+        )
+
+    return translate(RuntimeError, DeviceError, describe)

@@ -1,0 +1,50 @@
+"""Each part that may learn gets a gradient, whichever settings turn losses off."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.check.dry_run import check_steps, check_unused
+from tests.check.harness import checked_run
+from tests.runs import ROOT, TINY, TINY_CODEC, TINY_VAD, TINY_VOICE, Workplace
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning"),
+]
+
+SETTINGS: dict[str, Any] = {"ctc": TINY, "ctc_speechbrain": TINY, "vad": TINY_VAD}
+SETTINGS |= {"codec": TINY_CODEC, "tts": TINY_VOICE}
+DECODER = "Transformer.decoder,Transformer.embedding,Transformer.decoder_norm,seq_lin"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("ctc --ctc_weight=1.0", "`Transformer.decoder_norm` cannot learn with `ctc_weight: 1.0`"),
+        ("ctc --ctc_weight=1 --num_decoder_layers=0", None),
+        (f"ctc --ctc_weight=1 --freeze=[{DECODER}]", None),
+        ('ctc --freeze={"CNN":1000}', None),
+        ("ctc_speechbrain --ctc_weight=1.0", "`Transformer.decoder`, `Transformer.custom_tgt"),
+        ("ctc_speechbrain --ctc_weight=1.0 --num_decoder_layers=0", None),
+        ("codec", None),
+        ("codec --adversarial_weight=0.1", None),
+        ("codec --mel_weight=0 --spectral_weight=0", "`decoder` cannot learn with `mel_weight: 0"),
+        ("tts", None),
+        ("tts --align_weight=0.0", "`aligner` cannot learn with `align_weight: 0.0`"),
+        ("tts --duration_weight=0 --variance_weight=0", "`adaptor.head` cannot learn with"),
+        ("vad", None),
+    ],
+)
+def test_part_without_a_loss_is_named_with_the_key(
+    options: str, problem: str | None, workplace: Workplace, tmp_path: Path
+) -> None:
+    name, *words = options.split()
+    declared: Any = {"yaml": ROOT / f"hparams/{name}.yaml", "tiny": SETTINGS[name], "recipe": None}
+    with checked_run(workplace, tmp_path / "run", *words, **declared) as run:
+        findings = [*check_steps(run), *check_unused(run)]
+        learning = {id(p) for p in run.model.parameters() if p.requires_grad}
+    assert len(findings) == (problem is not None)
+    assert all(finding.stops and str(problem) in finding.problem for finding in findings)
+    assert (learning == run.trial.trained - run.trial.zero) is (problem is None)
