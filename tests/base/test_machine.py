@@ -1,11 +1,19 @@
 """The limits of a container count as cores and memory."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from sbkit.base import machine
-from sbkit.base.machine import available_memory, usable_cores
+from sbkit.base.machine import available_memory, read_driver, usable_cores
+
+DRIVER_CODE = """
+int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuGetErrorString(int code, char **text) { *text = "error 100"; return code != 100; }
+"""
 
 
 @pytest.fixture
@@ -58,3 +66,28 @@ def test_available_memory_obeys_tightest_limit(
     (cgroups / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   2000 kB\n")
     monkeypatch.setattr(machine, "MEMORY_INFO", cgroups / "meminfo")
     assert available_memory() == free
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(
+    ("code", "cuda", "failure"),
+    [
+        (f"{DRIVER_CODE} int cuInit(int flags) {{ return 0; }}", "12.2", ""),
+        (f"{DRIVER_CODE} int cuInit(int flags) {{ return 100; }}", "12.2", "error 100"),
+        ("", "", "undefined symbol"),
+        ("no C", "", "No such file"),
+    ],
+)
+def test_driver_is_asked_for_its_version_and_gpus(
+    code: str, cuda: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, module = tmp_path / "libcuda.so.1", tmp_path / "version"
+    command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", library]
+    subprocess.run(command, input=code, text=True, check=False)
+    monkeypatch.setattr(machine, "DRIVER", str(library))
+    monkeypatch.setattr(machine, "KERNEL_MODULE", module)
+    assert (read_driver() is None) == (not library.exists())
+    module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19")
+    driver = read_driver()
+    assert driver and (driver.version, driver.cuda) == ("535.104.05", cuda)
+    assert failure in driver.failure and bool(failure) == bool(driver.failure)

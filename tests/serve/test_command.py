@@ -1,7 +1,9 @@
 """The command `sbkit serve`: the same text as `sbkit transcribe`, and an orderly end."""
 
+import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
 from collections import Counter
@@ -15,17 +17,21 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import torch
 from openai import OpenAI
 from torch._dynamo.utils import counters
 
+from sbkit.base import machine
 from sbkit.base.errors import INTERRUPTED, SbkitError
+from sbkit.base.machine import NvidiaDriver
 from sbkit.bundle.bundle import BundleContents, read_bundle
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.runtimes import ThreadedBundle, warn_once
 from sbkit.runtime.torch_model import Compilation, CompiledModel
 from sbkit.serve.app import TRANSCRIPTIONS
+from sbkit.serve.server import Server
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.synthesis.task import Synthesis
 from tests import processes
@@ -187,6 +193,28 @@ def test_serve_refuses_a_model_on_another_device(
     ):
         with pytest.raises(SbkitError, match=message):
             run(["serve", str(tmp_path), "--port", "0", *options])
+
+
+def test_auto_without_the_gpu_of_the_machine_is_told_in_log_and_health(
+    plain_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = shutil.copytree(plain_bundle, tmp_path / "copy")
+    monkeypatch.setattr(machine, "read_driver", lambda: NvidiaDriver("535.104.05", "12.2"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    apps: list[Any] = []
+    monkeypatch.setattr(Server, "run", lambda server, **_: apps.append(server.config.app))
+    cause = "No GPU is used, because NVIDIA's driver is too old for torch."
+    for device, note in (("auto", cause), ("cpu", None)):
+        warn_once.cache_clear()
+        assert run(["serve", str(plain_bundle), str(copy), "--port=0", "--device", device]) == 0
+        assert capsys.readouterr().err.count(cause) == (note is not None)
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(apps.pop()))
+        response = asyncio.run(client.get("http://127.0.0.1/health/ready"))
+        assert response.json()["note"] == note
 
 
 def test_serve_refuses_unusable_addresses_and_names(plain_bundle: Path) -> None:
