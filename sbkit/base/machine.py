@@ -117,8 +117,9 @@ def why_no_cuda(runtime: str) -> str | None:
     The first sentence has no versions, because `/health/ready` shows it to everybody.
     """
     if runtime == ONNX:
-        package, has_cuda = "onnxruntime-gpu", PROVIDERS["cuda"] in available_providers()
-        needed = getattr(sys.modules.get("onnxruntime"), "cuda_version", None)
+        package, needed = "onnxruntime-gpu", None
+        if PROVIDERS["cuda"] in available_providers():
+            needed = getattr(sys.modules["onnxruntime"], "cuda_version", "")
     elif not has_torch():
         return "torch is not installed. Install it, or use the runtime onnx"
     else:
@@ -127,13 +128,10 @@ def why_no_cuda(runtime: str) -> str | None:
         if torch.cuda.is_available():
             return None
         package, needed = "torch", torch.version.cuda
-        has_cuda = needed is not None
-    driver = read_driver()
-    if driver is None:
-        return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
+    driver = read_driver() or NvidiaDriver(failure=f"{DRIVER} cannot be loaded")
     if not driver.cuda:
-        advice = f"Install {DRIVER}, or start the container with its GPUs ({driver.failure})"
-        return f"NVIDIA's driver cannot be loaded. {advice}"
+        advice = "Install one, or start the container with its GPUs"
+        return f"there is no NVIDIA driver. {advice} ({driver.failure})"
     facts = f"driver {driver.version or 'of unknown version'} supports CUDA {driver.cuda}"
     newest = driver.cuda.partition(".")[0]
     fitting = f"install {package} for CUDA {newest}"
@@ -141,7 +139,7 @@ def why_no_cuda(runtime: str) -> str | None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
         facts += f", but says {driver.failure}; CUDA_VISIBLE_DEVICES is {visible}"
         return f"NVIDIA's driver shows no GPU. Compare `nvidia-smi` ({facts})"
-    if not has_cuda:
+    if needed is None:
         cause = f"there is no {package} with CUDA, or another wheel hides it"
         return f"{cause}. Uninstall each, and {fitting} ({facts})"
     if needed and int(needed.partition(".")[0]) > int(newest):

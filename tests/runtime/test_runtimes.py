@@ -189,7 +189,7 @@ def test_load_in_thread_reads_back_the_precision_of_nodes(
         (OLD, "NVIDIA's driver is too old for", "for CUDA 12 (driver 535.104.05 supports CUDA 12."),
         (HIDDEN, "NVIDIA's driver shows no GPU", "no device; CUDA_VISIBLE_DEVICES is empty"),
         (ABSENT, "NVIDIA's driver shows no GPU", "none; CUDA_VISIBLE_DEVICES is not set"),
-        (NvidiaDriver("580", failure="no file"), "NVIDIA's driver cannot be loaded", "(no file)"),
+        (NvidiaDriver("580", failure="no file"), "there is no NVIDIA driver", "(no file)"),
     ],
 )
 def test_doctor_errors_and_auto_say_why_no_gpu_is_used(
