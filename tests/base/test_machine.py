@@ -1,5 +1,6 @@
 """The limits of a container count as cores and memory."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,8 +12,8 @@ from sbkit.base.machine import available_memory, read_driver, usable_cores
 
 DRIVER_CODE = """
 int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
-int cuDeviceGetCount(int *count) { *count = 2; return 0; }
-int cuGetErrorString(int code, char **text) { *text = "error 100"; return code != 100; }
+int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
+int cuGetErrorString(int code, char **text) { *text = "no device"; return 0; }
 """
 
 
@@ -69,25 +70,32 @@ def test_available_memory_obeys_tightest_limit(
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-@pytest.mark.parametrize(
-    ("code", "cuda", "failure"),
-    [
-        (f"{DRIVER_CODE} int cuInit(int flags) {{ return 0; }}", "12.2", ""),
-        (f"{DRIVER_CODE} int cuInit(int flags) {{ return 100; }}", "12.2", "error 100"),
-        ("", "", "undefined symbol"),
-        ("no C", "", "No such file"),
-    ],
-)
-def test_driver_is_asked_for_its_version_and_gpus(
-    code: str, cuda: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_driver_is_asked_for_its_versions_and_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library, module = tmp_path / "libcuda.so.1", tmp_path / "version"
-    command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", library]
-    subprocess.run(command, input=code, text=True, check=False)
-    monkeypatch.setattr(machine, "DRIVER", str(library))
-    monkeypatch.setattr(machine, "KERNEL_MODULE", module)
-    assert (read_driver() is None) == (not library.exists())
-    module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19")
-    driver = read_driver()
-    assert driver and (driver.version, driver.cuda) == ("535.104.05", cuda)
-    assert failure in driver.failure and bool(failure) == bool(driver.failure)
+    monkeypatch.setattr(machine, "KERNEL_MODULE", tmp_path / "version")
+    monkeypatch.setattr(machine, "DRIVER", str(tmp_path / "missing"))
+    assert read_driver() is None
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Module  535.104.05  Sat")
+    assert read_driver() is not None  # as in a container without its GPUs
+    for code, cuda, failure in (
+        (f"#define GPUS 2\n{DRIVER_CODE} int cuInit(int flags) {{ return 0; }}", "12.2", "^$"),
+        (
+            f"#define GPUS 0\n{DRIVER_CODE} int cuInit(int flags) {{ return 0; }}",
+            "12.2",
+            "no device",
+        ),
+        (
+            f"#define GPUS 2\n{DRIVER_CODE} int cuInit(int flags) {{ return 9; }}",
+            "12.2",
+            "no device",
+        ),
+        ("int another;", "", "undefined symbol"),
+    ):
+        library = tmp_path / f"{hash(code)}.so"
+        command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", library]
+        subprocess.run(command, input=code, text=True, check=True)
+        monkeypatch.setattr(machine, "DRIVER", str(library))
+        driver = read_driver()
+        assert driver and (driver.version, driver.cuda) == ("535.104.05", cuda)
+        assert re.search(failure, driver.failure)

@@ -37,7 +37,6 @@ from tests.runtime.bundles import edit_weights
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 FRAME = 640  # samples
 NEW, OLD = NvidiaDriver("580.65.06", "13.0"), NvidiaDriver("535.104.05", "12.2")
-HIDDEN, ABSENT = replace(NEW, failure="no device"), replace(NEW, failure="none")
 GRAPHS = {b"graph": ("MatMul", "FusedConv"), b"int8": ("MatMulInteger", "Conv")}  # operations
 
 
@@ -85,7 +84,7 @@ def stand_in(
     *,
     providers: Sequence[str] = (CUDA, CPU),
     driver: NvidiaDriver | None = NEW,
-    cuda: str | None = "13.0",
+    cuda: str | None = "",  # unknown, as of an old onnxruntime
 ) -> None:
     module: Any = SimpleNamespace(
         get_available_providers=lambda: [*providers],
@@ -181,44 +180,45 @@ def test_load_in_thread_reads_back_the_precision_of_nodes(
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
 @pytest.mark.parametrize("cuda", ["13.0", None])  # of the wheel
 @pytest.mark.parametrize(
-    ("driver", "cause", "details"),
+    ("driver", "reason"),
     [
-        (None, "there is no NVIDIA driver", "Install one"),
-        (NEW, "", ""),
-        (NvidiaDriver(cuda="13.2"), "", ""),  # as in WSL
-        (OLD, "NVIDIA's driver is too old for", "for CUDA 12 (driver 535.104.05 supports CUDA 12."),
-        (HIDDEN, "NVIDIA's driver shows no GPU", "no device; CUDA_VISIBLE_DEVICES is empty"),
-        (ABSENT, "NVIDIA's driver shows no GPU", "none; CUDA_VISIBLE_DEVICES is not set"),
-        (NvidiaDriver("580", failure="no file"), "there is no NVIDIA driver", "(no file)"),
+        (None, "there is no NVIDIA driver. Install one"),
+        (replace(NEW, cuda="", failure="no file"), "there is no NVIDIA driver.*no file"),
+        (
+            replace(NEW, failure="no device"),
+            "NVIDIA's driver shows no GPU.*no device; CUDA_.* empty",
+        ),
+        (OLD, "NVIDIA's driver is too old for .*for CUDA 12 .driver 535.104.05 supports CUDA 12.2"),
+        (replace(NEW, version="unusable"), "torch finds no GPU, but NVIDIA's driver does"),
+        (NEW, ""),
     ],
 )
 def test_doctor_errors_and_auto_say_why_no_gpu_is_used(
     driver: NvidiaDriver | None,
-    cause: str,
-    details: str,
-    cuda: str | None,
+    reason: str,
     runtime: str,
+    cuda: str | None,
     bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stand_in(monkeypatch, driver=driver, providers=[CUDA, CPU] if cuda else [CPU], cuda=cuda)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: not cause and cuda is not None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if driver == HIDDEN:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    if driver and driver.cuda and not driver.failure and cuda is None:
-        cause, details = "there is no .* with CUDA", f"for CUDA {driver.cuda[:2]} (driver "
-    usable, _, reason = describe_machine()[f"CUDA with {runtime}"].partition(", because ")
-    assert usable == ("not usable" if cause else "usable")
-    if cause:
-        assert re.match(f"{cause}.*{re.escape(details)}", reason)
-        with pytest.raises(SbkitError, match=f"The device cuda:0 needs a GPU .*{cause}"):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: not reason)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if cuda is None and driver and driver.cuda and not driver.failure:
+        reason = f"there is no .* with CUDA.*for CUDA {driver.cuda[:2]} "
+    elif runtime == "onnx" and reason.startswith("torch"):
+        reason = ""
+    usable, _, printed = describe_machine()[f"CUDA with {runtime}"].partition(", because ")
+    assert usable == ("not usable" if reason else "usable")
+    assert re.match(reason, printed)
+    if reason:
+        with pytest.raises(SbkitError, match=f"The device cuda:0 needs a GPU .*{reason}"):
             effective(bundle, device="cuda:0", runtime=runtime)
         assert [effective(bundle, runtime=runtime).device for _ in range(2)] == ["cpu", "cpu"]
-    is_told = cause != "" and driver is not None
-    assert caplog.messages == [f"No GPU is used, because {reason}."] * is_told
-    assert not (is_told and re.search(r"\d", reason.partition(". ")[0]))  # health shows it
+    is_told = reason != "" and driver is not None
+    assert caplog.messages == [f"No GPU is used, because {printed}."] * is_told
+    assert not re.search(r"\d", printed.partition(". ")[0])  # which `/health/ready` shows
 
 
 @pytest.mark.parametrize(
