@@ -11,6 +11,7 @@ from sbkit.base import machine
 from sbkit.base.machine import available_memory, read_driver, usable_cores
 
 DRIVER_CODE = """
+int cuInit(int flags) { return ERROR; }
 int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
 int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
 int cuGetErrorString(int code, char **text) { *text = "no device"; return 0; }
@@ -78,23 +79,18 @@ def test_driver_is_asked_for_its_versions_and_gpus(
     assert read_driver() is None
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Module  535.104.05  Sat")
     assert read_driver() is not None  # as in a container without its GPUs
-    for code, cuda, failure in (
-        (f"#define GPUS 2\n{DRIVER_CODE} int cuInit(int flags) {{ return 0; }}", "12.2", "^$"),
-        (
-            f"#define GPUS 0\n{DRIVER_CODE} int cuInit(int flags) {{ return 0; }}",
-            "12.2",
-            "no device",
-        ),
-        (
-            f"#define GPUS 2\n{DRIVER_CODE} int cuInit(int flags) {{ return 9; }}",
-            "12.2",
-            "no device",
-        ),
-        ("int another;", "", "undefined symbol"),
+    for number, (gpus, error, name, cuda, failure) in enumerate(
+        [
+            (2, 0, "cuInit", "12.2", "^$"),
+            (0, 0, "cuInit", "12.2", "no device"),
+            (2, 9, "cuInit", "12.2", "no device"),
+            (2, 0, "another", "", "undefined symbol: cuInit"),
+        ]
     ):
-        library = tmp_path / f"{hash(code)}.so"
-        command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", library]
-        subprocess.run(command, input=code, text=True, check=True)
+        library = tmp_path / f"{number}.so"
+        values = [f"-DGPUS={gpus}", f"-DERROR={error}", f"-DcuInit={name}"]
+        command = ["cc", *values, "-shared", "-fPIC", "-xc", "-", "-o", library]
+        subprocess.run(command, input=DRIVER_CODE, text=True, check=True)
         monkeypatch.setattr(machine, "DRIVER", str(library))
         driver = read_driver()
         assert driver and (driver.version, driver.cuda) == ("535.104.05", cuda)
