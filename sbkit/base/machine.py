@@ -1,20 +1,29 @@
-"""The cores and the memory that this process may use, and the processor's name."""
+"""The cores, the memory and the GPUs that this process may use, and the processor's name."""
 
+import ctypes
+import logging
 import os
 import platform
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ONNX = "onnx"
 PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # of each runtime
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # a container without GPUs has it, too
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")
 SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
 # What makes workers fail, or wait forever
 SHORTAGES = f"{SHARED_MEMORY} or TMPDIR may be full, or too many files open (ulimit -n)."
+
+logger = logging.getLogger(__name__)
 
 
 def usable_cores() -> int:
@@ -74,3 +83,90 @@ def cpu_name() -> str:
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
+
+
+@dataclass(frozen=True)
+class NvidiaDriver:
+    """What NVIDIA's driver says; empty texts for what it does not say."""
+
+    version: str = ""  # of its kernel module
+    cuda: str = ""  # the newest CUDA that its library supports
+    failure: str = ""  # why it shows this process no GPU
+
+
+def read_driver() -> NvidiaDriver | None:
+    """Ask NVIDIA's driver, as torch and onnxruntime do; None if the machine has none."""
+    text = KERNEL_MODULE.read_text() if KERNEL_MODULE.exists() else ""
+    version = match[0] if (match := re.search(r"\d+\.[\d.]*\d", text)) else ""
+    number, count, words = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
+    try:
+        library = ctypes.CDLL(DRIVER)
+        library.cuDriverGetVersion(ctypes.byref(number))
+        code = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
+        library.cuGetErrorString(code, ctypes.byref(words))
+    except (OSError, AttributeError) as error:  # AttributeError: another library of that name
+        is_missing = not version and "no such file" in str(error).lower()
+        return None if is_missing else NvidiaDriver(version, failure=str(error))
+    failure = "" if count.value else (words.value or b"unknown error").decode()
+    return NvidiaDriver(version, f"{number.value // 1000}.{number.value % 1000 // 10}", failure)
+
+
+def why_no_cuda(runtime: str) -> str | None:
+    """Return why a runtime cannot use an NVIDIA GPU; None if it can.
+
+    The first sentence has no versions, because `/health/ready` shows it to everybody.
+    """
+    if runtime == ONNX:
+        package, needed = "onnxruntime-gpu", None
+        if PROVIDERS["cuda"] in available_providers():
+            needed = getattr(sys.modules["onnxruntime"], "cuda_version", "")
+    elif not has_torch():
+        return "torch is not installed. Install it, or use the runtime onnx"
+    else:
+        import torch
+
+        if torch.cuda.is_available():
+            return None
+        package, needed = "torch", torch.version.cuda
+    driver = read_driver() or NvidiaDriver(failure=f"{DRIVER} cannot be loaded")
+    if not driver.cuda:
+        advice = "Install one, or start the container with its GPUs"
+        return f"there is no NVIDIA driver. {advice} ({driver.failure})"
+    facts = f"driver {driver.version or 'of unknown version'} supports CUDA {driver.cuda}"
+    newest = driver.cuda.partition(".")[0]
+    fitting = f"install {package} for CUDA {newest}"
+    if driver.failure:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
+        facts += f", but says {driver.failure}; CUDA_VISIBLE_DEVICES is {visible}"
+        return f"NVIDIA's driver shows no GPU. Compare `nvidia-smi` ({facts})"
+    if needed is None:
+        cause = f"there is no {package} with CUDA, or another wheel hides it"
+        return f"{cause}. Uninstall each, and {fitting} ({facts})"
+    if needed and int(needed.partition(".")[0]) > int(newest):
+        cause = f"NVIDIA's driver is too old for {package}"
+        return f"{cause}. Update it, or {fitting} ({facts}, {package} needs {needed})"
+    surprise = f"torch finds no GPU, but NVIDIA's driver does. Compare `nvidia-smi` ({facts})"
+    return None if runtime == ONNX else surprise
+
+
+def warn_of_unused_gpu(runtime: str) -> str | None:
+    """Log why the CPU is used of a machine that seems to have a GPU; return the reason."""
+    reason = why_no_cuda(runtime)
+    if reason and read_driver():
+        logger.warning(f"No GPU is used, because {reason}.")
+        return reason
+    return None
+
+
+def available_providers() -> list[str]:
+    """List the providers of the installed onnxruntime, if there is one."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return []
+    return [*onnxruntime.get_available_providers()]
+
+
+def has_torch() -> bool:
+    """Return whether torch is installed, without importing it."""
+    return find_spec("torch") is not None

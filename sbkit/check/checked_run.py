@@ -151,6 +151,7 @@ class Cost:
         twice as much, because freed memory stays with the process in pieces.
     device_bytes: the memory of the GPU, elsewhere what the process could allocate.
     step_seconds: the time of a step with the largest batch.
+    fp32_step_seconds: the same in fp32, if it fits, of a run with less precision on the CPU.
     epoch_seconds: an estimate by the audio, as if validation were as slow as training.
     num_checkpoints: the most that the run folder has at the same time.
     """
@@ -161,6 +162,7 @@ class Cost:
     peak_bytes: int
     device_bytes: int
     step_seconds: float
+    fp32_step_seconds: float | None
     epoch_seconds: float
     run_seconds: float
     num_checkpoints: int

@@ -24,7 +24,7 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
-from sbkit.check.checked_run import CheckedRun, Cost, Finding, megabytes
+from sbkit.check.checked_run import ON_CPU, CheckedRun, Cost, Finding, megabytes
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
@@ -45,6 +45,13 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
     if not run.declared.has_device or run.sampler is None:
         return  # nothing can be measured for another machine
     cost = run.measured.cost = measure_cost(run, run.sampler)
+    if cost.fp32_step_seconds is not None and cost.fp32_step_seconds < cost.step_seconds:
+        yield run.note(
+            "precision",
+            problem=f"On this CPU, the largest step takes {cost.step_seconds} s in "
+            f"{run.data.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
+            fix="Set `precision: fp32`.",
+        )
     folder = run.values.folder
     files = [file for file in (folder / CHECKPOINTS).rglob("*") if file.is_file()]
     missing_bytes = cost.disk_bytes - sum(file.stat().st_size for file in files)
@@ -79,6 +86,8 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
     with real_steps(run) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
         peak_of_largest, step_seconds = _measure_step(steps, largest)
+        fp32_seconds = _seconds_in_fp32(run, steps, largest)
+        steps.reset_peak()  # fp32 may need more than the run
         parameters = list(steps.brain.modules.parameters())
         num_parameters = sum(p.numel() for p in parameters)
         num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
@@ -98,6 +107,7 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
         peak_bytes=peak_bytes,
         device_bytes=device_bytes,
         step_seconds=round(step_seconds, 3),
+        fp32_step_seconds=fp32_seconds,
         epoch_seconds=round(epoch_seconds, 2),
         run_seconds=round(min(epoch_seconds * settings["number_of_epochs"], max_seconds), 2),
         num_checkpoints=num_checkpoints,
@@ -128,6 +138,17 @@ def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, flo
         steps.run_step(batch)
         seconds = steps.run_step(batch)
     return steps.peak_bytes, seconds
+
+
+def _seconds_in_fp32(run: CheckedRun, steps: "RealSteps", micro_batch: MicroBatch) -> float | None:
+    """Return the seconds of a step of the same run in fp32, if it has less on the CPU."""
+    placement = run.data.placement
+    if placement.device.type != "cpu" or placement.precision == "fp32":
+        return None
+    steps.brain.training_ctx = ON_CPU.autocast()
+    with suppress(SbkitError):  # it may not fit into memory
+        return round(_measure_step(steps, micro_batch)[1], 3)
+    return None
 
 
 def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:

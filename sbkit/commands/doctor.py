@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.imports import import_torchaudio
-from sbkit.base.machine import usable_cores
+from sbkit.base.machine import available_providers, has_torch, usable_cores, why_no_cuda
 from sbkit.base.messages import printable
 from sbkit.base.versions import versions
 from sbkit.cli.arguments import Parser
@@ -44,7 +44,7 @@ def doctor(options: Namespace) -> int:
     """
     from sbkit.commands.trials import trials
     from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER
-    from sbkit.runtime.runtimes import has_torch, load_in_thread
+    from sbkit.runtime.runtimes import load_in_thread
 
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
@@ -88,9 +88,6 @@ def doctor(options: Namespace) -> int:
 def describe_machine() -> dict[str, str]:
     """Return the versions, devices, providers and compiler of this machine, by subject."""
     import soundfile
-
-    from sbkit.runtime.onnx_model import available_providers
-    from sbkit.runtime.runtimes import has_torch, why_no_cuda
 
     subjects = {"system": platform.platform()}
     for package, version in versions(MORE_PACKAGES).items():

@@ -63,7 +63,7 @@ def serve(options: Namespace) -> int:
         require_package(name, extra="serve")
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.runtime.model_thread import require_effective
-    from sbkit.runtime.runtimes import AUTO, FIRST_GPU
+    from sbkit.runtime.runtimes import AUTO, FIRST_GPU, warn_once
     from sbkit.serve.api import ServedModel, ServedModels
     from sbkit.serve.app import Service
     from sbkit.serve.middleware import ApiKeys, Limits, Metrics, State
@@ -110,10 +110,12 @@ def serve(options: Namespace) -> int:
             for kind, default in default_aliases.items()
             if kind in kinds
         }
+        reason = warn_once(options.runtime) if options.device == AUTO else None
         service = Service(
             models=ServedModels(models=models, aliases=aliases),
             limits=limits,
             declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
+            note=reason and f"No GPU is used, because {reason.partition('. ')[0]}.",
             state=state,
             metrics=metrics,
             origins=options.allow_origin or (),

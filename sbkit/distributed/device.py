@@ -10,6 +10,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from sbkit.base.errors import ConfigError, DeviceError
+from sbkit.base.machine import why_no_cuda
 
 DeviceCounter = Callable[[str], int]  # counts the devices of a type
 
@@ -123,7 +124,9 @@ def find_device(device: torch.device, count: DeviceCounter = count_local_devices
     if index >= (num_devices := count(device.type)):
         machine = "torch finds" if count is count_local_devices else "the target has"
         devices = {0: "no device", 1: "1 device"}.get(num_devices, f"{num_devices} devices")
+        is_cuda_here = device.type == "cuda" and not num_devices and count is count_local_devices
+        reason = f", because {why_no_cuda('torch')}" if is_cuda_here else ""
         raise DeviceError(
-            f"`device` is {device.type}:{index}, but {machine} {devices} of that type."
+            f"`device` is {device.type}:{index}, but {machine} {devices} of that type{reason}."
         )
     return torch.device(device.type) if device.type == "mps" else torch.device(device.type, index)

@@ -23,6 +23,7 @@ from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.content_cache import default_cache
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.imports import reading_data
+from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.bundle.config import missing_model
@@ -189,6 +190,8 @@ class Run:
         with self._session() as text_log:
             placement = choose_placement(values)
             log_machine(placement)
+            if self.settings.get("device") is None and placement.device.type == "cpu":
+                warn_of_unused_gpu("torch")
             with main_rank_first():  # which makes the labels, that the others find
                 is_checked = rank() == 0 and values.settings.get("check", True)
                 data = check_first(values) if is_checked else prepare_data(values, placement)

@@ -25,7 +25,7 @@ from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.imports import require_package
-from sbkit.base.machine import usable_cores
+from sbkit.base.machine import PROVIDERS, usable_cores
 from sbkit.bundle.protocols import (
     ChunkSizes,
     DeviceArray,
@@ -43,7 +43,6 @@ WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's 
 SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
 MAX_MODEL_BYTES = 1 << 31  # the limit of a protobuf
 MAX_SAMPLES = 1 << 20  # of a chunk or of padding; a minute at 16 kHz
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE_PATTERN = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
 GPU_INDEX = "device_id"  # an option of the provider
 HEAVY_OPERATIONS = ("MatMul", "Gemm", "Conv", "Attention")  # also parts of fused operations' names
@@ -224,15 +223,6 @@ def read_graph(bundle: Path, name: str) -> bytes:
     sums = read_regular(folder / CHECKSUMS, max_bytes=1 << 16, subject="A list of checksums")
     check_unchanged({name: content}, sums, folder=folder)
     return content
-
-
-def available_providers() -> list[str]:
-    """List the providers of the installed onnxruntime, if there is one."""
-    try:
-        import onnxruntime
-    except ImportError:
-        return []
-    return [*onnxruntime.get_available_providers()]
 
 
 def _parse_device(device: str) -> tuple[str, dict[str, str]]:

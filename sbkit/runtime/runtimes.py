@@ -1,18 +1,16 @@
 """Load a bundle to run it, with torch or onnxruntime, which are imported then."""
 
-import ctypes
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, Unpack, overload
 
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
-from sbkit.base.machine import ONNX, PRECISIONS
+from sbkit.base.machine import ONNX, PRECISIONS, has_torch, warn_of_unused_gpu, why_no_cuda
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.bundle.task import Prediction
@@ -26,12 +24,10 @@ from sbkit.runtime.model_thread import (
 )
 from sbkit.runtime.onnx_model import (
     ONNX_FOLDER,
-    PROVIDERS,
     WEIGHTS_SHA256,
     OnnxGraphs,
     OnnxModel,
     OnnxStreamingModel,
-    available_providers,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
 
 COMPILE_MODES = ("default", "reduce-overhead")
 AUTO, FIRST_GPU = "auto", "cuda:0"
-DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
+warn_once = cache(warn_of_unused_gpu)  # a command may open several bundles
 
 
 def model_options(options: Namespace) -> dict[str, Any]:
@@ -133,6 +129,8 @@ def load_bundle(
             options["compilation"] = Compilation(mode=compile, streaming=streaming)
             network = CompiledModel.load(contents, folder, **options)
         bundle = TorchBundle.from_contents(contents, network)
+    if device == AUTO and bundle.model.effective.device == "cpu":
+        warn_once(runtime)
     bundle = bundle.with_decoder(decoder).with_hotwords_option(hotwords)
     if runtime == ONNX and bundle.decoder and bundle.decoder.attention_rescoring:
         raise ConfigError(
@@ -203,41 +201,6 @@ def _load_onnx(
         raise BundleError(f"The ONNX model in {folder} has other weights. Export it again.")
     require_effective(model.effective, device=device, precision=precision)
     return model
-
-
-def why_no_cuda(runtime: str) -> str | None:
-    """Return why a runtime cannot use an NVIDIA GPU, and what to do; None if it can."""
-    if runtime != ONNX:
-        if not has_torch():
-            return "torch is not installed. Install it, or use the runtime onnx"
-        import torch
-
-        if torch.cuda.is_available():
-            return None
-    if not has_driver():
-        return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
-    if runtime != ONNX and torch.version.cuda is None:
-        return f"this torch ({torch.__version__}) is a wheel without CUDA. Install one with it"
-    if runtime == ONNX and PROVIDERS["cuda"] not in available_providers():
-        return (
-            "there is no onnxruntime with CUDA, or another wheel hides it. Uninstall "
-            "onnxruntime and onnxruntime-gpu, and install onnxruntime-gpu"
-        )
-    return None
-
-
-def has_torch() -> bool:
-    """Return whether torch is installed, without importing it."""
-    return find_spec("torch") is not None
-
-
-def has_driver() -> bool:
-    """Return whether NVIDIA's driver can be loaded."""
-    try:
-        ctypes.CDLL(DRIVER)
-    except OSError:
-        return False
-    return True
 
 
 class GraphModel(PickledAsCall):

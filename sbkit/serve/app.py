@@ -78,6 +78,7 @@ class Service:
     declared: dict[str, str]  # the requested device, runtime and precision
     state: State
     metrics: Metrics
+    note: str | None = None  # why `auto` takes no GPU
     origins: Sequence[str] = ()  # of pages that may use the server; see `OriginGuard`
 
     def app(self, keys: ApiKeys) -> ASGIApp:
@@ -224,7 +225,8 @@ class Service:
         for model in self.models.models:
             effective = asdict(model.engine.effective)
             models.append({"name": model.name, "declared": self.declared, "effective": effective})
-        body = {"status": self.state.phase, "sbkit": __version__, "models": models}
+        phase, note = self.state.phase, self.note
+        body = {"status": phase, "sbkit": __version__, "note": note, "models": models}
         return JSONResponse(body, 200 if self.state.phase == READY else 503)
 
     async def _metrics(self, request: Request) -> Response:

@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
+from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
@@ -188,6 +189,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         declared = hparams or {}
         options = read_run_options(declared, run_opts)
         placement = resolve(options.get("device"), options.get("precision", "fp32"))
+        if options.get("device") is None and placement.device.type == "cpu":
+            warn_of_unused_gpu("torch")
         eval_precision = options.get("eval_precision", "fp32")
         check_precision(placement.device.type, eval_precision, key="eval_precision")
         options["device"] = str(placement.device)

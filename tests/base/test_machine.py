@@ -1,11 +1,21 @@
 """The limits of a container count as cores and memory."""
 
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from sbkit.base import machine
-from sbkit.base.machine import available_memory, usable_cores
+from sbkit.base.machine import available_memory, read_driver, usable_cores
+
+DRIVER_CODE = """
+int cuInit(int flags) { return ERROR; }
+int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
+int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
+int cuGetErrorString(int code, char **text) { *text = "no device"; return 0; }
+"""
 
 
 @pytest.fixture
@@ -58,3 +68,30 @@ def test_available_memory_obeys_tightest_limit(
     (cgroups / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   2000 kB\n")
     monkeypatch.setattr(machine, "MEMORY_INFO", cgroups / "meminfo")
     assert available_memory() == free
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_driver_is_asked_for_its_versions_and_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "KERNEL_MODULE", tmp_path / "version")
+    monkeypatch.setattr(machine, "DRIVER", str(tmp_path / "missing"))
+    assert read_driver() is None
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Module  535.104.05  Sat")
+    assert read_driver() is not None  # as in a container without its GPUs
+    for number, (gpus, error, name, cuda, failure) in enumerate(
+        [
+            (2, 0, "cuInit", "12.2", "^$"),
+            (0, 0, "cuInit", "12.2", "no device"),
+            (2, 9, "cuInit", "12.2", "no device"),
+            (2, 0, "another", "", "undefined symbol: cuInit"),
+        ]
+    ):
+        library = tmp_path / f"{number}.so"
+        values = [f"-DGPUS={gpus}", f"-DERROR={error}", f"-DcuInit={name}"]
+        command = ["cc", *values, "-shared", "-fPIC", "-xc", "-", "-o", library]
+        subprocess.run(command, input=DRIVER_CODE, text=True, check=True)
+        monkeypatch.setattr(machine, "DRIVER", str(library))
+        driver = read_driver()
+        assert driver and (driver.version, driver.cuda) == ("535.104.05", cuda)
+        assert re.search(failure, driver.failure)

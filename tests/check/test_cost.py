@@ -63,6 +63,7 @@ def test_measured_steps_are_real_and_leave_no_trace(run: CheckedRun) -> None:
     assert 3 * weights <= measured.checkpoint_bytes < 3.2 * weights  # with Adam's two moments
     assert measured.run_seconds == pytest.approx(3 * measured.epoch_seconds, rel=0.05)
     assert measured.peak_bytes > weights
+    assert measured.fp32_step_seconds is None  # the run is in fp32
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,27 @@ def test_batch_that_the_system_would_kill_for_is_found(
     monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes - 1)
     (finding,) = cost_findings(run)
     assert "does not fit into memory. Lower `batch_seconds`" in finding.problem
+
+
+def test_reduced_precision_that_slows_the_steps_is_noted(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take_step(steps: RealSteps, batch: Batch) -> float:
+        with steps.brain.training_ctx:
+            step_seconds = seconds["bf16" if torch.is_autocast_enabled("cpu") else "fp32"]
+        if step_seconds is None:
+            raise torch.OutOfMemoryError
+        return step_seconds
+
+    monkeypatch.setattr(RealSteps, "run_step", take_step)
+    note = "On this CPU, the largest step takes 2.0 s in bf16, and 0.13 s in fp32"
+    with checked_run(workplace, tmp_path / "run", "--precision=bf16") as run:
+        for fp32_seconds, notes in ((0.13, [note]), (2.0, []), (3.0, []), (None, [])):
+            seconds = {"bf16": 2.0, "fp32": fp32_seconds}
+            findings = list(check_cost(run))
+            assert [finding.problem for finding in findings] == notes
+            assert all((f.where, f.stops) == ("override of precision", False) for f in findings)
+            assert run.measured.cost and run.measured.cost.fp32_step_seconds == fp32_seconds
 
 
 def test_full_disk_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) -> None:

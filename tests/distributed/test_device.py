@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from sbkit.base import machine
 from sbkit.base.errors import SbkitError
 from sbkit.distributed.device import (
     Placement,
     check_precision,
+    device_counter_for,
     parse_device,
     resolve,
 )
@@ -26,6 +28,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that torch sees no accelerator."""
     for backend in (torch.cuda, torch.mps, torch.xpu):
         monkeypatch.setattr(backend, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "read_driver", lambda: None)
 
 
 def test_parse_device_accepts_every_form() -> None:
@@ -60,8 +63,12 @@ def test_unsupported_precision_is_refused(precision: Any, message: str) -> None:
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("text", ["cuda", "cuda:3", "mps", "xpu"])
 def test_resolve_refuses_a_missing_device(text: str) -> None:
-    with pytest.raises(SbkitError, match=rf"is {text}.* but torch finds no device of that type"):
+    reason = ", because there is no NVIDIA driver.*" if "cuda" in text else ""
+    message = rf"is {text}.* but torch finds no device of that type{reason}\.$"
+    with pytest.raises(SbkitError, match=message):
         resolve(text, "fp32")
+    with pytest.raises(SbkitError, match=r"the target has no device of that type\.$"):
+        resolve(text, "fp32", count=device_counter_for("cpu"))
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -18,8 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 from recipes.asr.recipe import Asr, AsrBrain
-from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base import machine
+from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.files import open_lock, try_lock
+from sbkit.base.machine import NvidiaDriver
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.overrides import parse_overrides
 from sbkit.export import formats
@@ -43,6 +46,7 @@ from tests.runs import (
 )
 from tests.runtime.bundles import SMALL as SMALL_GRID
 from tests.runtime.bundles import parity_report
+from tests.train.lines import brain_of
 
 YAML = ROOT / "hparams/ctc.yaml"
 RECORDS = ("run_config.json", "summary.json")
@@ -454,3 +458,18 @@ def test_run_in_another_thread_is_refused() -> None:
         second = threads.submit(build)
         with pytest.raises(SbkitError, match="Start each run in a process of its own"):
             second.result()
+
+
+def test_start_says_that_no_gpu_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a run, and of a Brain in a script."""
+    monkeypatch.setattr(machine, "read_driver", lambda: NvidiaDriver(cuda="13.0", failure="none"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sbkit.run.run.check_first", Mock(side_effect=DataError("no data")))
+    for device, num_warnings in ((None, 2), ("cpu", 0)):
+        with pytest.raises(DataError, match="no data"):
+            Run(YAML, {"output_folder": tmp_path, "device": device}).train()
+        brain_of(device=device)
+        assert caplog.text.count("No GPU is used, because NVIDIA's driver") == num_warnings
+        caplog.clear()

@@ -2,10 +2,12 @@
 
 import gc
 import json
+import re
 import shutil
 import sys
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +20,13 @@ import pytest
 import torch
 
 from sbkit.audio.formats import FORMATS
+from sbkit.base import machine
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.base.machine import PRECISIONS
+from sbkit.base.machine import PRECISIONS, NvidiaDriver
 from sbkit.commands import trials
 from sbkit.commands.cli import run
+from sbkit.commands.doctor import describe_machine
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
@@ -32,6 +36,7 @@ from tests.runtime.bundles import edit_weights
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 FRAME = 640  # samples
+NEW, OLD = NvidiaDriver("580.65.06", "13.0"), NvidiaDriver("535.104.05", "12.2")
 GRAPHS = {b"graph": ("MatMul", "FusedConv"), b"int8": ("MatMulInteger", "Conv")}  # operations
 
 
@@ -75,7 +80,11 @@ def bundle(plain_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, *, providers: Sequence[str] = (CUDA, CPU), driver: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    providers: Sequence[str] = (CUDA, CPU),
+    driver: NvidiaDriver | None = NEW,
+    cuda: str | None = "",  # unknown, as of an old onnxruntime
 ) -> None:
     module: Any = SimpleNamespace(
         get_available_providers=lambda: [*providers],
@@ -83,14 +92,17 @@ def stand_in(
         InferenceSession=StandInSession,
         preload_dlls=lambda: None,
         __version__="1.23.2",
+        cuda_version=cuda,
         __spec__=SimpleNamespace(),
     )
     monkeypatch.setitem(sys.modules, "onnxruntime", module)
-    monkeypatch.setattr(runtimes, "has_driver", lambda: driver)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(machine, "read_driver", lambda: driver)
+    runtimes.warn_once.cache_clear()
 
 
-def effective(bundle: Path, **options: str) -> Any:
-    model = load_in_thread(bundle, runtime="onnx", **options).model  # type: ignore[arg-type]
+def effective(bundle: Path, runtime: str = "onnx", **options: str) -> Any:
+    model = load_in_thread(bundle, runtime=runtime, **options).model  # type: ignore[arg-type]
     model.close()
     return model.effective
 
@@ -165,33 +177,48 @@ def test_load_in_thread_reads_back_the_precision_of_nodes(
             effective(bundle, device="cpu", precision=requested)
 
 
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+@pytest.mark.parametrize("cuda", ["13.0", None])  # of the wheel
 @pytest.mark.parametrize(
-    ("builds", "cause"),
+    ("driver", "reason"),
     [
-        ({"driver": False, "providers": [CPU]}, "there is no NVIDIA driver"),  # whatever the wheel
-        ({"providers": [CPU]}, "there is no onnxruntime with CUDA, or another wheel hides it"),
+        (None, "there is no NVIDIA driver. Install one"),
+        (replace(NEW, cuda="", failure="no file"), "there is no NVIDIA driver.*no file"),
+        (
+            replace(NEW, failure="no device"),
+            "NVIDIA's driver shows no GPU.*no device; CUDA_.* empty",
+        ),
+        (OLD, "NVIDIA's driver is too old for .*for CUDA 12 .driver 535.104.05 supports CUDA 12.2"),
+        (replace(NEW, version="unusable"), "torch finds no GPU, but NVIDIA's driver does"),
+        (NEW, ""),
     ],
 )
-def test_missing_cuda_is_explained_and_auto_takes_the_cpu(
-    builds: dict[str, Any], cause: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+def test_doctor_errors_and_auto_say_why_no_gpu_is_used(
+    driver: NvidiaDriver | None,
+    reason: str,
+    runtime: str,
+    cuda: str | None,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stand_in(monkeypatch, **builds)
-    for device in ("cuda", "cuda:0"):
-        with pytest.raises(SbkitError, match=f"The device {device} needs a GPU .*{cause}"):
-            effective(bundle, device=device)
-    result = effective(bundle)
-    assert (result.runtime, result.device, dict(result.nodes)) == ("onnx", "cpu", {CPU: 2})
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtimes, "has_driver", lambda: False)
-    with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
-        load_in_thread(bundle, device="cuda")
-    monkeypatch.setattr(runtimes, "has_driver", lambda: True)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(SbkitError, match="wheel without CUDA"):
-        load_in_thread(bundle, device="cuda:0")
+    stand_in(monkeypatch, driver=driver, providers=[CUDA, CPU] if cuda else [CPU], cuda=cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: not reason)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if cuda is None and driver and driver.cuda and not driver.failure:
+        reason = f"there is no .* with CUDA.*for CUDA {driver.cuda[:2]} "
+    elif runtime == "onnx" and reason.startswith("torch"):
+        reason = ""
+    usable, _, printed = describe_machine()[f"CUDA with {runtime}"].partition(", because ")
+    assert usable == ("not usable" if reason else "usable")
+    assert re.match(reason, printed)
+    if reason:
+        with pytest.raises(SbkitError, match=f"The device cuda:0 needs a GPU .*{reason}"):
+            effective(bundle, device="cuda:0", runtime=runtime)
+        assert [effective(bundle, runtime=runtime).device for _ in range(2)] == ["cpu", "cpu"]
+    is_told = reason != "" and driver is not None
+    assert caplog.messages == [f"No GPU is used, because {printed}."] * is_told
+    assert not re.search(r"\d", printed.partition(". ")[0])  # which `/health/ready` shows
 
 
 @pytest.mark.parametrize(
@@ -227,7 +254,7 @@ def test_load_in_thread_refuses_an_onnx_model_of_other_weights(
 def test_doctor_lists_packages_and_what_each_format_runs_on(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in(monkeypatch, driver=False)
+    stand_in(monkeypatch, driver=None)
     monkeypatch.setattr(trials, "trials", lambda: ())  # the stand-in runs no graph
     assert run(["doctor", str(bundle)]) == 0
     report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())

@@ -1,5 +1,6 @@
 """The command `sbkit serve`: the same text as `sbkit transcribe`, and an orderly end."""
 
+import asyncio
 import os
 import re
 import signal
@@ -15,17 +16,21 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import torch
 from openai import OpenAI
 from torch._dynamo.utils import counters
 
+from sbkit.base import machine
 from sbkit.base.errors import INTERRUPTED, SbkitError
+from sbkit.base.machine import NvidiaDriver
 from sbkit.bundle.bundle import BundleContents, read_bundle
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.runtimes import ThreadedBundle, warn_once
 from sbkit.runtime.torch_model import Compilation, CompiledModel
 from sbkit.serve.app import TRANSCRIPTIONS
+from sbkit.serve.server import Server
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.synthesis.task import Synthesis
 from tests import processes
@@ -187,6 +192,23 @@ def test_serve_refuses_a_model_on_another_device(
     ):
         with pytest.raises(SbkitError, match=message):
             run(["serve", str(tmp_path), "--port", "0", *options])
+
+
+def test_auto_without_the_gpu_of_the_machine_is_told_in_log_and_health(
+    plain_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "read_driver", lambda: NvidiaDriver(cuda="13.0", failure="none"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    warn_once.cache_clear()
+    apps: list[Any] = []
+    monkeypatch.setattr(Server, "run", lambda server, **_: apps.append(server.config.app))
+    told = "No GPU is used, because NVIDIA's driver shows no GPU."
+    for device, note in (("auto", told), ("cpu", None)):
+        assert run(["serve", str(plain_bundle), "--port=0", "--device", device]) == 0
+        assert capsys.readouterr().err.count(told) == (note is not None)
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(apps.pop()))
+        response = asyncio.run(client.get("http://127.0.0.1/health/ready"))
+        assert response.json()["note"] == note
 
 
 def test_serve_refuses_unusable_addresses_and_names(plain_bundle: Path) -> None:
