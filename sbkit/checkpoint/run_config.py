@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import from_plain, parsing_errors, to_json, write_text_atomically
+from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, write_text_atomically
 from sbkit.base.imports import reading_data
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
@@ -277,7 +277,7 @@ def read_run_config(folder: Path | str) -> RunConfig:
     file = Path(folder, RUN_CONFIG_FILE)
     fix = "For a new run, choose another `output_folder`."
     with parsing_errors(file, "be what sbkit wrote when the run began", fix=fix, is_json=True):
-        return from_plain(RunConfig, json.loads(file.read_text(encoding="utf-8")))
+        return from_plain(RunConfig, json.loads(read_file(file)))
 
 
 def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:

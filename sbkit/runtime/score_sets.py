@@ -24,6 +24,7 @@ from sbkit.data.tables import COLUMN_KEYS, TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
+from sbkit.train.setup import require_local
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datas
     """Prepare the test sets of a run, or one split such as `train`, as training does."""
     settings = read_run_settings(run)
     with reading_data(run):
+        require_local(settings, {})
         splits = load_recipe(settings, run / RUN_YAML).prepare_splits(settings)
     if split is not None:
         named = splits.named()
