@@ -13,6 +13,7 @@ import pytest
 from sbkit.base import imports
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.base.imports import reading_data
 from sbkit.checkpoint.run_config import read_run_settings
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
@@ -65,7 +66,7 @@ def test_module_in_a_run_folder_is_not_imported(
         (folder.parent / "link").symlink_to(folder)
         monkeypatch.syspath_prepend(folder.parent / "link")
     name_in_yaml(folder, key)
-    with pytest.raises(SbkitError, match="evil lies in .* If you trust it, pass --import evil"):
+    with pytest.raises(SbkitError, match="names the module evil. If you trust it, pass --import"):
         prepare_test_sets(folder)
     assert "evil" not in sys.modules and not [*folder.parent.rglob("*.ran")]
 
@@ -95,14 +96,17 @@ def test_export_of_a_run_runs_no_module_of_its_bundle(folder: Path) -> None:
     assert "evil" not in sys.modules
 
 
-def test_module_beside_the_yaml_of_a_run_is_imported_from_there(
+def test_module_of_a_run_is_imported_from_elsewhere_if_it_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run was started in another folder, where its recipe lies."""
     (tmp_path / "evil.py").write_text(EVIL)
     name_in_yaml(folder, "recipe")
     monkeypatch.chdir(tmp_path)
-    assert [*prepare_test_sets(folder)] == ["test"]
+    with pytest.raises(SbkitError, match="names the module evil"):
+        prepare_test_sets(folder)
+    with reading_data(folder, ["evil"]):
+        assert [*prepare_test_sets(folder)] == ["test"]
 
 
 def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
