@@ -14,16 +14,8 @@ from speechbrain.utils.checkpoints import CKPT_PREFIX, METAFNAME, PARAMFILE_EXT,
 
 from sbkit.base.checksums import READ_ERRORS, write_checksums
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import (
-    fsync_path,
-    fsync_tree,
-    open_lock,
-    read_file,
-    require_regular,
-    require_writable,
-    try_lock,
-)
-from sbkit.config.document import load_yaml
+from sbkit.base.files import fsync_path, fsync_tree, open_lock, require_writable, try_lock
+from sbkit.config.document import PlainLoader, read_yaml_text
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +84,8 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 def read_checkpoint(folder: Path) -> Checkpoint | None:
     """Read a checkpoint's meta file; None if the file or its date cannot be read."""
     try:
-        meta = load_yaml(read_file(folder / METAFNAME).decode())
+        meta = yaml.load(read_yaml_text(folder / METAFNAME), PlainLoader)
         parameter_files = {file.stem: file for file in folder.glob(f"*{PARAMFILE_EXT}")}
-        for file in parameter_files.values():
-            require_regular(file)
         is_dated = math.isfinite(meta["unixtime"])
         return Checkpoint(folder, meta, parameter_files) if is_dated else None
     except (*READ_ERRORS, yaml.YAMLError):

@@ -1,11 +1,10 @@
 """Weights and optimizer states of checkpoints: read, averaged, and checked against the model."""
 
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile, is_zipfile
 
 import torch
 from ruamel.yaml.comments import CommentedMap
@@ -18,17 +17,13 @@ from speechbrain.utils.checkpoints import (
     torch_recovery,
 )
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import parsing_errors
+from sbkit.base.files import parsing_errors, require_regular
 from sbkit.base.messages import listed, plural
 
-MAX_USES = 2  # of the numbers of a file of weights: by tied tensors, or by a weight norm
 CHECKPOINT_CONTENT = "hold what training saved"  # in an error: what a checkpoint's file must do
 
 # -- reading and averaging --------------------------------------------------------------------
@@ -53,14 +48,12 @@ def read_weights(file: Path) -> dict[str, Any]:
     """
     fix = f"Restore it, or move {file.parent} away to resume from the one before."
     with parsing_errors(file, CHECKPOINT_CONTENT, fix=fix):
-        size = file.stat().st_size
-        if is_zipfile(file) and sum(part.file_size for part in ZipFile(file).infolist()) > size:
-            raise ValueError("it is compressed")
+        require_regular(file)
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")
-        tensors = [value for value in weights.values() if isinstance(value, Tensor)]
-        if sum(tensor.nbytes for tensor in tensors) > MAX_USES * size:
+        size = sum(value.nbytes for value in weights.values() if isinstance(value, Tensor))
+        if size > 2 * file.stat().st_size:  # tensors may be tied, but expanded ones have any size
             raise ValueError("its tensors are larger than the file")
         check_finite(weights, source=str(file))
         return dict(hook_on_loading_state_dict_checkpoint(weights))
@@ -158,31 +151,30 @@ def check_finite(
 MAX_UNSAVED_PARAMETERS = 1 << 24  # allowed beyond the weights, for parts that the file leaves out
 
 
-@contextmanager
-def limit_parameters(weights: Mapping[str, Tensor]) -> Iterator[None]:
+def parameter_budget(weights: Mapping[str, Tensor]) -> int:
+    """Return how many numbers a model with these weights may have."""
+    # A parameter is registered twice if it is parametrized, for example by a weight norm.
+    return 2 * sum(value.numel() for value in weights.values()) + MAX_UNSAVED_PARAMETERS
+
+
+def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[object]:
     """Refuse to build a model far larger than its weights, within a `with` statement.
 
     A file of a megabyte may describe a model that fills the machine. BundleError is raised before
-    the memory of its parameters is written to; that of buffers may be, unless the model is built on
-    the device "meta". Only the calling thread is limited.
+    the memory of its parameters is written to. Only the calling thread is limited.
     """
-    budget = MAX_USES * sum(value.numel() for value in weights.values()) + MAX_UNSAVED_PARAMETERS
+    budget = parameter_budget(weights)
     thread = threading.get_ident()
 
-    def spend(_: object, name: str, tensor: Tensor | None) -> None:
+    def spend(_: object, name: str, parameter: nn.Parameter) -> None:
         nonlocal budget
-        if tensor is not None and threading.get_ident() == thread:
-            budget -= tensor.numel()
+        budget -= parameter.numel() if threading.get_ident() == thread else 0
         if budget < 0:
             raise BundleError(
                 f"The parts of the model, up to `{name}`, are over twice as large as its weights."
             )
 
-    with (
-        register_module_parameter_registration_hook(spend),
-        register_module_buffer_registration_hook(spend),
-    ):
-        yield
+    return register_module_parameter_registration_hook(spend)
 
 
 # -- the state of optimizers ------------------------------------------------------------------

@@ -8,7 +8,7 @@ refused here.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
@@ -104,14 +104,17 @@ def plain_value(node: Any) -> Any:
     return int(node) if isinstance(node, int) else float(node)
 
 
-def limit_aliases(root: object, children: Callable[[Any], Iterable[object]]) -> None:
-    """Raise ConfigError for a tree that would be huge with each alias written out, or endless."""
+def limit_aliases(root: object) -> None:
+    """Raise ConfigError for a tree, of nodes too, that is huge with its aliases written out."""
     sizes: dict[int, int] = {}
 
-    def size(node: object) -> int:
+    def size(node: Any) -> int:
         if id(node) not in sizes:
             sizes[id(node)] = MAX_YAML_VALUES  # of one that contains itself
-            sizes[id(node)] = 1 + sum(map(size, children(node)))
+            nodes = node if isinstance(node, tuple) else getattr(node, "value", None)
+            is_parsed = isinstance(nodes, list | tuple)  # and not yet constructed
+            children = nodes if is_parsed else [child for _, child in _children(node)]
+            sizes[id(node)] = 1 + sum(map(size, children))
         return sizes[id(node)]
 
     if size(root) > MAX_YAML_VALUES:
@@ -121,20 +124,12 @@ def limit_aliases(root: object, children: Callable[[Any], Iterable[object]]) -> 
         )
 
 
-def node_children(node: Any) -> list[Any]:
-    """Return the nodes below a node of a YAML that is parsed and not yet constructed."""
-    items = node.value if isinstance(node.value, list) else []  # pairs of a mapping
-    return [child for item in items for child in (item if isinstance(item, tuple) else [item])]
+class PlainLoader(yaml.SafeLoader):
+    """Read plain values, but not many from a few aliases."""
 
-
-def load_yaml(text: str) -> Any:
-    """Load plain values, as PyYAML's `safe_load` does, but not many from a few aliases."""
-    loader = yaml.SafeLoader(text)
-    node = loader.get_single_node()
-    if node is None:
-        return None
-    limit_aliases(node, node_children)
-    return loader.construct_document(node)
+    def construct_document(self, node: yaml.Node) -> Any:
+        limit_aliases(node)
+        return super().construct_document(node)
 
 
 def holds_object(value: object) -> bool:
@@ -147,8 +142,8 @@ def holds_object(value: object) -> bool:
 def read_tuple(text: str) -> tuple[object, ...]:
     """Read ``(1, 2)`` as HyperPyYAML does."""
     try:
-        return tuple(load_yaml(f"[{text[1:-1]}]"))
-    except (yaml.YAMLError, ValueError) as error:
+        return tuple(yaml.load(f"[{text[1:-1]}]", PlainLoader))
+    except yaml.YAMLError as error:
         raise ConfigError(
             f"`{text}` is read as a tuple. If it is text, write it without parentheses."
         ) from error
@@ -192,7 +187,7 @@ class Constructor(RoundTripConstructor):
     """
 
     def construct_document(self, node: Any) -> Any:
-        limit_aliases(node, node_children)
+        limit_aliases(node)
         for key, value in node.value if isinstance(node, MappingNode) else ():
             kind = RANGES.get(str(key.value))
             if kind == FLAG and isinstance(as_flag(value.value), bool):
@@ -342,7 +337,7 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
         return value
 
     resolve(root, ())
-    limit_aliases(root, lambda node: [child for _, child in _children(node)])
+    limit_aliases(root)
     return root
 
 

@@ -27,7 +27,7 @@ from sbkit.base.checksums import (
     read_checksums,
     write_checksums,
 )
-from sbkit.base.errors import BundleError, ConfigError, SbkitError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import (
     TEMPORARY_NAMES,
     atomic_folder,
@@ -73,11 +73,10 @@ from sbkit.export.model_card import (
     write_card,
     write_card_without_results,
 )
-from sbkit.export.parity import FULL_GRID, Grid, TestSets
+from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.score_sets import prepare_test_sets
 
 logger = logging.getLogger(__name__)
 
@@ -121,11 +120,7 @@ def export_run(
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
         if formats:
-            try:
-                test_sets: TestSets | str = prepare_test_sets(run)
-            except SbkitError as error:
-                test_sets = str(error)
-            reports = write_formats(bundle, folder, formats, grid, test_sets)
+            reports = write_formats(bundle, run, folder, formats, grid)
         written_formats = [
             name for name in formats if any(report["written"] for report in reports[name].values())
         ]
@@ -184,17 +179,14 @@ def write_bundle(
 
 
 def add_formats(
-    bundle: Path,
-    names: Sequence[str],
-    grid: Grid,
-    test_sets: TestSets,
-    user_modules: frozenset[str],
+    run: Path, names: Sequence[str], grid: Grid, user_modules: frozenset[str]
 ) -> ParityReports:
-    """Write formats into a bundle, beside those that it has; all of them or none."""
+    """Write formats into the bundle of a run, beside those that it has; all of them or none."""
+    bundle = run / BUNDLE
     with replacing_bundle(bundle) as folder:
         copy_files(bundle, folder, formats=WRITERS.keys() - {*names})
         reloaded = load_bundle(folder, user_modules=user_modules)
-        return write_formats(reloaded, folder, names, grid, test_sets)
+        return write_formats(reloaded, run, folder, names, grid)
 
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:

@@ -31,6 +31,7 @@ from sbkit.export.parity import Candidate, Grid, TestSets, compare
 from sbkit.export.sherpa_format import write_sherpa
 from sbkit.export.speechbrain_format import write_speechbrain
 from sbkit.export.trace import quiet_exporters
+from sbkit.runtime.score_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle
 
 logger = logging.getLogger(__name__)
@@ -83,18 +84,15 @@ def describe_failures(reports: ParityReports) -> list[str]:
 
 
 def write_formats(
-    bundle: TorchBundle,
-    folder: Path,
-    names: Sequence[str],
-    grid: Grid,
-    test_sets: TestSets | str,
+    bundle: TorchBundle, run: Path, folder: Path, names: Sequence[str], grid: Grid
 ) -> ParityReports:
-    """Write formats into a bundle's folder, each with its parity report.
-
-    test_sets: what the formats are compared on besides noise, or why there are none.
-    """
+    """Write formats into a bundle's folder, each with its parity report."""
     task = bundle.task
     require_supported(names, task)
+    try:
+        test_sets: TestSets | str = prepare_test_sets(run)
+    except SbkitError as error:
+        test_sets = str(error)
     candidates: dict[str, Sequence[Candidate]] = {}
     graphs: dict[str, Sequence[WrittenGraph]] = {}
     reports: dict[str, dict[str, ParityReport]] = {}

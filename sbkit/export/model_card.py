@@ -28,7 +28,6 @@ CARD_FILE = "README.md"
 FACTS_FILE = "card.json"
 UNKNOWN_LICENSE = "unknown"
 SBKIT, TRANSFORMERS = "sbkit", "transformers"
-MAX_COMMAND_CHARACTERS = 10_000
 FOLDERS_OF_ABSOLUTE_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")
 USES = {  # how to load a format, by the name of its folder
     "onnx": "onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
@@ -153,9 +152,7 @@ def _command(run: Path) -> str:
     if not (run / TEXT_LOG).is_file():
         return "(unknown: the run folder has no log)"
     with (run / TEXT_LOG).open(encoding="utf-8", errors="replace") as lines:
-        return _without_folders(
-            lines.readline(MAX_COMMAND_CHARACTERS).rstrip("\n").split(" ", 2)[-1]
-        )
+        return _without_folders(lines.readline(10_000).rstrip("\n").split(" ", 2)[-1])
 
 
 def _without_folders(command: str) -> str:

@@ -32,19 +32,8 @@ from sbkit.evaluate.provenance import read_json
 from sbkit.evaluate.run_results import SETTINGS
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import (
-    add_formats,
-    collect_files,
-    copy_files,
-    write_bundle,
-)
-from sbkit.export.formats import (
-    PARITY_FILE,
-    WRITERS,
-    ParityReports,
-    declared_formats,
-    describe_failures,
-)
+from sbkit.export.export import add_formats, collect_files, copy_files, write_bundle
+from sbkit.export.formats import PARITY_FILE, WRITERS, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
@@ -184,10 +173,8 @@ def write_formats(setup: RunSetup) -> None:
         names = [name for name in declared if not (run / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
         with single_rank():
-            reports: ParityReports = {}
-            if names:
-                modules = setup.values.user_modules()
-                reports = add_formats(run / BUNDLE, names, FULL_GRID, setup.splits.test, modules)
+            modules = setup.values.user_modules()
+            reports = add_formats(run, names, FULL_GRID, modules) if names else {}
         failures = describe_failures(reports)
     except SbkitError as error:
         failures = [f"No format is written: {error}"]

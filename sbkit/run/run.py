@@ -37,6 +37,7 @@ from sbkit.checkpoint.run_config import (
     TEST_KEYS,
     folder_override,
     read_run_config,
+    require_local,
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, save_yaml
 from sbkit.data.batch import Loaders
@@ -72,7 +73,6 @@ from sbkit.train.setup import (
     prepare_data,
     prepare_splits,
     read_values,
-    require_local,
     write_label_files,
 )
 from sbkit.train.stopping import is_finished
@@ -133,7 +133,7 @@ class Run:
             overrides |= {"manifest": files, "data_folder": None, "corpus": None}
         self.values = read_values(yaml_file, overrides, recipe=recipe)
         self._setup: RunSetup | None = None  # once it is made
-        self._named_modules: frozenset[str] = frozenset()
+        self._named: frozenset[str] = frozenset()  # the user's modules
 
     @property
     def settings(self) -> Settings:
@@ -175,7 +175,7 @@ class Run:
         here = {OUTPUT_FOLDER: folder, **(overrides or {})}
         with reading_data(folder, user_modules):
             run = cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
-        run._named_modules = frozenset(user_modules)
+        run._named = frozenset(user_modules)
         return run
 
     # -- the whole run --------------------------------------------------------------------------
@@ -246,9 +246,12 @@ class Run:
         formats: such as `["onnx", "sherpa-onnx"]`, as for `sbkit.export.export_run`.
         """
         self._require_model()
-        modules = self._user_modules()
         return export_run(
-            self.folder, Path(out), formats=formats, license=license, user_modules=modules
+            self.folder,
+            Path(out),
+            formats=formats,
+            license=license,
+            user_modules=self._user_modules(),
         )
 
     # -- what a run has -------------------------------------------------------------------------
@@ -316,18 +319,15 @@ class Run:
         with exported_bundle(self.folder, modules) as folder:
             return load_bundle(folder, user_modules=modules).model
 
-    def _is_opened(self) -> bool:
-        """Return whether the YAML is that of a run folder, perhaps a stranger's."""
-        return bool(folder_override(self.values.yaml_file))
-
     def _reading(self) -> AbstractContextManager[None]:
-        """Read an opened run as data: import no module that only its folder names."""
-        folder = self.values.yaml_file.parent
-        return reading_data(folder, self._named_modules) if self._is_opened() else nullcontext()
+        """Read the YAML of a run folder as data, but not one that the user has written."""
+        file = self.values.yaml_file
+        return reading_data(file.parent, self._named) if folder_override(file) else nullcontext()
 
     def _user_modules(self) -> frozenset[str]:
-        """Return the modules that were named, and those that a YAML of the user's reaches."""
-        return self._named_modules if self._is_opened() else self.values.user_modules()
+        """Return the modules that were named, or that a YAML of the user's names."""
+        is_of_run = folder_override(self.values.yaml_file)
+        return self._named if is_of_run else self.values.user_modules()
 
     def _require_current(self) -> None:
         if self.values.require_current():

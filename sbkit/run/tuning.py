@@ -17,7 +17,7 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_regular, require_writable
+from sbkit.base.files import require_writable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.folder import locked_folder
 from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML
@@ -109,7 +109,6 @@ def tune(model: Path, options: TuningOptions, values: RunValues | None = None) -
         models = Path(folder, LANGUAGE_MODELS_FILE)
         for home in (source, model):
             if (home / LANGUAGE_MODELS_FILE).is_file():
-                require_regular(home / LANGUAGE_MODELS_FILE)
                 shutil.copyfile(home / LANGUAGE_MODELS_FILE, models)
                 break
         settings: Mapping[str, Any] = {} if values is None else values.settings

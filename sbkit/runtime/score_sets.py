@@ -11,10 +11,9 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.imports import reading_data
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings
+from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings, require_local
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import TABLE_NAME, is_release, read_release, read_spontaneous
 from sbkit.data.read_manifests import read_manifests
@@ -24,7 +23,6 @@ from sbkit.data.tables import COLUMN_KEYS, TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
-from sbkit.train.setup import require_local
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +50,13 @@ def read_whole_clips(
 
 
 def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
-    """Prepare the test sets of a run, or one split such as `train`, as training does."""
+    """Prepare the test sets of a run, or one split such as `train`, as training does.
+
+    Called while the run is read as data (`exported_bundle`), or by its training.
+    """
     settings = read_run_settings(run)
-    with reading_data(run):
-        require_local(settings, {})
-        splits = load_recipe(settings, run / RUN_YAML).prepare_splits(settings)
+    require_local(settings, {})
+    splits = load_recipe(settings, run / RUN_YAML).prepare_splits(settings)
     if split is not None:
         named = splits.named()
         if split not in named:

@@ -29,7 +29,7 @@ from sbkit.bundle.config import WEIGHTS_FILE, Plain
 from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.checkpoint.weights import check_fits, limit_parameters
+from sbkit.checkpoint.weights import check_fits, limit_parameters, parameter_budget
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
@@ -355,14 +355,20 @@ class TorchBundle(Bundle):
 
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:
     """Raise BundleError if parts are far larger than the weights, without memory for them."""
-    with preserve_rng(CPU.device), limit_parameters(weights), torch.device("meta"):
+    budget = parameter_budget(weights)
+    with limit_parameters(weights), torch.device("meta"):
         for spec in specs:
             try:
-                build_from_spec(spec)
+                part = build_from_spec(spec)
             except SbkitError:
                 raise
             except Exception:  # of a class that computes with values, of which "meta" has none
                 continue
+            for module in part.modules() if isinstance(part, nn.Module) else ():
+                tensors = [*vars(module).values(), *vars(module)["_buffers"].values()]
+                budget -= sum(value.numel() for value in tensors if isinstance(value, Tensor))
+    if budget < 0:
+        raise BundleError("The buffers of the model are over twice as large as its weights.")
 
 
 def _assemble(

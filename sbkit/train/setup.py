@@ -48,18 +48,13 @@ import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.imports import find_user_modules, is_reading_data, require_current, search_folders
+from sbkit.base.imports import find_user_modules, require_current, search_folders
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import (
-    CHECKPOINTS,
-    DATA_SETTINGS,
-    RunConfig,
-    folder_override,
-)
+from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override, require_local
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, load_hparams, read_settings
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
@@ -279,29 +274,6 @@ def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
     columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
     require_columns(values.settings["report_by"] or (), columns)
     return splits
-
-
-def require_local(settings: Settings, given: Mapping[str, object]) -> None:
-    """Refuse addresses, pipes and devices as data of a run that is read as data itself.
-
-    given: the values that the user has given, which may name them.
-    """
-    for key in {*DATA_SETTINGS, "lm_text"} - given.keys() if is_reading_data() else ():
-        for text in texts_in(settings.get(key)):
-            path = Path(text)
-            if "://" in text or (path.exists() and not (path.is_file() or path.is_dir())):
-                raise ConfigError(
-                    f"`{key}` of the run is {text}, which is opened only if you name it yourself: "
-                    f"sbkit score RUN TABLE, or in Python Run.open(RUN, {{'{key}': ...}})."
-                )
-
-
-def texts_in(value: Any) -> list[str]:
-    """Return the scalars in a plain value as texts."""
-    items = value.values() if isinstance(value, Mapping) else value
-    if isinstance(value, Mapping | list | tuple):
-        return [text for item in items for text in texts_in(item)]
-    return [str(value)]
 
 
 def prepare_labels(

@@ -13,12 +13,10 @@ import pytest
 from sbkit.base import imports
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.base.imports import reading_data
 from sbkit.checkpoint.run_config import read_run_settings
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.run.run import Run
-from sbkit.runtime.score_sets import prepare_test_sets
 from tests.runs import Workplace
 from tests.runtime.bundles import make_run
 
@@ -40,6 +38,10 @@ def folder(workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     yield make_run(tmp_path / "run", data_folder=str(workplace.release))
     sys.modules.pop("evil", None)
     imports._yaml_folders.clear()
+
+
+def score(folder: Path, *options: str) -> None:
+    run(["score", str(folder), *options])
 
 
 def name_in_yaml(folder: Path, key: str) -> None:
@@ -67,7 +69,7 @@ def test_module_in_a_run_folder_is_not_imported(
         monkeypatch.syspath_prepend(folder.parent / "link")
     name_in_yaml(folder, key)
     with pytest.raises(SbkitError, match="names the module evil. If you trust it, pass --import"):
-        prepare_test_sets(folder)
+        score(folder)
     assert "evil" not in sys.modules and not [*folder.parent.rglob("*.ran")]
 
 
@@ -78,11 +80,11 @@ def test_score_runs_a_module_of_a_run_folder_only_if_it_is_named(
     (folder / "evil.py").write_text(EVIL)
     name_in_yaml(folder, key)
     with pytest.raises(SbkitError, match="pass --import evil"):
-        run(["score", str(folder)])
+        score(folder)
     with pytest.raises(SbkitError, match="pass --import evil"):
         Run.open(folder).tune()
     assert not (folder / "evil.ran").exists() and str(folder) not in sys.path
-    run(["score", str(folder), "--import", "evil"])
+    score(folder, "--import", "evil")
     assert capsys.readouterr().out.startswith("test: CER")
 
 
@@ -104,9 +106,8 @@ def test_module_of_a_run_is_imported_from_elsewhere_if_it_is_named(
     name_in_yaml(folder, "recipe")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SbkitError, match="names the module evil"):
-        prepare_test_sets(folder)
-    with reading_data(folder, ["evil"]):
-        assert [*prepare_test_sets(folder)] == ["test"]
+        score(folder)
+    score(folder, "--import", "evil")
 
 
 def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sbkit.base.errors import CODE_FAULTS, BundleError, ConfigError, translate
 from sbkit.base.files import task_lock
-from sbkit.base.imports import is_reading_data
 from sbkit.base.messages import listed
 from sbkit.models.pretrained.folder import (
     CARD,
@@ -52,10 +51,6 @@ def find_folder(path_or_id: str, revision: str | None = None) -> Path:
         raise ConfigError(
             "`pretrained` must name a folder, or a model of the hub as OWNER/NAME, but "
             f"{path_or_id} is neither."
-        )
-    if is_reading_data():
-        raise ConfigError(
-            f"`pretrained` of the run is {path_or_id}, which is not downloaded for it."
         )
     from huggingface_hub import constants  # not needed for a folder
 

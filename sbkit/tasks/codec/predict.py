@@ -15,15 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sbkit.audio.io import (
-    FULL_SCALE,
-    AudioSource,
-    Samples,
-    join_blocks,
-    stream_source,
-    to_int16,
-    to_samples,
-)
+from sbkit.audio.io import FULL_SCALE, AudioSource, Samples, stream_source, to_int16, to_samples
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
@@ -63,7 +55,7 @@ class Codec(GraphModel):
 
     def encode(self, audio: AudioSource, sample_rate: float | None = None) -> EncodedAudio:
         """Encode audio, which `stream_source` reads or converts."""
-        samples = join_blocks(stream_source(audio, sample_rate, self.sample_rate), self.sample_rate)
+        samples = np.concatenate([*stream_source(audio, sample_rate, self.sample_rate)])
         return EncodedAudio(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
