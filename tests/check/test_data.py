@@ -89,7 +89,7 @@ CHANGED = [  # sentences, what is noted
 ALIKE = [  # as above, in a language
     ("fa", ["\u064a\u06cc", "\u06cc"], "2 \u06cc (U+06CC), 1 \u064a (U+064A) ('\u06cc"),
     ("yo", ["ẹ́", "e̩"], "look alike: 1 ẹ (U+1EB9), 1 U+0329 ("),
-    ("ro", ["ș", "Ţ"], "look alike: 1 ș (U+0219), 1 ţ (U+0163) ('"),
+    ("ro", ["ș", "Ş"], "look alike: 1 ş (U+015F), 1 ș (U+0219) ("),
     ("th", ["แม่", "เเม่"], "look alike: 1 แ (U+0E41), 1 เเ (U+0E40 U+0E40) ("),
     ("ml", ["അവൻ", "അവന്\u200d"], "1 ൻ (U+0D7B), 1 ്\u200d (U+0D4D U+200D) ("),
     ("vi", ["ậ ẹ ă", "é"], ""),
