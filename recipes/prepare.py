@@ -22,6 +22,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.base.content_cache import keep
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json
+from sbkit.base.imports import require_trusted
 from sbkit.base.ranges import DAY, RANGES, Kind, Range
 from sbkit.config.hparams import Settings
 from sbkit.data import sharded_corpus
@@ -120,6 +121,7 @@ def _join_corpora(settings: SettingValues, folders: Sequence[str]) -> JoinedCorp
 
 
 def _import_corpus(name: str) -> Corpus:
+    require_trusted(name)
     try:
         module = importlib.import_module(name)
     except ImportError as error:

@@ -33,6 +33,7 @@ from sbkit.audio.containers import AudioError
 from sbkit.audio.decode import CUT, Block, ReadOptions, Signal, check_rate, check_values
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import listed, note_once, plural
+from sbkit.base.ranges import DAY
 from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples, samples_to_seconds
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
 )
 END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because tools round
 BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError
+MAX_CLIP_SECONDS = DAY  # 2.8 GB at 16 kHz; as much as `max_seconds` allows
 MAX_GAP = 30 * MICROSECONDS  # between parts; over a longer one, the file is opened again
 RESAMPLER_SECONDS = 1  # of a part, for the resampler
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
@@ -157,8 +159,15 @@ def read_audio(
     """
     content = bytearray()  # grows in place: a long file is in memory only once
     for block in stream_audio(path, sample_rate, mixer=mixer):
-        content += block.tobytes()
+        _append(content, block, sample_rate)
     return np.frombuffer(content, np.int16)
+
+
+def _append(content: bytearray, block: Samples, sample_rate: int) -> None:
+    """Append a block to what is held of a file: kilobytes of AMR or FLAC may last for years."""
+    content += block.tobytes()
+    if len(content) > 2 * MAX_CLIP_SECONDS * sample_rate:
+        raise AudioError("longer than a day", "A clip may last a day. Name its parts in a table.")
 
 
 def stream_audio(
@@ -273,7 +282,7 @@ def _read_near_parts(
 
     try:
         for block in stream_audio(path, sample_rate, mixer=mixer, skip_seconds=skip_seconds):
-            content += block.tobytes()
+            _append(content, block, sample_rate)
             while (end := waiting[0].end) is not None and to_bytes(end) <= len(content):
                 yield cut(waiting.popleft())
                 if not waiting:

@@ -10,12 +10,15 @@ from sbkit.base.files import parsing_errors, pointer_sentence, read_regular, wri
 
 CHECKSUMS = "checksums.json"
 MAX_CHECKSUMS_BYTES = 1 << 24
+MAX_HASHED_BYTES = 1 << 36  # a terabyte of zeros, which takes no space, would take an hour
 # What can be raised by reading a file, parsing it, and looking up a key in it.
 READ_ERRORS = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
 
 
 def checksum(file: Path) -> str:
     """Return a file's SHA-256 in hexadecimal."""
+    if file.stat().st_size > MAX_HASHED_BYTES:
+        raise SbkitError(f"{file} has over {MAX_HASHED_BYTES} bytes, more than any model.")
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

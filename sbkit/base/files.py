@@ -37,6 +37,12 @@ FSYNC_REFUSALS = (
     *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
+MAX_FILE_BYTES = 1 << 25  # of a bundle or a run, except for these suffixes
+MAX_WEIGHTS_BYTES = 1 << 36
+MAX_BYTES = {
+    **dict.fromkeys((".safetensors", ".ckpt"), MAX_WEIGHTS_BYTES),
+    **{".jsonl": 1 << 31, ".yaml": 1 << 20},
+}
 LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
 POINTER_FAULT = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository."
 Fields = TypeVar("Fields")  # a dataclass
@@ -307,22 +313,42 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool = False) -> bytes:
+def read_regular(
+    path: Path, *, max_bytes: int | None = None, subject: str, follow_links: bool = False
+) -> bytes:
     """Read a file, but no pipe and no device: reading these might never end.
 
+    max_bytes: by default that of MAX_BYTES.
     subject: the subject of an error's first sentence, such as "The vocabulary".
     """
     try:
-        status = path.stat(follow_symlinks=follow_links)
-        if not stat.S_ISREG(status.st_mode):
-            raise _unreadable(subject, path, "it is not a regular file")
-        if status.st_size > max_bytes:
-            raise SbkitError(
-                f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}."
-            )
+        require_regular(path, max_bytes=max_bytes, subject=subject, follow_links=follow_links)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise _unreadable(subject, path, getattr(error, "strerror", None) or str(error)) from error
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file of a run folder, which may be a stranger's, as `read_regular` does."""
+    return read_regular(path, subject=f"A run's {path.name}", follow_links=True)
+
+
+def require_regular(
+    path: Path,
+    *,
+    max_bytes: int | None = None,
+    subject: str = "A file of a run",
+    follow_links: bool = True,
+) -> None:
+    """Raise SbkitError for a file that `read_regular` refuses, OSError for a missing one."""
+    status = path.stat(follow_symlinks=follow_links)
+    if not stat.S_ISREG(status.st_mode):
+        raise _unreadable(subject, path, "it is not a regular file")
+    max_bytes = max_bytes or MAX_BYTES.get(path.suffix, MAX_FILE_BYTES)
+    if status.st_size > max_bytes:
+        raise SbkitError(
+            f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}."
+        )
 
 
 def pointer_sentence(file: Path | str) -> str | None:

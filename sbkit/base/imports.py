@@ -105,7 +105,7 @@ class _UserModules(MetaPathFinder):
             if spec is not None and not is_trusted and _lies_in(folder, spec):
                 raise ConfigError(
                     f"The module {fullname} lies in {folder}, which is read as data. If you trust "
-                    f"it, pass --import {fullname}, or in Python import it first."
+                    f"it, pass --import {fullname}, or in Python `user_modules`."
                 )
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return spec
@@ -269,6 +269,29 @@ def _has_changed(name: str) -> bool:
     spec = _find(name, _variables(parent).get("__path__", []) if parent else None)
     file = Path(spec.origin or "") if spec is not None and spec.has_location else Path()
     return file.suffix == ".py" and file.is_file() and file.read_bytes() != source_of(name)
+
+
+def find_user_modules(names: Iterable[str]) -> frozenset[str]:
+    """Return those of modules, and of the modules of classes, that are the user's; import none."""
+    modules = {module for name in names for module in (name, name.rpartition(".")[0]) if module}
+    specs = {module: _find_unimported(module) for module in modules}
+    files = {module: spec.origin for module, spec in specs.items() if spec and spec.has_location}
+    return frozenset(module for module, file in files.items() if not is_library(str(file)))
+
+
+def is_reading_data() -> bool:
+    """Return whether a run folder is read as data."""
+    return bool(_data_folders)
+
+
+def require_trusted(module: str) -> None:
+    """Refuse a module that a run names while it is read as data, unless the user has named it."""
+    trusted = {name for _, names in _data_folders for name in names}
+    if _data_folders and not module.startswith(("sbkit.", "recipes.")) and module not in trusted:
+        raise ConfigError(
+            f"The run in {_data_folders[-1][0]} is read as data, but names the module {module}. If "
+            f"you trust it, pass --import {module}, or in Python `user_modules`."
+        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from sbkit.base.errors import BundleError
+from sbkit.base.libraries import is_library
 
 # Left out on purpose: classes that take any callable (ParameterDict), have no size of their own
 # (Lazy*), or communicate with other processes.
@@ -132,14 +133,21 @@ def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozense
     """Return the class or activation that a bundle names by the tag `!new` or `!name`.
 
     Nothing else turns a name in a bundle into an object. ``user_modules`` are the modules that
-    `--import` names: the torch.nn.Module classes that they define are allowed, too.
+    `--import` names: the torch.nn.Module classes that they define are allowed, too, unless they are
+    a library's, whose arguments may name files, addresses and code.
     Raises BundleError for any other name, before anything is imported.
     """
     module, _, attribute = name.rpartition(".")
     if tag in ALLOWED_TAGS.get(name, ()):
         return vars(import_module(module))[attribute]
     if module in user_modules:
-        target = vars(import_module(module)).get(attribute)
+        variables = vars(import_module(module))
+        target = variables.get(attribute)
+        if is_library(variables.get("__file__") or ""):
+            raise BundleError(
+                f"{name} is a class of an installed package, which may run code of whoever wrote "
+                "its arguments. Derive a class of yours from it, in a file beside the YAML."
+            )
         if (
             inspect.isclass(target)
             and issubclass(target, nn.Module)

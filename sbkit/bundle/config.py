@@ -17,8 +17,6 @@ from sbkit.text.normalization import Orthography, orthography, separates_words, 
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 FORMAT = 5
-MAX_WEIGHTS_BYTES = 1 << 36
-MAX_FILE_BYTES = 1 << 25
 
 Plain = Any  # what JSON can hold
 
@@ -99,8 +97,7 @@ class BundleFiles:
 
 
 def _read_bytes(file: Path) -> bytes:
-    largest = MAX_WEIGHTS_BYTES if file.suffix == ".safetensors" else MAX_FILE_BYTES
-    return read_regular(file, max_bytes=largest, subject=f"A bundle's {file.name}")
+    return read_regular(file, subject=f"A bundle's {file.name}")
 
 
 def parse_config(content: bytes, *, file: Path) -> BundleConfig:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
-from sbkit.base.files import from_plain, parsing_errors, to_json, write_text_atomically
+from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, write_text_atomically
 from sbkit.checkpoint.folder import (
     checkpoint_folders,
     locked_folder,
@@ -87,9 +87,10 @@ class AveragedCheckpoints:
     def read(folder: Path | str) -> "AveragedCheckpoints | None":
         """Read the choice in the folder `checkpoints` of a run; None if none was made."""
         file = Path(folder, AVERAGED_FILE)
-        if not file.is_file():
+        if not file.exists():
             return None
-        return from_plain(AveragedCheckpoints, json.loads(file.read_text(encoding="utf-8")))
+        with parsing_errors(file, "be what training wrote", fix="Remove it.", is_json=True):
+            return from_plain(AveragedCheckpoints, json.loads(read_file(file)))
 
 
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]

@@ -15,6 +15,7 @@ from speechbrain.utils.checkpoints import CKPT_PREFIX, METAFNAME, PARAMFILE_EXT,
 from sbkit.base.checksums import READ_ERRORS, write_checksums
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import fsync_path, fsync_tree, open_lock, require_writable, try_lock
+from sbkit.config.document import PlainLoader, read_yaml_text
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 def read_checkpoint(folder: Path) -> Checkpoint | None:
     """Read a checkpoint's meta file; None if the file or its date cannot be read."""
     try:
-        meta = yaml.safe_load((folder / METAFNAME).read_text(encoding="utf-8"))
+        meta = yaml.load(read_yaml_text(folder / METAFNAME), PlainLoader)
         parameter_files = {file.stem: file for file in folder.glob(f"*{PARAMFILE_EXT}")}
         is_dated = math.isfinite(meta["unixtime"])
         return Checkpoint(folder, meta, parameter_files) if is_dated else None

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import from_plain, parsing_errors, to_json, write_text_atomically
-from sbkit.base.imports import reading_data
+from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, write_text_atomically
+from sbkit.base.imports import is_reading_data, reading_data
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
@@ -258,6 +258,18 @@ def folder_override(yaml_file: Path) -> dict[str, object]:
     return {OUTPUT_FOLDER: str(folder)} if is_of_run else {}
 
 
+def require_local(settings: Mapping[str, Any], given: Mapping[str, object]) -> None:
+    """Refuse data at addresses, in pipes and devices while a run is read as data, but not given."""
+    for key in {*DATA_SETTINGS, "lm_text"} - given.keys() if is_reading_data() else ():
+        for text in to_json(settings.get(key)).split('"'):
+            path = Path(text)
+            if "://" in text or (path.exists() and not (path.is_file() or path.is_dir())):
+                raise ConfigError(
+                    f"`{key}` of the run is {text}, which is opened only if you name it yourself: "
+                    f"sbkit score RUN TABLE, or in Python Run.open(RUN, {{'{key}': ...}})."
+                )
+
+
 def read_run_settings(run: Path) -> Settings:
     """Read the plain values of the YAML in a run folder, wherever the folder lies."""
     file = run / RUN_YAML
@@ -277,7 +289,7 @@ def read_run_config(folder: Path | str) -> RunConfig:
     file = Path(folder, RUN_CONFIG_FILE)
     fix = "For a new run, choose another `output_folder`."
     with parsing_errors(file, "be what sbkit wrote when the run began", fix=fix, is_json=True):
-        return from_plain(RunConfig, json.loads(file.read_text(encoding="utf-8")))
+        return from_plain(RunConfig, json.loads(read_file(file)))
 
 
 def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:

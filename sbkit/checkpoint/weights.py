@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import parsing_errors
+from sbkit.base.files import parsing_errors, require_regular
 from sbkit.base.messages import listed, plural
 
 CHECKPOINT_CONTENT = "hold what training saved"  # in an error: what a checkpoint's file must do
@@ -48,9 +48,13 @@ def read_weights(file: Path) -> dict[str, Any]:
     """
     fix = f"Restore it, or move {file.parent} away to resume from the one before."
     with parsing_errors(file, CHECKPOINT_CONTENT, fix=fix):
+        require_regular(file)
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")
+        size = sum(value.nbytes for value in weights.values() if isinstance(value, Tensor))
+        if size > 2 * file.stat().st_size:  # tensors may be tied, but expanded ones have any size
+            raise ValueError("its tensors are larger than the file")
         check_finite(weights, source=str(file))
         return dict(hook_on_loading_state_dict_checkpoint(weights))
 
@@ -147,14 +151,19 @@ def check_finite(
 MAX_UNSAVED_PARAMETERS = 1 << 24  # allowed beyond the weights, for parts that the file leaves out
 
 
+def parameter_budget(weights: Mapping[str, Tensor]) -> int:
+    """Return how many numbers a model with these weights may have."""
+    # A parameter is registered twice if it is parametrized, for example by a weight norm.
+    return 2 * sum(value.numel() for value in weights.values()) + MAX_UNSAVED_PARAMETERS
+
+
 def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[object]:
     """Refuse to build a model far larger than its weights, within a `with` statement.
 
     A file of a megabyte may describe a model that fills the machine. BundleError is raised before
     the memory of its parameters is written to. Only the calling thread is limited.
     """
-    # A parameter is registered twice if it is parametrized, for example by a weight norm.
-    budget = 2 * sum(value.numel() for value in weights.values()) + MAX_UNSAVED_PARAMETERS
+    budget = parameter_budget(weights)
     thread = threading.get_ident()
 
     def spend(_: object, name: str, parameter: nn.Parameter) -> None:

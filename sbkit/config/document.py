@@ -27,6 +27,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.files import require_regular
 from sbkit.base.messages import did_you_mean
 from sbkit.base.ranges import FLAG, RANGES, Kind, as_flag
 
@@ -44,6 +45,8 @@ REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
 NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
+MAX_YAML_VALUES = 100_000  # with each alias written out; hparams/ctc.yaml has 200
+MAX_TEXT_CHARACTERS = 100_000  # that references may join
 OBJECT = object()  # a placeholder for an object that would be built
 
 
@@ -101,6 +104,34 @@ def plain_value(node: Any) -> Any:
     return int(node) if isinstance(node, int) else float(node)
 
 
+def limit_aliases(root: object) -> None:
+    """Raise ConfigError for a tree, of nodes too, that is huge with its aliases written out."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = MAX_YAML_VALUES  # of one that contains itself
+            nodes: Any = node if isinstance(node, tuple) else getattr(node, "value", None)
+            is_parsed = isinstance(nodes, list | tuple)  # and not yet constructed
+            children = nodes if is_parsed else [child for _, child in _children(node)]
+            sizes[id(node)] = 1 + sum(size(child) for child in children)
+        return sizes[id(node)]
+
+    if size(root) > MAX_YAML_VALUES:
+        raise ConfigError(
+            f"A YAML may have {MAX_YAML_VALUES:,} values, but has more with its aliases written "
+            "out. Repeat less by `*` and `!ref`."
+        )
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Read plain values, but not many from a few aliases."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        limit_aliases(node)
+        return super().construct_document(node)
+
+
 def holds_object(value: object) -> bool:
     """Return whether a plain value contains an object to be built."""
     if isinstance(value, dict):
@@ -111,7 +142,7 @@ def holds_object(value: object) -> bool:
 def read_tuple(text: str) -> tuple[object, ...]:
     """Read ``(1, 2)`` as HyperPyYAML does."""
     try:
-        return tuple(yaml.safe_load(f"[{text[1:-1]}]"))
+        return tuple(yaml.load(f"[{text[1:-1]}]", PlainLoader))
     except yaml.YAMLError as error:
         raise ConfigError(
             f"`{text}` is read as a tuple. If it is text, write it without parentheses."
@@ -156,6 +187,7 @@ class Constructor(RoundTripConstructor):
     """
 
     def construct_document(self, node: Any) -> Any:
+        limit_aliases(node)
         for key, value in node.value if isinstance(node, MappingNode) else ():
             kind = RANGES.get(str(key.value))
             if kind == FLAG and isinstance(as_flag(value.value), bool):
@@ -231,6 +263,7 @@ def parse_yaml(text: str) -> Any:
 def read_yaml_text(path: Path) -> str:
     """Read a file of UTF-8 text, or raise ConfigError."""
     try:
+        require_regular(path, subject="A YAML")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         advice = did_you_mean(path.name, (file.name for file in path.parent.glob("*.yaml")))
@@ -304,6 +337,7 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
         return value
 
     resolve(root, ())
+    limit_aliases(root)
     return root
 
 
@@ -314,8 +348,12 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
     if not paths:
         raise ConfigError(f"{where} names no key. Write it in angle brackets: `!ref <key>`.")
     is_whole = REFERENCE.fullmatch(text) is not None
+    length = 0
     for keys in paths:
         target = _reach(root, keys, where)
+        length += len(str(target)) if isinstance(target, str) else 0
+        if length > MAX_TEXT_CHARACTERS:
+            raise ConfigError(f"{where} joins more than {MAX_TEXT_CHARACTERS:,} characters.")
         if target is None and is_whole:
             return None  # set when a run starts, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:

@@ -19,7 +19,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_text_atomically
-from sbkit.base.imports import search_folders
+from sbkit.base.imports import require_trusted, search_folders
 from sbkit.base.ranges import KEYS, REQUIRED, ranges_of, refusal, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
@@ -202,6 +202,7 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
     optional = [name for name in KEYS if KEYS[name].default is not REQUIRED]
     for name in overrides.keys() - root.keys() - {*optional}:
         search_folders(document.module_folders)
+        require_trusted(str(root[RECIPE]).rpartition(".")[0])
         if name in ranges_of(str(root[RECIPE])):
             root[name] = None
     names = [name for name in optional if name not in root]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.files import to_json
+from sbkit.base.files import parsing_errors, read_file, to_json
 
 FIELD_PHRASES = {
     "weights": "these weights",
@@ -95,4 +95,7 @@ def describe_difference(
 
 def read_json(file: Path) -> Any:
     """Read a JSON file that training wrote into a run folder; None if it is not there."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    if not file.exists():
+        return None
+    with parsing_errors(file, "be what sbkit wrote", fix="Restore it.", is_json=True):
+        return json.loads(read_file(file))

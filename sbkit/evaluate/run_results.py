@@ -1,6 +1,5 @@
 """What runs and folders of scores record about themselves, such as ``summary.json``."""
 
-import json
 from pathlib import Path
 
 from sbkit.base.errors import BundleError
@@ -38,6 +37,5 @@ def read_results(folder: Path) -> FigureDict:
 
 def read_records(folder: Path) -> FigureDict:
     """Return all that a run or a folder of scores records in JSON; {} without any such file."""
-    files = [folder / name for name in (RUN_CONFIG_FILE, SUMMARY)]
-    records = [json.loads(file.read_bytes()) for file in files if file.exists()]
+    records = [read_json(folder / name) or {} for name in (RUN_CONFIG_FILE, SUMMARY)]
     return {name: value for record in records for name, value in record.items()}

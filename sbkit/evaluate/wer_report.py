@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
-from sbkit.base.files import to_json, write_lines_atomically
+from sbkit.base.files import read_file, to_json, write_lines_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
@@ -411,7 +411,7 @@ def _to_row(utterance: ScoredUtterance) -> FigureDict:
 
 def read_utterances(path: Path) -> list[ScoredUtterance]:
     """Read a file of `write_utterances`."""
-    lines = filter(None, path.read_bytes().split(b"\n"))
+    lines = filter(None, read_file(path).split(b"\n"))
     return [_from_row(json.loads(line)) for line in lines]
 
 

@@ -28,8 +28,22 @@ from sbkit.base.checksums import (
     write_checksums,
 )
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import TEMPORARY_NAMES, atomic_folder, fsync_tree, require_writable, to_json
-from sbkit.base.imports import imported_modules, reading_data, source_of, user_sources
+from sbkit.base.files import (
+    TEMPORARY_NAMES,
+    atomic_folder,
+    fsync_tree,
+    read_file,
+    require_regular,
+    require_writable,
+    to_json,
+)
+from sbkit.base.imports import (
+    import_user_modules,
+    imported_modules,
+    reading_data,
+    source_of,
+    user_sources,
+)
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
@@ -144,6 +158,7 @@ def exported_bundle(
                 "note: this run has not ended, so its decoder has no weights yet, and the bundle "
                 f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
             )
+        import_user_modules(user_modules)  # their source goes into the bundle
         write_bundle(Path(folder), collect_files(model, user_modules))
         yield Path(folder)
 
@@ -163,10 +178,11 @@ def write_bundle(
         _write_decoder(folder, fitted, language_models)
 
 
-def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
+def add_formats(
+    run: Path, names: Sequence[str], grid: Grid, user_modules: frozenset[str]
+) -> ParityReports:
     """Write formats into the bundle of a run, beside those that it has; all of them or none."""
     bundle = run / BUNDLE
-    user_modules = modules_of_bundle(bundle)
     with replacing_bundle(bundle) as folder:
         copy_files(bundle, folder, formats=WRITERS.keys() - {*names})
         reloaded = load_bundle(folder, user_modules=user_modules)
@@ -181,6 +197,7 @@ def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> 
         if path.is_symlink() or any(inner.is_symlink() for inner in inner_paths):
             logger.info(f"{path.name} is left out: a link may lead out of the bundle")
         elif path.is_file():
+            require_regular(path)
             shutil.copyfile(path, folder / path.name)
         elif path.is_dir() and path.name in formats:
             shutil.copytree(path, folder / path.name)
@@ -281,9 +298,9 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
     built_objects: dict[str, object] = {}
     if task.label_file is not None:
         file = run / task.label_file
-        if read_run_config(run).labels != checksum(file):
+        files[file.name] = read_file(file)
+        if read_run_config(run).labels != hashlib.sha256(files[file.name]).hexdigest():
             raise BundleError(f"{file} has changed since the run was trained.")
-        files[file.name] = file.read_bytes()
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
     parts = describe_parts(root, built_objects, task)
     user_modules = _modules_of(task_name, parts, user_modules)
@@ -339,11 +356,6 @@ def _modules_of(
         modules.append(task.rpartition(".")[0])
     imported = user_sources(*modules)
     return frozenset([*modules, *(name for name in imported if source_files([name]))])
-
-
-def modules_of_bundle(bundle: Path) -> frozenset[str]:
-    """Return the user's modules that a bundle was exported with; import no stranger's."""
-    return frozenset(read_json(bundle / CONFIG_FILE).get("user_modules", ()))
 
 
 def read_checkpoints(run: Path) -> list[Checkpoint]:

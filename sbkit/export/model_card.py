@@ -152,7 +152,7 @@ def _command(run: Path) -> str:
     if not (run / TEXT_LOG).is_file():
         return "(unknown: the run folder has no log)"
     with (run / TEXT_LOG).open(encoding="utf-8", errors="replace") as lines:
-        return _without_folders(lines.readline().rstrip("\n").split(" ", 2)[-1])
+        return _without_folders(lines.readline(10_000).rstrip("\n").split(" ", 2)[-1])
 
 
 def _without_folders(command: str) -> str:

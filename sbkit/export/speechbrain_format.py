@@ -18,10 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio.lengths import to_relative
 from sbkit.base.arrays import Float32s
 from sbkit.base.imports import require_package
-from sbkit.bundle.config import CONFIG_FILE, Plain
-from sbkit.bundle.module_spec import ARGUMENTS_KEY, TAG_KEYS, build_from_spec
+from sbkit.bundle.config import Plain
+from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, TAG_KEYS, build_from_spec
 from sbkit.bundle.task import dotted_path
-from sbkit.evaluate.provenance import read_json
 from sbkit.export.parity import Candidate
 from sbkit.export.trace import WaveformModel, trained_log_probs
 from sbkit.runtime.torch_model import TorchBundle
@@ -66,9 +65,9 @@ def write_speechbrain(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         + TAIL,
         encoding="utf-8",
     )
-    user_modules = frozenset(read_json(folder.parent / CONFIG_FILE).get("user_modules", ()))
+    allowed_before = frozenset(CLASS_MODULES.findall(json.dumps(config.parts)))  # by `load_bundle`
     parts = {
-        name: build_from_spec(plain, user_modules=user_modules)
+        name: build_from_spec(plain, user_modules=allowed_before)
         for name, plain in config.parts.items()
     }
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import os_errors_name, to_json, write_text_atomically
+from sbkit.base.files import os_errors_name, read_file, to_json, write_text_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def read_log(path: Path | str) -> list[Record]:
         return []
     records: list[Record] = []
     # Not splitlines(): a text in a record may contain other line separators, such as U+2028.
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    for line in read_file(path).decode(errors="replace").split("\n"):
         try:
             record = json.loads(line)
         except ValueError:

@@ -32,13 +32,7 @@ from sbkit.evaluate.provenance import read_json
 from sbkit.evaluate.run_results import SETTINGS
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import (
-    add_formats,
-    collect_files,
-    copy_files,
-    modules_of_bundle,
-    write_bundle,
-)
+from sbkit.export.export import add_formats, collect_files, copy_files, write_bundle
 from sbkit.export.formats import PARITY_FILE, WRITERS, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
@@ -76,9 +70,9 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
     brain.ping("export")
     with main_rank_first(), noting_unexportable(run):
         if files is not None:
-            bundle = write_and_load(run, files, fitted, placement)
+            bundle = write_and_load(setup, files, fitted, placement)
     if bundle is None and (run / BUNDLE).exists():
-        bundle = load(run / BUNDLE, placement)
+        bundle = load(setup, run / BUNDLE, placement)
     return bundle
 
 
@@ -138,12 +132,16 @@ def fit(
 
 
 def write_and_load(
-    run: Path, files: Mapping[str, bytes], fitted: FittedDecoder | None, placement: Placement
+    setup: RunSetup,
+    files: Mapping[str, bytes],
+    fitted: FittedDecoder | None,
+    placement: Placement,
 ) -> TorchBundle:
     """Write the bundle of a run, which gets its name once it is loaded.
 
     Formats of the same weights are kept, because no format contains a decoder.
     """
+    run = setup.values.folder
     out, weights = run / BUNDLE, run / BUNDLE / WEIGHTS_FILE
     has_models = fitted is not None and fitted.decoder is not None
     with atomic_folder(out) as folder:
@@ -151,19 +149,19 @@ def write_and_load(
             copy_files(out, folder, formats=WRITERS)
             (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)  # of another decoder
         write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
-        bundle = load(folder, placement)
+        bundle = load(setup, folder, placement)
         fsync_tree(folder)
         shutil.rmtree(out, ignore_errors=True)
     return bundle
 
 
-def load(folder: Path, placement: Placement) -> TorchBundle:
+def load(setup: RunSetup, folder: Path, placement: Placement) -> TorchBundle:
     """Load a bundle of the run where its test runs."""
     return load_bundle(
         folder,
         device=placement.device,
         precision=placement.precision,
-        user_modules=modules_of_bundle(folder),
+        user_modules=setup.values.user_modules(),
     )
 
 
@@ -175,7 +173,8 @@ def write_formats(setup: RunSetup) -> None:
         names = [name for name in declared if not (run / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
         with single_rank():
-            reports = add_formats(run, names, FULL_GRID) if names else {}
+            modules = setup.values.user_modules()
+            reports = add_formats(run, names, FULL_GRID, modules) if names else {}
         failures = describe_failures(reports)
     except SbkitError as error:
         failures = [f"No format is written: {error}"]

@@ -9,9 +9,8 @@ import gc
 import logging
 import shlex
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -38,6 +37,7 @@ from sbkit.checkpoint.run_config import (
     TEST_KEYS,
     folder_override,
     read_run_config,
+    require_local,
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, save_yaml
 from sbkit.data.batch import Loaders
@@ -52,7 +52,7 @@ from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY, read_results
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
-from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
+from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
 from sbkit.logs.handlers import TextLog, log_to_screen, quiet
@@ -133,6 +133,7 @@ class Run:
             overrides |= {"manifest": files, "data_folder": None, "corpus": None}
         self.values = read_values(yaml_file, overrides, recipe=recipe)
         self._setup: RunSetup | None = None  # once it is made
+        self._named: frozenset[str] = frozenset()  # the user's modules
 
     @property
     def settings(self) -> Settings:
@@ -159,18 +160,23 @@ class Run:
         *,
         recipe: type[Recipe] | None = None,
         corpus: Mapping[str, Any] | None = None,
+        user_modules: Collection[str] = (),
     ) -> Self:
         """Open a finished or stopped run, wherever its folder lies now.
 
-        Its results and its model are read as data: no module that lies in the folder is imported.
-        What prepares or trains, such as `train` and `check`, runs the YAML as a program.
+        Its results and its model are read as data: no module that they name is imported, except for
+        sbkit's. What prepares or trains, such as `train` and `check`, runs the YAML as a program.
+
+        user_modules: modules that you trust, of parts, a task, a recipe or a corpus of your own.
         """
         if not (Path(folder) / RUN_YAML).is_file():
             raise missing_model(Path(folder), "a run folder", RUN_YAML)
         folder = Path(folder).absolute()
         here = {OUTPUT_FOLDER: folder, **(overrides or {})}
-        with reading_data(folder):
-            return cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
+        with reading_data(folder, user_modules):
+            run = cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
+        run._named = frozenset(user_modules)
+        return run
 
     # -- the whole run --------------------------------------------------------------------------
 
@@ -228,7 +234,8 @@ class Run:
         """
         self._require_model()
         files = {name: Path(options[name]) for name in ("data", "out") if options.get(name)}
-        tune(self.folder, TuningOptions(**options | files))
+        options |= {"user_modules": self._user_modules(), **files}
+        tune(self.folder, TuningOptions(**options), self.values)
 
     def export(
         self, out: Path | str, *, formats: Sequence[str] = (), license: str = UNKNOWN_LICENSE
@@ -239,11 +246,12 @@ class Run:
         formats: such as `["onnx", "sherpa-onnx"]`, as for `sbkit.export.export_run`.
         """
         self._require_model()
-        bundle = self.folder / BUNDLE
-        named = modules_of_bundle(bundle) if bundle.exists() else ()
-        modules = frozenset(name for name in named if name in sys.modules)  # run no stranger's
         return export_run(
-            self.folder, Path(out), formats=formats, license=license, user_modules=modules
+            self.folder,
+            Path(out),
+            formats=formats,
+            license=license,
+            user_modules=self._user_modules(),
         )
 
     # -- what a run has -------------------------------------------------------------------------
@@ -284,9 +292,11 @@ class Run:
         file = utterances_file(self.folder, name)
         if not file.is_file():
             raise BundleError(f"{self.folder} has no texts of a test set {name}.")
-        corpus = self.values.load_recipe().corpus(self.settings)
-        blocks = () if corpus is None else iter_blocks(corpus, self.settings, name)
-        paths = {clip.id: str(clip.path) for block in blocks for clip in block}
+        with self._reading():
+            require_local(self.settings, self.values.given_overrides)
+            corpus = self.values.load_recipe().corpus(self.settings)
+            blocks = () if corpus is None else iter_blocks(corpus, self.settings, name)
+            paths = {clip.id: str(clip.path) for block in blocks for clip in block}
         rows: list[dict[str, Any]] = [
             {
                 "id": utterance.id,
@@ -305,8 +315,19 @@ class Run:
     def model(self) -> nn.Module:
         """The parts of the exported model, or of the best checkpoint so far, on the CPU."""
         self._require_model()
-        with exported_bundle(self.folder) as folder:
-            return load_bundle(folder, user_modules=modules_of_bundle(folder)).model
+        modules = self._user_modules()
+        with exported_bundle(self.folder, modules) as folder:
+            return load_bundle(folder, user_modules=modules).model
+
+    def _reading(self) -> AbstractContextManager[None]:
+        """Read the YAML of a run folder as data, but not one that the user has written."""
+        file = self.values.yaml_file
+        return reading_data(file.parent, self._named) if folder_override(file) else nullcontext()
+
+    def _user_modules(self) -> frozenset[str]:
+        """Return the modules that were named, or that a YAML of the user's names."""
+        is_of_run = folder_override(self.values.yaml_file)
+        return self._named if is_of_run else self.values.user_modules()
 
     def _require_current(self) -> None:
         if self.values.require_current():
@@ -320,8 +341,7 @@ class Run:
         values = replace(self.values, given_recipe=None)  # results need no Brain of the user's
         values = values.with_overrides(recipe=before.values["recipe"])
         is_moved = any(self.settings.get(key) != before.values.get(key) for key in DATA_SETTINGS)
-        is_of_run = bool(folder_override(values.yaml_file))
-        with reading_data(self.folder) if is_of_run else nullcontext():
+        with self._reading():
             config = values.make_run_config(self.prepare_splits() if is_moved else None)
         config.check_resumable(self.folder)
         if (self.folder / SUMMARY).is_file():

@@ -38,7 +38,7 @@ from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_sets import name_of, prepare_source, table_settings
 from sbkit.runtime.scoring import sample_validation
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.train.setup import prepare_splits, read_values
+from sbkit.train.setup import RunValues, prepare_splits, read_values
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,11 @@ class TuningOptions:
     user_modules: frozenset[str] = frozenset()
 
 
-def tune(model: Path, options: TuningOptions) -> None:
-    """Fit another decoder to a validation set; write it to ``out``, or into a run if better."""
+def tune(model: Path, options: TuningOptions, values: RunValues | None = None) -> None:
+    """Fit another decoder to a validation set; write it to ``out``, or into a run if better.
+
+    values: of the run; by default those of the YAML in its folder.
+    """
     is_bundle = (model / CONFIG_FILE).exists()
     out = options.out
     if is_bundle and (options.data is None or out is None):
@@ -92,7 +95,8 @@ def tune(model: Path, options: TuningOptions) -> None:
     ):
         bundle = load_bundle(source, user_modules=options.user_modules)
         bundle.task.require_prediction("text", command="tune")
-        values = None if is_bundle else read_values(model / RUN_YAML, {})
+        if values is None and not is_bundle:
+            values = read_values(model / RUN_YAML, {})
         splits = None if values is None else prepare_splits(values, values.load_recipe())
         columns = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
         tables = table_settings(model, columns)

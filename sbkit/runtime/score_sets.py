@@ -11,10 +11,9 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.imports import reading_data
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings
+from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings, require_local
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import TABLE_NAME, is_release, read_release, read_spontaneous
 from sbkit.data.read_manifests import read_manifests
@@ -51,10 +50,13 @@ def read_whole_clips(
 
 
 def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
-    """Prepare the test sets of a run, or one split such as `train`, as training does."""
+    """Prepare the test sets of a run, or one split such as `train`, as training does.
+
+    Called while the run is read as data (`exported_bundle`), or by its training.
+    """
     settings = read_run_settings(run)
-    with reading_data(run):
-        splits = load_recipe(settings, run / RUN_YAML).prepare_splits(settings)
+    require_local(settings, {})
+    splits = load_recipe(settings, run / RUN_YAML).prepare_splits(settings)
     if split is not None:
         named = splits.named()
         if split not in named:

@@ -5,7 +5,7 @@ Legend: B clips, S samples, U frames, V tokens.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
-from sbkit.base.errors import BundleError, translate
+from sbkit.base.errors import BundleError, SbkitError, translate
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle, BundleContents
-from sbkit.bundle.config import WEIGHTS_FILE
+from sbkit.bundle.config import WEIGHTS_FILE, Plain
 from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.checkpoint.weights import check_fits, limit_parameters
+from sbkit.checkpoint.weights import check_fits, limit_parameters, parameter_budget
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
@@ -107,6 +107,8 @@ class TorchModel(nn.ModuleList):
             raise BundleError(
                 f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
             ) from error
+        if not user_modules:  # whose classes may not be made for it
+            _require_size(contents.config.parts.values(), weights)
         with preserve_rng(CPU.device), limit_parameters(weights):  # parts draw their first weights
             network, parts = _assemble(contents, user_modules)
         modules: nn.ModuleList = network.model
@@ -349,6 +351,24 @@ class TorchBundle(Bundle):
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
         return self.model.predict([*map(to_samples, clips)])
+
+
+def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:
+    """Raise BundleError if parts are far larger than the weights, without memory for them."""
+    budget = parameter_budget(weights)
+    with limit_parameters(weights), torch.device("meta"):
+        for spec in specs:
+            try:
+                part = build_from_spec(spec)
+            except SbkitError:
+                raise
+            except Exception:  # of a class that computes with values, of which "meta" has none
+                continue
+            for module in part.modules() if isinstance(part, nn.Module) else ():
+                tensors = [*vars(module).values(), *vars(module)["_buffers"].values()]
+                budget -= sum(value.numel() for value in tensors if isinstance(value, Tensor))
+    if budget < 0:
+        raise BundleError("The buffers of the model are over twice as large as its weights.")
 
 
 def _assemble(

@@ -28,10 +28,10 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import parsing_errors, read_regular
+from sbkit.base.files import parsing_errors, read_file
 from sbkit.base.messages import listed, short_value
 from sbkit.base.ranges import require_in_range
-from sbkit.bundle.config import CONFIG_FILE, MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles, Plain
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleFiles, Plain
 from sbkit.bundle.module_spec import (
     ARGUMENTS_KEY,
     CLASS_MODULES,
@@ -165,8 +165,7 @@ def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[
     our_tokens = [*task.label_names(labels)]
     if not file.exists():
         return [], our_tokens
-    content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The labels in {source}")
-    return [*task.label_names(task.read_labels(file, content))], our_tokens
+    return [*task.label_names(task.read_labels(file, read_file(file)))], our_tokens
 
 
 def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> set[int]:

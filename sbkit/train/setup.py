@@ -48,13 +48,13 @@ import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.imports import require_current, search_folders
+from sbkit.base.imports import find_user_modules, require_current, search_folders
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override
+from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override, require_local
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, load_hparams, read_settings
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
@@ -106,6 +106,11 @@ class RunValues:
         if self.given_recipe is not None:
             return self.given_recipe()
         return load_recipe(self.settings, self.yaml_file)
+
+    def user_modules(self) -> frozenset[str]:
+        """Return the user's modules that the YAML names, and that of its recipe's task."""
+        names = resolve_yaml(self.yaml_file, self.overrides).module_names
+        return find_user_modules([self.load_recipe().name, *names])
 
     def require_current(self) -> bool:
         """Import changed modules of the user anew; return whether there were any."""
@@ -263,6 +268,8 @@ def choose_placement(values: RunValues) -> Placement:
 
 def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
     """Prepare the data that is not prepared yet."""
+    if folder_override(values.yaml_file):
+        require_local(values.settings, values.given_overrides)
     splits = recipe.prepare_splits(values.settings)
     columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
     require_columns(values.settings["report_by"] or (), columns)

@@ -1,6 +1,8 @@
 """Detect hostile files that run code, move the cursor, or cause a traceback."""
 
 import os
+import resource
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,12 @@ EXECUTION_EVENTS = (
     *("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class"),
     *("socket.connect", "socket.getaddrinfo", "urllib.Request", "webbrowser.open"),
 )
+MAX_SECONDS, MAX_GROWTH_BYTES = 120, 6 << 30  # of reading data
 _events: list[str] | None = None
+
+
+def _hang(*_: object) -> None:
+    raise TimeoutError(f"it was not refused in {MAX_SECONDS} s")
 
 
 def _note(event: str, details: tuple[Any, ...]) -> None:
@@ -32,12 +39,22 @@ sys.addaudithook(_note)  # for as long as the process lives
 
 @contextmanager
 def watched(canary: Path) -> Iterator[None]:
-    """Fail if the block runs a command or opens a connection, or if ``canary`` is created."""
+    """Fail if the block runs a command, connects, creates ``canary``, hangs or fills memory."""
     global _events
     _events = events = []
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(
+        resource.RLIMIT_AS, (pages * resource.getpagesize() + MAX_GROWTH_BYTES, limit[1])
+    )
+    handler = signal.signal(signal.SIGALRM, _hang)
+    signal.alarm(MAX_SECONDS)
     try:
         yield
     finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, limit)
         _events = None
     assert not events and not canary.exists()
 

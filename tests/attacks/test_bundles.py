@@ -183,6 +183,8 @@ def test_malformed_orders_of_language_models_are_refused(orders: bytes, bundle: 
     [
         ("torch.nn.modules.linear.Linear", {"in_features": 30_000, "out_features": 30_000}),
         ("torch.nn.modules.rnn.GRU", {"input_size": 9, "hidden_size": 99, "num_layers": 10**12}),
+        ("torch.nn.modules.batchnorm.BatchNorm1d", {"num_features": 10**10, "affine": False}),
+        ("speechbrain.lobes.features.Fbank", {"n_mels": 10**5, "n_fft": 10**6}),  # no buffer
     ],
 )
 def test_parts_larger_than_the_weights_are_refused(

@@ -5,7 +5,9 @@ import py_compile
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,14 @@ import pytest
 from sbkit.base import imports
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.checkpointer import AveragedCheckpoints
 from sbkit.checkpoint.run_config import read_run_settings
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.run.run import Run
-from sbkit.runtime.score_sets import prepare_test_sets
+from tests.attacks.hostile import DAMAGES, refused
 from tests.runs import Workplace
-from tests.runtime.bundles import make_run
+from tests.runtime.bundles import ROOT, SIZES, edit_config, make_run
 
 # The file is a recipe and a corpus; it leaves a mark if it runs.
 EVIL = """
@@ -28,6 +31,7 @@ from recipes.CommonVoice.corpus import *
 from recipes.asr.recipe import Asr
 Path(__file__.partition("evil")[0], "evil.ran").touch()
 """
+LAYER = "from torch import nn\n\nclass Layer(nn.Linear):\n    pass\n"
 NAMES = {"recipe": "evil.Asr", "corpus": "evil"}
 
 
@@ -39,6 +43,10 @@ def folder(workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     yield make_run(tmp_path / "run", data_folder=str(workplace.release))
     sys.modules.pop("evil", None)
     imports._yaml_folders.clear()
+
+
+def score(folder: Path, *options: str) -> None:
+    run(["score", str(folder), *options])
 
 
 def name_in_yaml(folder: Path, key: str) -> None:
@@ -65,8 +73,8 @@ def test_module_in_a_run_folder_is_not_imported(
         (folder.parent / "link").symlink_to(folder)
         monkeypatch.syspath_prepend(folder.parent / "link")
     name_in_yaml(folder, key)
-    with pytest.raises(SbkitError, match="evil lies in .* If you trust it, pass --import evil"):
-        prepare_test_sets(folder)
+    with pytest.raises(SbkitError, match="names the module evil. If you trust it, pass --import"):
+        score(folder)
     assert "evil" not in sys.modules and not [*folder.parent.rglob("*.ran")]
 
 
@@ -77,11 +85,11 @@ def test_score_runs_a_module_of_a_run_folder_only_if_it_is_named(
     (folder / "evil.py").write_text(EVIL)
     name_in_yaml(folder, key)
     with pytest.raises(SbkitError, match="pass --import evil"):
-        run(["score", str(folder)])
+        score(folder)
     with pytest.raises(SbkitError, match="pass --import evil"):
         Run.open(folder).tune()
     assert not (folder / "evil.ran").exists() and str(folder) not in sys.path
-    run(["score", str(folder), "--import", "evil"])
+    score(folder, "--import", "evil")
     assert capsys.readouterr().out.startswith("test: CER")
 
 
@@ -95,14 +103,16 @@ def test_export_of_a_run_runs_no_module_of_its_bundle(folder: Path) -> None:
     assert "evil" not in sys.modules
 
 
-def test_module_beside_the_yaml_of_a_run_is_imported_from_there(
+def test_module_of_a_run_is_imported_from_elsewhere_if_it_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run was started in another folder, where its recipe lies."""
     (tmp_path / "evil.py").write_text(EVIL)
     name_in_yaml(folder, "recipe")
     monkeypatch.chdir(tmp_path)
-    assert [*prepare_test_sets(folder)] == ["test"]
+    with pytest.raises(SbkitError, match="names the module evil"):
+        score(folder)
+    score(folder, "--import", "evil")
 
 
 def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
@@ -117,3 +127,148 @@ def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
     with pytest.raises(SbkitError):
         Run.open(folder)
     assert "evil" not in sys.modules
+
+
+# -- what is in the files of a run -----------------------------------------------------------------
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "history": lambda folder: Run.open(folder).history,
+    "scores": lambda folder: Run.open(folder).scores,
+    "errors": lambda folder: Run.open(folder).errors(),
+    "model": lambda folder: Run.open(folder).model,
+    "tune": lambda folder: Run.open(folder).tune(),
+    "compare": lambda folder: run(["compare", str(folder), str(folder)]),
+    "score": score,
+    "export": lambda folder: run(["export", str(folder), "--out", str(folder.parent / "new")]),
+}
+FILES = {  # with readers that refuse a pipe or a device in its place
+    "hyperparams.yaml": "history scores errors model tune score export",
+    "run_config.json": "history scores errors model tune compare",
+    "train_log.jsonl": "history",
+    "summary.json": "scores errors compare export",
+    "utterances_test.jsonl": "errors compare",
+    "bundle/config.json": "scores errors model tune compare score export",
+    "bundle/model.safetensors": "model tune score export",
+    # of a run without a bundle
+    "tokenizer.model": "model score export",
+    "checkpoints/averaged.json": "model score export",
+    "checkpoints/*/CKPT.yaml": "model tune score export",
+    "checkpoints/*/model.ckpt": "model score export",
+}
+
+
+@pytest.fixture
+def tested(folder: Path) -> Path:
+    """Return a run with a bundle, results and a log."""
+    export_run(folder, folder / "bundle")
+    score(folder, "--out", str(folder.parent / "scores"))
+    for name in ("summary.json", "utterances_test.jsonl"):
+        shutil.copy(folder.parent / "scores" / name, folder)
+    names = tuple(checkpoint.name for checkpoint in folder.glob("checkpoints/CKPT*"))
+    AveragedCheckpoints(names, names, {}).write(folder / "checkpoints")
+    (folder / "train_log.jsonl").touch()
+    return folder
+
+
+def refused_by(readers: str, folder: Path) -> list[str]:
+    """Return the errors of readers, each of which refuses a run."""
+    canary = folder.parent / "canary"
+    return [refused(partial(READERS[name], folder), canary) for name in readers.split()]
+
+
+@pytest.mark.parametrize("damage", ["pipe", "link to /dev/zero", "a terabyte"])
+def test_files_of_a_run_are_regular_and_limited(damage: str, tested: Path) -> None:
+    for name, readers in FILES.items():
+        if name == "tokenizer.model":
+            shutil.rmtree(tested / "bundle")
+        (file,) = tested.glob(name)
+        shutil.copy(file, tested.parent / "kept")
+        DAMAGES[damage](file)
+        refused_by(readers, tested)
+        file.unlink()
+        shutil.copy(tested.parent / "kept", file)
+
+
+@pytest.mark.parametrize(
+    ("first", "level", "use"),
+    [
+        ("[1]", "[{}]", "*x{}"),
+        ("{a: 1}", "{{<<: [{}]}}", "*x{}"),
+        ("[1]", "[{}]", "!ref <x{}>"),
+        ("abc", "!ref {}", "<x{}>"),
+        ("{a: *x0}", "*x0", ""),
+    ],
+)
+def test_few_aliases_do_not_become_many_values(
+    first: str, level: str, use: str, folder: Path
+) -> None:
+    levels = [level.format(", ".join(10 * [use.format(n)])) for n in range(11)]
+    bomb = "".join(f"x{n}: &x{n} {text}\n" for n, text in enumerate([first, *levels]))
+    (meta,) = folder.glob("checkpoints/*/CKPT.yaml")
+    for file, readers in ((folder / "hyperparams.yaml", "scores tune"), (meta, "tune export")):
+        kept = file.read_text()
+        file.write_text(f"{bomb}{kept}".replace("CER: 50.0", "CER: *x11"))
+        write_checksums(meta.parent)
+        refused_by(readers, folder)
+        file.write_text(kept)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data_folder", "http://localhost/a"),
+        ("data_folder", "[s3://a/b, /c]"),
+        ("manifest", "{train: a.csv, dev: a.csv, test: {b: http://localhost/a.csv}}"),
+        ("manifest", "{train: a.csv, dev: a.csv, test: [/dev/zero]}"),
+    ],
+)
+def test_run_that_is_read_as_data_opens_no_address(key: str, value: str, tested: Path) -> None:
+    yaml = tested / "hyperparams.yaml"
+    yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {value}", yaml.read_text()))
+    for message in refused_by("scores errors tune score", tested):
+        assert f"`{key}` of the run is " in message and "only if you name it yourself" in message
+
+
+def test_address_that_the_user_gives_is_opened(tested: Path) -> None:
+    opened = Run.open(tested, {"data_folder": "memory://shards"})
+    assert "has no such index" in refused(opened.errors, tested.parent / "canary")
+
+
+# -- the modules of its bundle ---------------------------------------------------------------------
+
+LIBRARY_CLASS = "torch.nn.modules.linear.NonDynamicallyQuantizableLinear"  # not on the list
+
+
+@pytest.mark.parametrize("name", ["evil.Layer", LIBRARY_CLASS])
+def test_class_in_a_bundle_is_built_only_if_the_user_names_its_module(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "evil.py").write_text(LAYER)
+    monkeypatch.syspath_prepend(folder.parent)
+    module = name.rpartition(".")[0]
+    import_module(module)  # which is no trust
+    export_run(folder, folder / "bundle")
+    edit_config(folder / "bundle", lambda config: config["parts"]["seq_lin"].update(new=name))
+    edit_config(folder / "bundle", lambda config: config.update(user_modules=[module]))
+    for message in refused_by("model tune score export", folder):
+        assert "is not on sbkit's list" in message and "`user_modules`" in message
+    opened = Run.open(folder, user_modules=[module])
+    if name != LIBRARY_CLASS:
+        assert "Layer(" in repr(opened.model)
+        return
+    for read in (lambda: opened.model, lambda: score(folder, "--import", module)):
+        assert "is a class of an installed package" in refused(read, folder.parent / "canary")
+
+
+def test_modules_that_an_own_yaml_names_are_trusted(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(LAYER)
+    sizes = "{in_features: !ref <d_model>, out_features: !ref <tokenizer.vocab_size>}"
+    yaml = tmp_path / "own.yaml"
+    yaml.write_text(f"base: {ROOT}/hparams/ctc.yaml\nseq_lin: !new:evil.Layer {sizes}\n")
+    made = make_run(tmp_path / "made", yaml)
+    own = Run(yaml, {**SIZES, "output_folder": str(made)})
+    assert "Layer(" in repr(own.model)
+    own.export(tmp_path / "exported")
+    assert (tmp_path / "exported/evil.py").read_text() == LAYER
+    assert "`user_modules`" in refused_by("model", made)[0]
+    assert "Layer(" in repr(Run.open(made, user_modules=["evil"]).model)

@@ -17,7 +17,7 @@ import pytest
 import soundfile
 import torch
 
-from sbkit.audio import decode, formats
+from sbkit.audio import decode, formats, io
 from sbkit.audio.channels import CANCEL, DIFFER, ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.formats import (
@@ -532,3 +532,21 @@ def test_arrays_of_ambiguous_shape_or_other_types_are_refused(shape: tuple[int, 
     for dtype in ("int32", "uint8", "bool"):
         with pytest.raises(AudioError, match=f"audio array of {dtype}"):
             to_samples(np.zeros(100, dtype))
+
+
+def test_clip_longer_than_a_day_is_refused_but_not_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames of a pause in AMR are one byte: a megabyte lasts for six hours."""
+    monkeypatch.setattr(io, "MAX_CLIP_SECONDS", 60)  # of 50 frames
+    file = tmp_path / "clip.amr"
+    file.write_bytes(b"#!AMR\n" + 3000 * b"\x7c")
+    assert len(read_audio(file)) == 60 * SAMPLE_RATE
+    file.write_bytes(b"#!AMR\n" + 7500 * b"\x7c")
+    with pytest.raises(AudioError, match="a day") as error:
+        read_audio(file)
+    assert error.value.reason == "longer than a day"
+    assert sum(map(len, stream_audio(file))) == 150 * SAMPLE_RATE
+    late, rest = AudioPart(str(file), 80_000_000, 83_000_000), AudioPart(str(file), 80_000_000)
+    assert len(next(read_parts([late], SAMPLE_RATE))) == 3 * SAMPLE_RATE
+    assert isinstance(next(read_parts([rest], SAMPLE_RATE)), AudioError)
