@@ -128,10 +128,10 @@ def limit_aliases(root: object) -> None:
     def size(node: Any) -> int:
         if id(node) not in sizes:
             sizes[id(node)] = MAX_YAML_VALUES  # of one that contains itself
-            nodes = node if isinstance(node, tuple) else getattr(node, "value", None)
+            nodes: Any = node if isinstance(node, tuple) else getattr(node, "value", None)
             is_parsed = isinstance(nodes, list | tuple)  # and not yet constructed
-            children = nodes if is_parsed else [child for _, child in _children(node)]
-            sizes[id(node)] = 1 + sum(map(size, children))
+            parts = nodes if is_parsed else [child for _, child in children(node)]
+            sizes[id(node)] = 1 + sum(size(part) for part in parts)
         return sizes[id(node)]
 
     if size(root) > MAX_YAML_VALUES:
