@@ -248,14 +248,12 @@ def with_fingerprints(splits: Splits, column: str) -> Splits:
 def with_column(
     splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
 ) -> Splits:
-    """Add a column to each split that lacks it, computed once and kept in the cache.
+    """Add a column to each split, computed once and kept in the cache; one of a table is replaced.
 
     ``identity`` is plain data that names what else than a split and sbkit's code decides the texts.
     """
     named = splits.named()
     for name, split in named.items():
-        if column in split.column_names:
-            continue
 
         def write(file: Path, split: Dataset = split) -> None:
             file.write_text("".join(f"{text}\n" for text in compute(split)), encoding="utf-8")
@@ -265,7 +263,8 @@ def with_column(
 
         made_from = {"split": split._fingerprint, "identity": identity}
         content = keep(column, made_from, write, is_current=is_current).read_text(encoding="utf-8")
-        named[name] = split.add_column(column, content.split("\n")[:-1])
+        kept = split.select_columns([other for other in split.column_names if other != column])
+        named[name] = kept.add_column(column, content.split("\n")[:-1])
     return with_fingerprints(splits.with_named(named), column)
 
 

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.messages import note_once
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.common_voice import (
     TABLE_NAME,
@@ -23,11 +25,13 @@ from sbkit.data.corpus import (
     RELEASE_SPLITS,
     USUAL_SPLITS,
     SettingValues,
+    check_shares,
+    deal_speakers,
     resolve_splits,
     to_names,
 )
 from sbkit.data.manifest import Manifest
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, read_lines, read_text_column
 from sbkit.text.languages import check_language, language_tags
 
 # Tables that do not list clips.
@@ -88,10 +92,32 @@ def read_blocks(settings: SettingValues, split: str) -> Iterator[Manifest]:
         manifest = Manifest.join_named(parts, *(table.parent for table in tables.values()))
         return manifest.blocks()
     releases = _find_releases(settings, split)
+    chosen = settings.get("splits") or {}
+    train = to_names(chosen.get("train") or RELEASE_SPLITS[0])
+    valid = to_names(chosen.get("valid") or RELEASE_SPLITS[1])
+    release = next(iter(releases.values()))
+    is_empty = all(_has_no_rows(release / f"{name}.tsv") for name in RELEASE_SPLITS[1:])
+    has_one = len(train) == len(releases) == 1 and split in (*train, *RELEASE_SPLITS[1:])
+    if is_empty and has_one and RELEASE_SPLITS[1] in valid:
+        note_once(
+            f"note: dev and test of {release} have no rows: speakers of {train[0]} are dealt."
+        )
+        manifest = Manifest.join(read_releases(releases, train[0], options))
+        named = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
+        speakers = [speaker or f"clip {id}" for speaker, id in named]
+        split_of = deal_speakers({*speakers}, check_shares(settings.get("split_shares")), release)
+        name = "train" if split in train else split
+        dealt = manifest.filter(np.array([split_of[speaker] == name for speaker in speakers]))
+        return (dealt if split in train else Manifest(dealt.rows)).blocks()
     blocks = read_releases(releases, split, options)
-    if split == VALIDATED and split in to_names((settings.get("splits") or {}).get("train")):
+    if split == VALIDATED and split in train:
         return _without_evaluation(blocks, releases, options)
     return blocks
+
+
+def _has_no_rows(table: Path) -> bool:
+    """Check whether a table has a header only, as in a small language."""
+    return table.is_file() and len([*islice(filter(str.strip, read_lines(table)), 2)]) < 2
 
 
 def _without_evaluation(

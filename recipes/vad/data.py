@@ -25,10 +25,13 @@ from sbkit.audio.augment import color
 from sbkit.audio.io import Samples
 from sbkit.audio.segments import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.checksums import read_checksums
+from sbkit.base.errors import DataError
+from sbkit.base.messages import plural, short_value
 from sbkit.bundle.config import WEIGHTS_FILE
+from sbkit.data.columns import MAX_ROUNDING
 from sbkit.data.corpus import SettingValues
 from sbkit.data.shard import Row, read_rows
-from sbkit.data.splits import Splits
+from sbkit.data.splits import Splits, read_column, sample_counts
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.recognized_word import Word
@@ -40,29 +43,68 @@ Windows = npt.NDArray[np.bool_]
 
 
 def prepare_speech(settings: SettingValues) -> Splits:
-    """Prepare audio; with a `recognizer`, label each clip that the corpus itself does not label."""
-    if settings["recognizer"] is None:
-        return with_fingerprints(prepare_audio(settings), SPEECH)
-    with exported_bundle(Path(settings["recognizer"])) as folder:
-        recognizer = load_bundle(folder)
-        weights = read_checksums(folder)[WEIGHTS_FILE]
-    recognizer.task.require_prediction("text", command="transcribe")
-    splits = prepare_transcripts(settings)
+    """Prepare audio, and label each clip that the corpus itself does not label."""
     rate = settings["sample_rate"]
+    recognizer, weights = None, ""
+    if settings["recognizer"] is None:
+        splits = prepare_audio(settings)
+    else:
+        with exported_bundle(Path(settings["recognizer"])) as folder:
+            recognizer = load_bundle(folder)
+            weights = read_checksums(folder)[WEIGHTS_FILE]
+        recognizer.task.require_prediction("text", command="transcribe")
+        splits = prepare_transcripts(settings)
+    labeled = {n: split for n, split in splits.named().items() if SPEECH in split.column_names}
+    for name, split in labeled.items():
+        check_spans(name, split, rate)
+    silent = {name for name, split in labeled.items() if {*split[SPEECH]} == {""}}
+    if silent and silent.issuperset(splits.valid):
+        raise DataError(f"`{SPEECH}` is empty for all clips of {', '.join(splits.valid)}.")
+    if not recognizer and not any(None in split[SPEECH] for split in labeled.values()):
+        return with_fingerprints(splits, SPEECH)  # without any labels, levels are those of a batch
 
-    def align(split: Dataset) -> Iterator[str]:
+    def label(split: Dataset) -> Iterator[str]:
         for row in read_rows(split, range(len(split))):
-            (words,) = recognizer.align([row["audio"]], [row["text"]])
-            speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
-            edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS_PER_SECOND
+            speech = speech_of(row, rate)
+            if recognizer and row.get(SPEECH) is None:
+                (words,) = recognizer.align([row["audio"]], [row["text"]])
+                speech = find_speech(row["audio"], rate, words)
+            changes = np.diff(np.pad(speech.astype(np.int8), 1))
+            edges = np.flatnonzero(changes).reshape(-1, 2) / WINDOWS_PER_SECOND
             yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
-    return with_column(splits, SPEECH, align, identity=[rate, weights])
+    return with_column(splits, SPEECH, label, identity=[rate, weights])
+
+
+def check_spans(name: str, split: Dataset, sample_rate: int) -> None:
+    """Raise DataError for spans of speech that are not within their clips."""
+    faults: list[tuple[float, str, str, float]] = []
+    columns = (read_column(split, "id"), read_column(split, SPEECH), sample_counts(split).tolist())
+    for id, value, count in zip(*columns, strict=True):
+        limit = count / sample_rate + MAX_ROUNDING
+        try:
+            spans = parse_spans(value)
+        except ValueError:
+            spans = [(0.0, float("inf"))]
+        faults += [
+            (max(start, end) / limit, id, value, limit - MAX_ROUNDING)
+            for start, end in spans
+            if not 0 <= start <= end <= limit
+        ]
+    if faults:
+        excess, id, value, seconds = max(faults)  # which fits the fewest units
+        units = {"They look like milliseconds. ": 1000, "They look like samples. ": sample_rate}
+        unit = next((unit for unit, count in units.items() if 1 < excess <= count), "")
+        raise DataError(
+            f"{plural(len(faults), 'span')} of `{SPEECH}` in {name} must be within the clip, such "
+            f"as {short_value(value)} of {id}, which lasts {seconds:.2f} s. {unit}Write the start "
+            "and the end in seconds: 0.24-1.52 1.80-2.10."
+        )
 
 
 def speech_of(row: Row, sample_rate: int) -> Windows:
     """Label the windows of a clip by its column `speech`, or else by its level: -> (W,)."""
-    if SPEECH not in row:
+    if row.get(SPEECH) is None:
         return find_speech(row["audio"], sample_rate)
     return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS_PER_SECOND))
 
@@ -97,10 +139,15 @@ def bridge_pauses(speech: Windows) -> Windows:
 def read_speech(value: str, windows: int) -> Windows:
     """Parse the column's value of a clip: -> (W,)."""
     speech = np.zeros(windows, np.bool_)
-    for span in value.split():
-        start, end = (round(float(time) * WINDOWS_PER_SECOND) for time in span.split("-"))
-        speech[start:end] = True
+    for start, end in parse_spans(value):
+        speech[round(start * WINDOWS_PER_SECOND) : round(end * WINDOWS_PER_SECOND)] = True
     return speech
+
+
+def parse_spans(value: str) -> list[tuple[float, float]]:
+    """Return the start and the end of each span; raise ValueError for another value."""
+    pairs = (span.split("-") for span in value.split())
+    return [(float(start), float(end)) for start, end in pairs]
 
 
 # Silence and noise, on the device of the audio

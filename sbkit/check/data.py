@@ -16,7 +16,7 @@ from sbkit.audio.segments import longest_whole
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.checked_run import CheckedRun, Finding
-from sbkit.data.columns import find_split_column, role_of
+from sbkit.data.columns import CUT_SHORT, find_split_column, role_of
 from sbkit.data.data_report import Facts, measure_data
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.normalization_report import FIXES, REPLACED
@@ -34,7 +34,8 @@ from sbkit.data.splits import (
 from sbkit.models.encoder import head_size, make_encoder
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import PretrainedEncoder
-from sbkit.text.normalization import languages_with
+from sbkit.text.languages import languages_of, primary_language, script_of
+from sbkit.text.normalization import languages_with, orthography
 
 TRAIN = "train"
 MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
@@ -50,6 +51,7 @@ MAX_REPLACED_SHARE = 0.001
 MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
 MAX_SHOWN_TEXT = 60  # characters of a transcript in a finding
 MAX_LISTED_CHARACTERS = 10
+MAX_LISTED_LANGUAGES = 5
 MAX_MIX_FAULT_SHARE = 0.02  # clips of a set whose channels should not be mixed
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
@@ -135,6 +137,7 @@ def _check_transcripts(
         fix="Use the tokenizer that was trained on this text.",
         stops=True,
     )
+    valid = [transcripts[name] for name in run.data.splits.valid]
     masks = [split.unknown for split in transcripts.values()]
     is_rare = all(mask.sum() <= MAX_RARE_SHARE * len(mask) for mask in masks)
     yield from _finding_of_rows(
@@ -150,6 +153,7 @@ def _check_transcripts(
         {name: np.flatnonzero(split.characters == 0) for name, split in transcripts.items()},
         problem="Utterances are without a transcript",
         fix="Write down what was said, or remove the rows.",
+        stops=bool(valid) and not any(split.characters.any() for split in valid),
     )
     train = run.data.splits.train
     text = next(chain.from_iterable(read_texts(train)), "")
@@ -266,11 +270,15 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
     for group in facts["left_out"]:
         if group["reason"] in outside | unusable:
             examples = (f"{row['id']} ({row['detail']})" for row in group["examples"])
+            is_cut = group["reason"] == CUT_SHORT
             yield run.note(
                 "max_seconds" if group["reason"] in outside else "data_folder",
-                problem=f"{group['split']} is without {plural(group['utterances'], 'row')} "
-                f"({group['reason']}): {listed(examples)}",
-                fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
+                problem=f"{group['split']} is without "
+                f"{plural(group['utterances'], 'end' if is_cut else 'row')} ({group['reason']}): "
+                f"{listed(examples)}",
+                fix="Remove this column if the transcripts are those of whole files."
+                if is_cut
+                else "Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
             )
 
     def ids_of(fact: str) -> dict[str, list[str]]:
@@ -290,6 +298,15 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
         fix="Download these clips again; they are used as they are.",
     )
     yield from _check_split_column(run)
+    is_voice = run.data.recipe.predicts == "audio"  # a synthesizer has the voice of its speaker
+    if is_voice and (facts["splits"][TRAIN]["speakers"] or 0) > 1:
+        named = Counter(filter(None, read_column(splits.train, "speaker"))).most_common()
+        yield run.note(
+            "where",
+            problem=f"One voice is trained on {plural(len(named), 'speaker')}: "
+            f"{listed((name for name, _ in named), max_names=MAX_LISTED_IDS)}",
+            fix=f"Keep one of them: `where: {{speaker: {named[0][0]}}}`.",
+        )
     for shared in facts["shared"]:
         noun = COLUMN_NOUNS.get(shared["column"])
         first, second = shared["splits"]
@@ -303,7 +320,7 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
                 f"{listed(shared['examples'], max_names=MAX_LISTED_IDS)}",
                 fix="Keep each clip once, with the text that is right.",
             )
-        elif noun and count and not is_only_speaker:
+        elif noun and count and not is_only_speaker and not (is_voice and noun == "speaker"):
             yield run.finding(
                 "data_folder",
                 problem=f"{count:,} of {plural(shared['of'], noun)} in {second} "
@@ -341,17 +358,36 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     by_kind = defaultdict[str, list[Facts]](list)
     for change in chain.from_iterable(split["changes"] for split in splits):
         by_kind[change["kind"]].append(change)
+    language = str(run.values.settings.get("language"))
+    counts = sum((Counter(split["characters"]) for split in splits), Counter[str]())
+    letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
+    scripts = {*map(script_of, orthography(language).letters)}  # none for most languages
+    foreign = Counter({char: n for char, n in letters.items() if script_of(char) not in scripts})
+    if scripts and 2 * foreign.total() > letters.total():
+        examples = (f"{count:,} {letter}" for letter, count in foreign.most_common())
+        spoken = listed(languages_of(foreign), max_names=MAX_LISTED_LANGUAGES)
+        yield run.finding(
+            "language",
+            problem="Most letters of the transcripts are of another script than those of "
+            f"`language: {language}`: {listed(examples, max_names=MAX_LISTED_CHARACTERS)}",
+            fix=f"Set `language` to that of the transcripts{spoken and f', such as {spoken}'}.",
+        )
     if replacements := by_kind.get(REPLACED):  # of letters, by the text table of the language
         replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
         count = replaced.total()
         share = count / sum(split["letters"] for split in splits)
         languages = languages_with(replaced)
+        if not languages and share > 10 * MAX_REPLACED_SHARE:  # no names such as Māori
+            languages = languages_of(replaced | letters)
+        if primary_language(language) in languages:
+            languages = []
         stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
         yield run.finding(
             "language",
             problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
             f"transcripts ({share:.2%}): {_describe_changes(replacements)}",
-            fix=f"Languages whose tables have these letters: {listed(languages)}. Set "
+            fix=f"Languages whose tables have these letters: "
+            f"{listed(languages, max_names=MAX_LISTED_LANGUAGES)}. Set "
             f"`language: {languages[0]}`, or write the transcripts in the letters to train on."
             if stops
             else "Nothing needs to be done about loan words, and spellings that the table unifies.",

@@ -67,6 +67,7 @@ MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 MAX_ROUNDING = 0.5  # seconds
 MAX_CUT_DIFFERENCE = 0.1  # seconds between a part and the file that was cut for it
 INVALID_PART = "invalid times of a part"  # reason
+CUT_SHORT = "file longer than stated"  # reason, for the end of a file that is used up to there
 
 
 def plain_name(column: str) -> str:
@@ -263,8 +264,9 @@ def parse_span(path: str, start: str, length: str, end: str, channel: str) -> Au
         return Excluded("", INVALID_PART, f"{times} of {name}")
     is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
     seconds = _seconds_of(path, Path(path).stat().st_mtime_ns) if is_file else 0.0
-    # Without a start, a rounded length must not cut words.
-    is_rounded = not start.strip() and seconds - last <= max(MAX_ROUNDING, last / 10)
+    # Without a start, a rounded length must not cut words; many scripts write int(seconds).
+    is_near = seconds - last <= max(MAX_ROUNDING, last / 10) or last == int(seconds)
+    is_rounded = not start.strip() and is_near
     # Some corpora keep the times that clips, which are cut already, had in a recording.
     is_cut = last > seconds + MAX_CUT_DIFFERENCE >= last - first >= seconds - MAX_CUT_DIFFERENCE
     if is_rounded or (seconds and is_cut):

@@ -10,11 +10,10 @@ https://github.com/common-voice/cv-dataset/tree/main/datasets has their formats.
 """
 
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -35,12 +34,13 @@ from sbkit.data.columns import (
     find_part_columns,
 )
 from sbkit.data.corpus import DEFAULT_SHARES, RELEASE_SPLITS, deal_speakers
-from sbkit.data.manifest import DURATION_COLUMN, Excluded, Manifest, are_distinct, hash_texts
+from sbkit.data.manifest import DURATION_COLUMN, Manifest, are_distinct, hash_texts
 from sbkit.data.tables import (
+    CLIPS_FOLDER,
     Table,
     TableOptions,
-    find_spelling,
     join_path,
+    locate_clip,
     open_tabs,
     read_table,
     read_text_column,
@@ -51,19 +51,8 @@ logger = logging.getLogger(__name__)
 
 DURATIONS_FILE = "clip_durations.tsv"
 PLAIN_CLIP = r"^\w[\w-]*\.mp3$"  # a name of a clip
-DEFAULT_SUFFIX = ".mp3"  # the first releases named clips without an extension
 
 # Scripted Speech
-
-
-def is_release(tsv: Path, encoding: str | None = None) -> bool:
-    """Return whether a table is of a release: with the names of files in ``clips/`` beside it."""
-    if not (tsv.parent / "clips").is_dir():
-        return False
-    table = read_table(tsv, encoding)
-    path = find_column(table.rows.column_names, None, PATH_COLUMNS)
-    names = read_text_column(table.rows, path or "")[:1]
-    return not any((tsv.parent / name).is_file() for name in names)
 
 
 def read_release(tsv: Path, options: TableOptions) -> Manifest:
@@ -94,7 +83,7 @@ def read_releases(
     else:
         named = [(language, Manifest.join(part)) for language, part in parts.items()]
         first_release = next(iter(releases.values()))
-        base = first_release.parent if len(parts) > 1 else first_release / "clips"
+        base = first_release.parent if len(parts) > 1 else first_release / CLIPS_FOLDER
         yield Manifest.join_named(named, base)
 
 
@@ -124,7 +113,7 @@ def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
 
 def _read_release(tsv: Path, options: TableOptions, is_plain: bool) -> Iterator[Manifest]:
     """Yield the blocks of a TSV, with a column ``duration_ms``; one block if it is not plain."""
-    clips = tsv.parent / "clips"
+    clips = tsv.parent / CLIPS_FOLDER
     durations = _read_durations(tsv.parent / DURATIONS_FILE, clips)
     opened = open_tabs(tsv, options.encoding) if is_plain else None
     tables = [read_table(tsv, options.encoding)] if opened is None else opened.read_blocks()
@@ -158,24 +147,6 @@ def _read_durations(file: Path, clips: Path) -> tuple[Counts, pa.ChunkedArray] |
     hashes = np.concatenate([hash_texts(join_path(clips, names)) for names in columns[0].chunks])
     order = np.argsort(hashes, kind="stable")
     return hashes[order], columns[1].take(pa.array(order))
-
-
-def locate_clip(clips: Path, name: str) -> str | Excluded:
-    """Return the path of a clip that a release names, below its folder ``clips``."""
-    if not name:
-        return Excluded("", "no path", "the field of the path is empty")
-    if name.startswith("/") or ".." in name.split("/"):
-        return Excluded("", "path outside the clips folder", name)
-    if "." not in name.rpartition("/")[2]:
-        names = _file_names(clips, clips.stat().st_mtime_ns) if clips.is_dir() else {}
-        name = names.get(name, name + DEFAULT_SUFFIX)
-    path = f"{clips}/{name}"
-    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
-
-
-@lru_cache(maxsize=1)
-def _file_names(folder: Path, time: int) -> dict[str, str]:  # by stem
-    return {file.stem: file.name for file in folder.iterdir()}
 
 
 # Spontaneous Speech

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import datasets
 
 from sbkit.data.splits import count_characters, read_texts
+from sbkit.text.languages import script_of
 from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
 from sbkit.text.transcripts import count_dropped_tags, kept_tags, select_tags
 from sbkit.text.verbalize import languages_with_numbers
@@ -158,12 +159,12 @@ def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language:
 
 
 def _script(char: str) -> str:
-    """Return the first word of a letter's name, which is its script.
+    """Return the script of a letter; those of East Asia count as one.
 
     >>> _script("ж"), _script("か")
     ('CYRILLIC', 'CJK')
     """
-    name = unicodedata.name(char, "").partition(" ")[0]
+    name = script_of(char)
     return EAST_ASIAN[0] if name in EAST_ASIAN else name
 
 

@@ -50,9 +50,11 @@ from sbkit.data.tables import (
     Table,
     TableOptions,
     WriteAudio,
+    audio_folder,
     is_missing,
     join_tables,
     locate,
+    locate_clip,
     read_objects,
     read_table,
     to_manifest,
@@ -87,14 +89,16 @@ def read_manifests(sources: Sequence[tuple[Path, TableOptions]]) -> Manifest:
 
 def _read_source(source: Path, options: TableOptions) -> Manifest:
     table, options = read_rows(source, options)
-    folder = table.file.parent
     path = find_column(table.rows.column_names, options.path_column, PATH_COLUMNS)
+    folder = audio_folder(table, path or "")
     is_used = path and pc.any(pc.starts_with(table.rows[path], DATA_ROOT)).as_py()
     if options.data_root and not is_used:
         raise ConfigError(
             f"`data_folder` stands for {DATA_ROOT}, but no path of {source} begins with it."
         )
     find_audio = partial(locate, folder, data_root=options.data_root)
+    if folder != table.file.parent:
+        find_audio = partial(locate_clip, folder)
     return to_manifest(table, options, find_audio, folder)
 
 

@@ -28,6 +28,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.cache import FILES, StoredAudio, cache_audio, plan_audio
+from sbkit.data.columns import CUT_SHORT
 from sbkit.data.manifest import RESERVED_COLUMNS, STORED, Excluded, Manifest, to_texts
 from sbkit.data.shard import AUDIO, LAZY
 from sbkit.text.tokenizer import Tokenizer
@@ -203,7 +204,7 @@ class _Preparation:
         table = pa.table(
             {name: rows[name] for name in ("id", "text", "sentence")}
             | {name: stored[name] for name in located}
-            | {name: rows[name].fill_null("") for name in corpus_columns}
+            | {name: rows[name] for name in corpus_columns}
             | {AUDIO: stored[AUDIO]}
         )
         # The contents of a split, but not where or when they were stored
@@ -211,7 +212,7 @@ class _Preparation:
         _update(self._hash, columns)
         names = [name for name in table.column_names if name != AUDIO]
         self._hash_of_all.update(to_json(names).encode())
-        texts = (table[name].cast("string") for name in names)
+        texts = (table[name].cast("string").fill_null("\1") for name in names)  # "" is a value
         file, start = (pc.struct_field(stored[AUDIO], name) for name in ("file", "start"))
         lazy_file = pc.if_else(start.is_null(), file, "")  # two may have one size
         _update(self._hash_of_all, [*texts, columns[-1], lazy_file])
@@ -241,6 +242,7 @@ def reason_of(error: AudioError) -> str:
 
 def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
     """Raise DataError if more than `MAX_UNUSABLE_SHARE` of ``total`` rows is unusable."""
+    lost = [row for row in lost if row.reason != CUT_SHORT]  # of a clip that is used
     if len(lost) <= MAX_UNUSABLE_SHARE * total:
         return
     reasons = Counter(row.reason for row in lost).most_common()

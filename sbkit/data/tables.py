@@ -35,6 +35,7 @@ from sbkit.base.messages import listed, note_once
 from sbkit.data.columns import (
     CHANNEL_COLUMNS,
     CHANNELS,
+    CUT_SHORT,
     ID_COLUMNS,
     INVALID_PART,
     PATH_COLUMNS,
@@ -54,7 +55,6 @@ from sbkit.data.columns import (
     unused_time_columns,
 )
 from sbkit.data.manifest import (
-    PART_COLUMNS,
     Excluded,
     Manifest,
     part_columns,
@@ -80,6 +80,8 @@ OTHER_FORMATS = {  # by ending: what a user takes for a table, and what to do
     (".eaf",): f"an annotation of ELAN. {PARTS}",
 }
 COLUMN_KEYS = ("path_column", "text_column")  # of a YAML
+CLIPS_FOLDER = "clips"  # of a Common Voice release
+DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
 
 Row = dict[str, str]  # the text of each column
 WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
@@ -571,9 +573,6 @@ def to_manifest(
             clips = {"id": ids, "audio": join_path(folder, files)}
     if not clips:
         clips, rows = _find_clips(table, (path, id, channel), part, find_audio, excluded)
-    ends = clips.get(PART_COLUMNS[1], pa.nulls(0))
-    num_cut = 0 if part.start else len(ends) - ends.null_count
-    reason = f"rests of files that are longer than `{part.length or part.end}` says"
     part = part if part.start else PartColumns()  # its column also describes the clip
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
@@ -587,7 +586,7 @@ def to_manifest(
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
     language = columns.get("language", no_text).fill_null("")
     columns["language"] = pc.if_else(pc.equal(language, ""), options.language, language)
-    return Manifest(pa.table(clips | columns), tuple(excluded), +Counter({reason: num_cut}))
+    return Manifest(pa.table(clips | columns), tuple(excluded))
 
 
 def require_text_column(table: Table, name: str | None) -> str:
@@ -711,6 +710,9 @@ def _find_clips(
         ids.append(id.strip() or part_name(base.rpartition(".")[0] or base, part))
         paths.append(os.fsencode(part.path))
         parts.append(part)
+        if part.end is not None and not part_names.start:
+            stated = f"`{part_names.length or part_names.end}` is {length or end} s"
+            excluded.append(Excluded(ids[-1], CUT_SHORT, stated))
     rows = table.rows
     if len(indices) < len(rows):
         rows = rows.take(pa.array(indices, "int64"))
@@ -741,6 +743,38 @@ def read_text_column(rows: pa.Table, name: str) -> list[str]:
     if name not in rows.column_names:
         return [""] * len(rows)
     return to_texts(rows[name].fill_null(""))
+
+
+def audio_folder(table: Table, path: str) -> Path:
+    """Return the folder that the paths of a table start from: its own, or ``clips`` beside it.
+
+    path: the column. The first row whose file is in either folder decides.
+    """
+    folder, clips = table.file.parent, table.file.parent / CLIPS_FOLDER
+    for name in read_text_column(table.rows, path) if clips.is_dir() else ():
+        if (folder / name).is_file():
+            return folder
+        if Path(str(locate_clip(clips, name))).is_file():
+            return clips
+    return folder
+
+
+def locate_clip(clips: Path, name: str) -> str | Excluded:
+    """Return the path of a clip that a release names, below its folder ``clips``."""
+    if not name:
+        return Excluded("", "no path", "the field of the path is empty")
+    if name.startswith("/") or ".." in name.split("/"):
+        return Excluded("", "path outside the clips folder", name)
+    if "." not in name.rpartition("/")[2]:
+        names = _file_names(clips, clips.stat().st_mtime_ns) if clips.is_dir() else {}
+        name = names.get(name, name + DEFAULT_SUFFIX)
+    path = f"{clips}/{name}"
+    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
+
+
+@lru_cache(maxsize=1)
+def _file_names(folder: Path, time: int) -> dict[str, str]:  # by stem
+    return {file.stem: file.name for file in folder.iterdir()}
 
 
 def locate(folder: Path, name: str, data_root: str | None = None) -> str | Excluded:

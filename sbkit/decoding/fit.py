@@ -186,7 +186,7 @@ class FittedDecoder:
         if self.decoder is None:
             return ""
         cer, greedy_cer = (self.confidences[name].cer for name in (BEAM, GREEDY))
-        if cer <= greedy_cer:
+        if not cer > greedy_cer:
             return ""
         return (
             f"the CER of the beam decoder, {100 * cer:.1f} %, is above that of greedy decoding, "
@@ -272,10 +272,10 @@ def fit_weights(
             advance(1)
 
         errors = count_all_errors(trials, utterances, decoder.tokenizer, on_utterance)
-        if not errors[0].utterances:
+        if not errors[0].words.reference_length:
             raise DataError(
-                "The weights of a decoder cannot be fitted to an empty validation set. Write them "
-                "into the YAML."
+                "The weights of a decoder cannot be fitted to a validation set without transcripts."
+                " Write them into the YAML."
             )
         smooth = _fit_quadratic(
             points, np.array([error_of(trial, by_words=by_words) for trial in errors])

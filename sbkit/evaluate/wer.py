@@ -1,6 +1,5 @@
 """Word and character error rates: counts are added over a split and divided once."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from rapidfuzz.distance import Levenshtein
 from rich.cells import cell_len
 
+from sbkit.logs.metric import ratio
 from sbkit.text.recognized_word import Word
 
 FigureDict = dict[str, Any]  # rates, counts and intervals by name, for JSON
@@ -47,11 +47,8 @@ class ErrorCounts:
 
     @property
     def rate(self) -> float:
-        """Return the errors per word or character of the references.
-
-        An empty reference counts as one word, as in jiwer, so the rate is finite and valid in JSON.
-        """
-        return self.errors / max(self.reference_length, 1)
+        """Return the errors per word or character of the references, NaN without any."""
+        return ratio(self.errors, self.reference_length)
 
     def by_kind(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("substitutions", "deletions", "insertions")}
@@ -59,7 +56,7 @@ class ErrorCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextErrors:
-    """The error counts of one text or more, whose rates are NaN without any.
+    """The error counts of one text or more.
 
     >>> errors = count_errors("call the north office", "call the nor office")
     >>> errors.words.errors, errors.wer, errors.characters.errors
@@ -79,11 +76,11 @@ class TextErrors:
 
     @property
     def wer(self) -> float:
-        return self.words.rate if self.utterances else math.nan
+        return self.words.rate
 
     @property
     def cer(self) -> float:
-        return self.characters.rate if self.utterances else math.nan
+        return self.characters.rate
 
     def counts_by_rate(self, *, include_wer: bool) -> dict[str, ErrorCounts]:
         """Return the counts of words as "WER", if it is included, and of characters as "CER"."""
@@ -186,7 +183,7 @@ def greedy_shares(scored: Iterable[ScoredUtterance]) -> dict[str, float]:
     if not counts:
         return {}
     frames, blanks, written, expected = map(sum, zip(*counts, strict=True))
-    return {BLANK_FRAMES: blanks / max(frames, 1), TOKENS_WRITTEN: written / max(expected, 1)}
+    return {BLANK_FRAMES: ratio(blanks, frames), TOKENS_WRITTEN: ratio(written, expected)}
 
 
 def count_errors(reference: str, hypothesis: str) -> TextErrors:

@@ -32,6 +32,7 @@ from sbkit.evaluate.wer import (
     total_errors,
     word_correctness,
 )
+from sbkit.logs.metric import percent
 from sbkit.text.normalization import is_mark
 from sbkit.text.recognized_word import Word
 
@@ -113,11 +114,11 @@ def mean_confidence(utterance: ScoredUtterance) -> float:
 def write_wer(path: Path, scored: Iterable[ScoredUtterance], figures: FigureDict) -> None:
     """Write the error rates, then every utterance with its aligned errors, the worst first."""
 
-    def rank(utterance: ScoredUtterance) -> tuple[float, float, str]:
-        return -utterance.counts.errors, -utterance.counts.rate, utterance.id
+    def rank(utterance: ScoredUtterance) -> tuple[int, int, str]:
+        return -utterance.counts.errors, utterance.counts.reference_length, utterance.id
 
     rates = [
-        f"{rate} {100 * counts.rate:.2f} % ({counts.errors} errors / {counts.reference_length} "
+        f"{rate} {percent(counts.rate, 2)} ({counts.errors} errors / {counts.reference_length} "
         f"{UNIT_OF_RATE[rate]}: {counts.substitutions} S, {counts.deletions} D, "
         f"{counts.insertions} I)"
         for rate, counts in _counts_by_rate(figures).items()
@@ -136,7 +137,7 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance], figures: FigureDict
 
 def _describe_utterance(utterance: ScoredUtterance) -> Iterator[str]:
     by_rate = utterance.errors.counts_by_rate(include_wer=utterance.by_words)
-    rates = [f"{rate} {100 * counts.rate:.2f} % ({counts})" for rate, counts in by_rate.items()]
+    rates = [f"{rate} {percent(counts.rate, 2)} ({counts})" for rate, counts in by_rate.items()]
     yield ""
     yield f"{printable(utterance.id)}: {', '.join(rates)}"
     lines = format_alignment(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
@@ -170,7 +171,7 @@ def _describe_normalized(figures: FigureDict) -> str:
 
 def _describe_rates(figures: FigureDict) -> str:
     return ", ".join(
-        f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]}; "
+        f"{rate} {percent(counts.rate)} ({counts} {UNIT_OF_RATE[rate]}; "
         f"{Interval(**figures[f'{rate}_interval'])})"
         for rate, counts in reversed(_counts_by_rate(figures).items())
     )

@@ -21,7 +21,7 @@ from sbkit.evaluate.provenance import describe_difference, read_json
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.logs.handlers import TEXT_LOG
-from sbkit.logs.metric import Metric
+from sbkit.logs.metric import Metric, percent
 from sbkit.runtime.onnx_model import MIN_ONNXRUNTIME
 
 CARD_FILE = "README.md"
@@ -130,8 +130,8 @@ def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]
                     }
 
 
-def _value(value: float, metric: Metric) -> str:
-    return f"{100 * value:.2f} %" if metric.is_fraction else metric.as_text(value)
+def _value(value: float | None, metric: Metric) -> str:
+    return percent(value, 2) if metric.is_fraction else metric.as_text(value)
 
 
 def _interval(interval: Mapping[str, Any] | None, metric: Metric) -> str:

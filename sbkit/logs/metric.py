@@ -1,8 +1,19 @@
 """The metrics of a recipe: whether lower is better, and how values are written."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+
+def ratio(part: float, whole: float) -> float:
+    """Divide counts; NaN over nothing, which is neither good nor bad."""
+    return part / whole if whole else math.nan
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Write a share in percent; "none" for NaN, which is null in JSON."""
+    return "none" if share is None or math.isnan(share) else f"{100 * share:.{digits}f} %"
 
 
 @dataclass(frozen=True)
@@ -26,9 +37,11 @@ class Metric:
         if self.unit:
             object.__setattr__(self, "is_fraction", False)
 
-    def as_text(self, value: float) -> str:
+    def as_text(self, value: float | None) -> str:
         """Write a value with its unit."""
-        return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g} {self.unit}".rstrip()
+        if self.is_fraction or value is None or math.isnan(value):
+            return percent(value)
+        return f"{value:.4g} {self.unit}".rstrip()
 
 
 Metrics = Mapping[str, Metric]  # by name; the first one selects the best checkpoint

@@ -33,6 +33,7 @@ from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
 from sbkit.lm.training import LmText, LmTextEncoder, replace_language_models
+from sbkit.logs.metric import percent
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_sets import name_of, prepare_source, table_settings
@@ -226,6 +227,6 @@ def _fit(
 
 def _describe(errors: TextErrors, by_words: bool) -> str:
     return ", ".join(
-        f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
+        f"{rate} {percent(counts.rate)} ({counts} {UNIT_OF_RATE[rate]})"
         for rate, counts in reversed(errors.counts_by_rate(include_wer=by_words).items())
     )

@@ -16,7 +16,7 @@ from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.common_voice import TABLE_NAME, is_release, read_release, read_spontaneous
+from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
 from sbkit.data.read_manifests import read_manifests
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import prepare_split, sample_counts
@@ -92,9 +92,7 @@ def prepare_source(
     has_text = bundle.task.predicts == "text"
     columns = TableOptions.from_settings(settings, language, str(source.absolute()))
     columns = columns if has_text else replace(columns, text_column=False)
-    if source.suffix == ".tsv" and is_release(source, columns.encoding):
-        manifest = read_release(source, columns)
-    elif source.match(TABLE_NAME.format("*")):
+    if source.match(TABLE_NAME.format("*")):
         manifest = read_spontaneous(source, None, columns)
     else:
         manifest = read_manifests([(source, columns)])

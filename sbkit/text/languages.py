@@ -1,6 +1,10 @@
 """Language tags, as Common Voice writes them."""
 
 import re
+import unicodedata
+from collections.abc import Iterable
+
+from charset_normalizer.cd import alphabet_languages
 
 from sbkit.base.errors import ConfigError
 
@@ -111,3 +115,23 @@ def language_code(text: str) -> str:
     """
     code = primary_language(text)
     return _TWO_LETTER_OF.get(code, code)
+
+
+def script_of(letter: str) -> str:
+    """Return the first word of a letter's name, which is its script, such as CYRILLIC."""
+    return unicodedata.name(letter, "").partition(" ")[0]
+
+
+def languages_of(letters: Iterable[str]) -> list[str]:
+    """Return languages with such frequent letters, the most likely first, then with such scripts.
+
+    >>> languages_of("თბილისი"), languages_of("こんにちは"), languages_of("сегоднявечером")[0]
+    (['ka'], ['ja'], 'ru')
+    """
+    letters = {*letters}
+    scripts = sorted({*map(script_of, letters)})
+    others = [letter for letter in map(chr, range(1 << 16)) if script_of(letter) in scripts]
+    # The names are those of charset-normalizer, such as Japanese— for kana, and of scripts.
+    names = (*alphabet_languages([*letters]), *alphabet_languages(others), *scripts)
+    codes = (_TWO_LETTER_OF.get(name.strip("—").lower()) for name in names)
+    return [*filter(None, dict.fromkeys(codes))]

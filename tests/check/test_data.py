@@ -11,6 +11,7 @@ import pytest
 import soundfile
 
 from recipes.asr.recipe import Asr
+from recipes.synthesis.recipe import Tts
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import CheckedRun, DeclaredRun
 from sbkit.check.data import (
@@ -25,6 +26,7 @@ from sbkit.data.splits import Splits
 from sbkit.text.normalization import normalize, orthography
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.vocabulary import ensure_labels
+from sbkit.train.recipe import Recipe
 from sbkit.train.setup import prepare_labels, read_values
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store
@@ -54,12 +56,12 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
     return Splits(stores["train"], {"dev": stores["dev"]}, {"test": stores["test"]})
 
 
-def run_on(splits: Splits, folder: Path) -> CheckedRun:
+def run_on(splits: Splits, folder: Path, recipe: type[Recipe] = Asr, **settings: str) -> CheckedRun:
     """Make a run of splits, without what the checks of data do not read."""
-    settings = {"output_folder": str(folder)}
+    settings |= {"output_folder": str(folder)}
     values = read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
     labels, _ = prepare_labels(values, Asr(), splits)
-    data: Any = SimpleNamespace(values=values, recipe=Asr(), splits=splits, labels=labels)
+    data: Any = SimpleNamespace(values=values, recipe=recipe(), splits=splits, labels=labels)
     own: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "trial"))
     return CheckedRun(declared=DeclaredRun(values), data=data, own=own, **parts)
@@ -162,6 +164,8 @@ def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
         ("In beiden Händen in Kopfho\u0308he, Straße", "en", "ä", "tables have these letters: de."),
         ("¿Cuántos niños están aquí?", "en", "á", "Set `language: es`"),
         ("Très bien, vous êtes déjà là, ça va?", "en", "ê", "Set `language: fr`"),
+        ("Tôi không biết đường đi đến ga", "en", "ế", "Set `language: vi`"),
+        ("Jag är på väg hem när det börjar snöa", "en", "ä", "Set `language: sv`"),
         ("In beiden Händen in Kopfhöhe, Straße", "de", "", ""),
         ("Ёлка и ещё решётка", "ru", "ё", "Nothing needs"),
         (f"The naïve fox has a café {LONG_TEXT}", "en", "é", "loan words"),
@@ -173,13 +177,56 @@ def test_check_data_names_the_language_of_replaced_letters(
     text = normalize(sentence, language)
     rows = (spoken(f"a{n}", text, sentence=sentence) for n in range(30))
     splits = replace(splits_of(), train=make_store(rows), valid={}, test={})
-    run = run_on(splits, folder / "run")
-    findings = [f for f in check_data(run) if "text table" in f.problem]
+    run = run_on(splits, folder / "run", language=language)
+    findings = [f for f in check_data(run) if "replaces" in f.problem]
     assert len(findings) == bool(replaced)
     for finding in findings:
         assert replaced in finding.problem
         assert advice in finding.fix
         assert finding.stops == ("Set `language" in finding.fix)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "language", "stops", "advice"),
+    [
+        (["Привет, как дела"], "en", True, "such as ru, "),
+        (["Привет, как дела", "and now a sentence in English"], "en", False, ""),
+        (["Это новый большой Windows"], "ru", False, ""),
+        (["A sentence in English"], "ru", True, "such as "),
+        (["แมวกินน้ำ"], "en", True, "such as th."),
+        (["今天天气很好", "OK"], "en", True, "such as ja, zh."),
+        (["ሰላም እንዴት ነህ"], "de", True, "transcripts."),
+        (["Ово је наш град", "Ovo je naš grad"], "sr", False, ""),
+        (["これはJavaのテストです"], "ja", False, ""),
+    ],
+)
+def test_text_in_another_script_than_that_of_the_language_is_an_error(
+    sentences: list[str], language: str, stops: bool, advice: str, folder: Path
+) -> None:
+    normalize = transcript_normalizer(orthography(language))
+    rows = (spoken(f"{s}{n}", normalize(s), sentence=s) for n in range(9) for s in sentences)
+    splits = Splits(make_store(rows), {}, {})
+    run = run_on(splits, folder / "run", language=language)
+    findings = [f for f in check_data(run) if "another script than those" in f.problem]
+    assert [f.stops for f in findings] == [True] * stops
+    assert all(advice in f.fix and f.where == run.declared.place("language") for f in findings)
+
+
+@pytest.mark.parametrize("dev", [[""], ["", "one"]])
+def test_dev_without_any_transcript_is_an_error(dev: list[str], folder: Path) -> None:
+    valid = {"dev": make_store(spoken(f"dev{n}", text) for n, text in enumerate(dev))}
+    run = run_on(replace(splits_of(), valid=valid), folder / "run")
+    (finding,) = (f for f in check_labels(run) if "without a transcript" in f.problem)
+    assert finding.stops == (dev == [""])
+
+
+def test_two_speakers_of_a_voice_are_noted_with_the_way_to_take_one(folder: Path) -> None:
+    train = [spoken(f"a{n}", f"text {n}", speaker=s) for n, s in enumerate(("bob", "ann", "bob"))]
+    splits = replace(splits_of("", "ann", "ann"), train=make_store(train))
+    run = run_on(splits, folder / "run", Tts)
+    (finding,) = (f for f in check_data(run) if "speaker" in f.problem)
+    assert finding.problem == "One voice is trained on 2 speakers: bob, ann"
+    assert (finding.fix, finding.stops) == ("Keep one of them: `where: {speaker: bob}`.", False)
 
 
 def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:

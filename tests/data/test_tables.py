@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import random
 import subprocess
@@ -596,8 +597,44 @@ def test_duration_without_a_start_is_the_first_seconds(stated: str, tmp_path: Pa
     is_cut = stated in ("1.45", "0.5", "00:00:00,5")
     seconds = float(stated.rpartition(":")[2].replace(",", ".") or 0)
     assert part.end == (round(seconds * 1e6) if is_cut else None)
-    reason = "rests of files that are longer than `duration` says"
-    assert manifest.filtered == ({reason: 1} if is_cut else {})
+    ends = [(row.id, row.reason, row.detail) for row in manifest.excluded]
+    cut = ("file longer than stated", f"`duration` is {stated} s")
+    assert ends == ([(manifest.ids[0], *cut)] if is_cut else [])
+    assert len(prepare_manifest(tmp_path, manifest).excluded) == len(ends)  # and is not refused
+
+
+ROUNDINGS: list[tuple[str, Callable[[float], object]]] = [
+    *(("duration", write) for write in (int, math.ceil, round, lambda s: f"{int(s)}.0")),
+    *(("duration", partial(round, ndigits=digits)) for digits in (1, 2)),
+    ("duration", lambda s: int(10 * s) / 10),
+    ("duration_ms", lambda s: 1000 * int(s)),
+    ("end", int),
+]
+
+
+@pytest.mark.parametrize("seconds", [0.7, 2.0, 2.49, 4.98, 7.99])
+def test_rounded_duration_cuts_no_clip(seconds: float, tmp_path: Path) -> None:
+    """Many scripts write int(seconds). Beside an offset, a duration means what it says."""
+    soundfile.write(tmp_path / "a.wav", np.full(round(seconds * 16_000), 0.1), 16_000)
+    for column, write in ROUNDINGS:
+        (tmp_path / "t.csv").write_text(f"path,sentence,{column}\na.wav,one,{write(seconds)}\n")
+        manifest = read(tmp_path / "t.csv")
+        assert [part.is_file for part in manifest.parts] == [True], (column, write(seconds))
+        assert not manifest.excluded
+    (tmp_path / "t.csv").write_text("path,sentence,offset,duration\na.wav,one,0,0.5\n")
+    assert [part.end for part in read(tmp_path / "t.csv").parts] == [500_000]
+
+
+@pytest.mark.parametrize("name", ["b.mp3", "b", "sub/b.mp3"])
+def test_table_names_files_beside_it_or_in_clips(name: str, tmp_path: Path) -> None:
+    """A TSV of Common Voice is also read as a table; the first clip may be lost."""
+    file = tmp_path / "clips" / name
+    file.parent.mkdir(parents=True)
+    soundfile.write(file.with_suffix(".mp3"), np.full(8000, 0.1), 16_000)
+    (tmp_path / "t.tsv").write_text(f"path\tsentence\nlost.mp3\tone\n{name}\ttwo\n")
+    assert [clip.path for clip in read(tmp_path / "t.tsv")][1] == file.with_suffix(".mp3")
+    (tmp_path / "t.tsv").write_text(f"path\tsentence\nclips/a\tone\nclips/{name}\ttwo\n")
+    assert [clip.path for clip in read(tmp_path / "t.tsv")][1] == file
 
 
 @pytest.mark.parametrize("name", ("für.wav", "Ä/ö.wav", "a\u1ea1\u0300.wav", "ガ.wav"))

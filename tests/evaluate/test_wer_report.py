@@ -47,7 +47,7 @@ b_long: WER 50.00 % (2 / 4), CER 25.00 % (5 / 20)
   hypothesis  please told *** line
                      S    D
 
-d_silent: WER 100.00 % (1 / 0), CER 200.00 % (2 / 0)
+d_silent: WER none (1 / 0), CER none (2 / 0)
   reference   **
   hypothesis  oh
               I

@@ -171,6 +171,23 @@ def test_release_in_another_language_is_refused(tmp_path: Path) -> None:
         prepare(data_folder=release, language="de")
 
 
+@pytest.mark.parametrize("train", ["train", "validated"])
+def test_speakers_of_train_are_dealt_to_dev_and_test_without_rows(
+    train: str, tmp_path: Path
+) -> None:
+    release = make_release(tmp_path / "en", count=0)
+    rows = [f"{'' if n < 3 else f's{n}'}\ttrain{n}.flac\tClip {n}" for n in range(30)]
+    write_tsv(release, train, ["client_id\tpath\tsentence", *rows])
+    chosen = {"train": train, "valid": "dev", "test": "test"} if train == "validated" else None
+    settings = {"data_folder": release, "language": "en", "splits": chosen}
+    ids = {name: common_voice.read(settings, name).ids for name in (train, "dev", "test")}
+    assert sorted(sum(ids.values(), [])) == sorted(f"train{n}" for n in range(30))
+    assert len(ids[train]) > 15 and ids["dev"] and ids["test"]
+    write_tsv(release, "test", ["client_id\tpath\tsentence", "bob\ttest0.flac\tone"])
+    with pytest.raises(SbkitError, match=r"dev\.tsv has a header but no rows"):
+        common_voice.read(settings, "dev")  # test has rows, so no speakers are dealt
+
+
 def test_delta_release_needs_named_splits(tmp_path: Path) -> None:
     release = release_of(tmp_path / "cv-corpus-15.0-delta-2023-09-08" / "en", "22", splits=())
     for split in SPLITS:

@@ -22,13 +22,20 @@ import torch
 from speechbrain import Stage
 
 from recipes.OwnData import corpus as own_data
-from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
+from recipes.synthesis.data import (
+    SpokenBatch,
+    SpokenCollate,
+    interpolate,
+    prepare_spoken,
+    track_pitch,
+)
 from recipes.synthesis.recipe import SynthesisBrain, Tts
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
+from sbkit.config.hparams import read_settings
 from sbkit.data.manifest import Manifest
 from sbkit.tasks.synthesis.model import (
     diagonal_prior,
@@ -42,6 +49,7 @@ from sbkit.tasks.synthesis.predict import MAX_TEXT_CHARACTERS, Synthesizer
 from sbkit.tasks.synthesis.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import (
+    ROOT,
     TINY_VOICE,
     Workplace,
     load_brain,
@@ -91,6 +99,19 @@ def test_tts_yaml_is_trained_and_reports_examples_and_misaligned_clips(trained: 
         mp3 = trained / f"speech_test.{number}_{name}.mp3"
         assert soundfile.read(mp3)[0].std() > 1e-3
         assert f"{number} {name}: <audio" in page and b64encode(mp3.read_bytes()).decode() in page
+
+
+def test_columns_of_a_table_are_not_taken_for_computed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    tone = 0.3 * np.sin(2 * np.pi * 200 * np.arange(RATE) / RATE)
+    soundfile.write(tmp_path / "a.wav", tone, RATE)
+    (tmp_path / "t.csv").write_text("path,sentence,pitch,symbols\na.wav,Hello.,183.2,5\n")
+    tables = {"manifest": {"train": str(tmp_path / "t.csv"), "dev": str(tmp_path / "t.csv")}}
+    train = prepare_spoken(read_settings(ROOT / "hparams/tts.yaml", tables)).train
+    assert train["symbols"][0] == "hello."
+    assert train["pitch"][0].split()[10] == "200"
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ from tests.runtime.bundles import make_bundle
 
 VAD_RUN: Any = {"yaml": "hparams/vad.yaml", "tiny": TINY_VAD}
 RATE, WINDOW = 16_000, 320
+SPLITS = ("train", "dev")
 
 
 def loud(*runs: float) -> Samples:
@@ -206,6 +207,51 @@ def test_loss_and_score_count_the_frames_within_an_utterance(brain: VoiceActivit
     counts = brain.score(scored._replace(speech=speech ^ (torch.arange(3) == 2)), batch)
     assert counts == [(2, 1, 0, 0), (2, 0, 1, 1), (2, 2, 1, 0)]
     assert brain.measure(counts)["DCF"] == pytest.approx(0.75 * 3 / 6 + 0.25 * 1 / 2)
+
+
+def prepare_labels(folder: Path, **tables: list[str | None]) -> dict[str, list[str]]:
+    """Prepare tables of clips of 2 s with labels, None for no column; return those of splits."""
+    for name, labels in tables.items():
+        rows = ["path,speech" if labels[0] is not None else "path"]
+        for n, label in enumerate(labels):
+            soundfile.write(folder / f"{name}{n}.wav", loud(0.5, 1.0 + n / 100, 0.5), RATE)
+            rows.append(f"{name}{n}.wav" + (f',"{label}"' if label is not None else ""))
+        (folder / f"{name}.csv").write_text("\n".join(rows))
+    manifest = {k: [str(folder / f"{n}.csv") for n in tables if n.startswith(k)] for k in SPLITS}
+    settings = {"manifest": manifest, "text_column": False, "recognizer": None}
+    splits = prepare_speech(read_settings(ROOT / "hparams/vad.yaml", {}) | settings)
+    return {name: [*split["speech"]] for name, split in splits.named().items()}
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["0.1-1.5", "200-1000"], "1 span of .* 200-1000 of train1, which lasts 2.01 s. .* millis"),
+        (["1600-1700", "3200-31999"], "2 spans of .* 3200-31999 of train1.* look like samples"),
+        (["0.1-0.5 1.5-0.9"], r"of train0, which lasts 2.00 s\. Write the start and the end in"),
+        *(([label], "1 span") for label in ("0.1-2.6", "-0.2-1.5", "[[0.2, 1.5]]", "0,2-1,5")),
+        *(([label], "1 span") for label in ("0.1-0.2,0.3-0.4", "0.2", "nan-1", "1-inf")),
+    ],
+)
+def test_spans_outside_their_clips_are_refused_with_the_unit(
+    labels: list[str | None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were silence, and the best detector found nothing."""
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SbkitError, match=words):
+        prepare_labels(tmp_path, train=labels, dev=["0.1-0.9"])
+
+
+def test_clips_without_the_column_are_labeled_by_their_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    labels: list[str | None] = ["0.2-0.8 1.5-2.4", ""]
+    joined = prepare_labels(tmp_path, train=labels, train_b=[None], dev=["0.1-0.9"])
+    assert joined["train"] == ["0.20-0.80 1.50-2.00", "", "0.50-1.50"]
+    assert prepare_labels(tmp_path, train=labels, dev=["0.1-0.9"])["train"] == labels
+    with pytest.raises(SbkitError, match="`speech` is empty for all clips of dev"):
+        prepare_labels(tmp_path, train=labels, dev=["", ""])
 
 
 def test_prepare_speech_labels_loud_windows_near_aligned_words(

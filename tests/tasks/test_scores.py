@@ -3,14 +3,18 @@
 import math
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from recipes.asr.recipe import AsrBrain
+from sbkit.bundle.task import Task
 from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.logs.metric import describe_values
 from sbkit.tasks.detection.task import Detection, FrameCounts
 from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.synthesis.task import SpokenUtterance, Synthesis
 from sbkit.text.normalization import Orthography, orthography, text_table
 from sbkit.text.normalizers import Normalizer, named_normalizer
 from sbkit.text.transcripts import transcript_normalizer
@@ -88,8 +92,8 @@ def test_perfect_transcript_has_no_errors_by_any_normalizer(
     ("utterances", "miss", "false_alarm"),
     [
         ([FrameCounts(8, 2, 100, 5), FrameCounts(12, 3, 0, 0)], 5 / 20, 5 / 100),
-        ([FrameCounts(speech=0, missed=0, silence=50, false_alarms=50)], 0.0, 1.0),
-        ([FrameCounts(speech=50, missed=50, silence=0, false_alarms=0)], 1.0, 0.0),
+        ([FrameCounts(speech=0, missed=0, silence=50, false_alarms=50)], math.nan, 1.0),
+        ([FrameCounts(speech=50, missed=50, silence=0, false_alarms=0)], 1.0, math.nan),
     ],
 )
 def test_frame_errors_weigh_misses_and_false_alarms_as_nist_does(
@@ -97,5 +101,22 @@ def test_frame_errors_weigh_misses_and_false_alarms_as_nist_does(
 ) -> None:
     """The plan of OpenSAT has DCF = 0.75 P(miss) + 0.25 P(false alarm), over all utterances."""
     assert Detection().measure(utterances) == pytest.approx(
-        {"DCF": 0.75 * miss + 0.25 * false_alarm, "miss": miss, "false_alarm": false_alarm}
+        {"DCF": 0.75 * miss + 0.25 * false_alarm, "miss": miss, "false_alarm": false_alarm},
+        nan_ok=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("task", "results", "name"),
+    [
+        (Recognition(), [ScoredUtterance("a", "", ""), ScoredUtterance("b", "", "oh")], "CER"),
+        (Detection(), [FrameCounts(speech=0, missed=0, silence=9, false_alarms=0)], "DCF"),
+        (Synthesis(), [SpokenUtterance(9, 1.0, 0, 0.0, 9.0, 1.0, False)], "pitch_error"),
+    ],
+)
+def test_rate_over_nothing_is_none(task: Task, results: list[Any], name: str) -> None:
+    """It was 0 %, so the checkpoint that wrote nothing was the best one."""
+    values = task.measure(results)
+    assert math.isnan(values[name])
+    assert f"{name} none" in describe_values(task.metrics, values)
+    assert task.describe(task.figures(results)).count("none") in (0, 2)  # WER and CER

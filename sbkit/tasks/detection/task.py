@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sbkit.bundle.task import Task
-from sbkit.logs.metric import Metric
+from sbkit.logs.metric import Metric, ratio
 
 DELAY_FRAMES = 4  # lookahead: the model classifies a frame once it has heard 4 more
 MISS_WEIGHT = 0.75  # of misses in the detection cost function (DCF) of NIST's OpenSAT
@@ -36,7 +36,7 @@ class Detection(Task):
     def measure(self, results: Sequence[FrameCounts]) -> Mapping[str, float]:
         """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF."""
         speech, missed, silence, alarms = map(sum, zip(*results, strict=True))
-        miss = missed / max(1, speech)
-        false_alarm = alarms / max(1, silence)
+        miss = ratio(missed, speech)
+        false_alarm = ratio(alarms, silence)
         cost = MISS_WEIGHT * miss + (1 - MISS_WEIGHT) * false_alarm
         return {"DCF": cost, "miss": miss, "false_alarm": false_alarm}

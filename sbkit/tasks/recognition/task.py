@@ -93,7 +93,7 @@ class Recognition(Task):
                     row["id"],
                     row["text"],
                     result.text,
-                    speaker=str(row.get("speaker", "")),
+                    speaker=str(row.get("speaker") or ""),
                     seconds=samples_to_seconds(row["samples"], config.sample_rate),
                     words=result.words,
                     by_words=config.has_words,

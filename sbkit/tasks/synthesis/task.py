@@ -19,7 +19,7 @@ from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.bundle.task import Arrays, Figures, Graph, Labels, Task
 from sbkit.logs.curves import write_picture
-from sbkit.logs.metric import Metric, Metrics
+from sbkit.logs.metric import Metric, Metrics, ratio
 
 SYMBOL_FILE = "symbols.txt"
 SEMITONES = 12  # in an octave
@@ -145,7 +145,7 @@ class Synthesis(Task):
             "distance": distance / frames + vocoder_distance / len(results),
             "mel_distance": distance / frames,
             "vocoder_distance": vocoder_distance / len(results),
-            "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
+            "pitch_error": SEMITONES * math.sqrt(ratio(squares, voiced)),
             "length_ratio": predicted_frames / frames,
             "misaligned": misaligned / len(results),
         }
