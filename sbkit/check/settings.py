@@ -57,7 +57,7 @@ def check_ranges(declared: DeclaredRun) -> Iterator[Finding]:
 
 
 def check_needs(declared: DeclaredRun) -> Iterator[Finding]:
-    """Note the values of the user that other values turn off."""
+    """Note the values of the user that other values turn off, unless they themselves are off."""
     values = dict(declared.values.settings.items())  # marks no key as read
     all_needs = {name: key.needs for name, key in KEYS.items()}
     with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
@@ -65,7 +65,7 @@ def check_needs(declared: DeclaredRun) -> Iterator[Finding]:
     for key, needs in all_needs.items():
         forms = {name: Kind((*form.split(" or "),)) for name, form in needs.items()}
         is_off = forms and not any(values.get(name) in form for name, form in forms.items())
-        if is_off and key in values and _is_given(declared, key):
+        if is_off and values.get(key) and _is_given(declared, key):
             wishes = " or ".join(f"`{name}` {form}" for name, form in needs.items())
             yield declared.finding(
                 key,

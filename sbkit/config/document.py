@@ -40,7 +40,7 @@ BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 OBJECT_TAGS = (*BUILDER_TAGS, *REFERENCE_TAGS)
 BASE_KEY = "base"
 # These values are replaced as a whole: the keys of their mappings are not those of the base.
-WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "mix"}
+WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
 MERGE_TAG = "tag:yaml.org,2002:merge"
 BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 NUMBER_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}

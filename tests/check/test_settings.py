@@ -28,7 +28,6 @@ OFF = (
 NEEDS = {  # of each key: another value, and what each turns it on
     "lm_text": ("a.txt", LM_ORDERS),
     "beam_size": ("8", [*LM_ORDERS, "ctc_weight=0.99"]),
-    "attention_rescoring": ("False", ["ctc_weight=0.99"]),
     "label_smoothing": ("0.3", ["ctc_weight=0.99"]),
     "ema_decay": ("0.9", ["average_checkpoints=1"]),
     "split_shares": ("{dev: 0.3}", ["manifest={all: a.csv}"]),
@@ -61,8 +60,10 @@ def test_value_that_others_turn_off_is_noted_if_the_user_gave_it(tmp_path: Path)
     }
     assert noted(tmp_path, base, *OFF) == noted(tmp_path, copy, *OFF) == set()
     lines = [line for line in copy.splitlines() if line.split(":")[0] not in NEEDS]
-    of_another_yaml = {"attention_rescoring"}  # False, as in ctc_pretrained.yaml
-    assert noted(tmp_path, "\n".join([*changed, *lines]), *OFF) == {*NEEDS} - of_another_yaml
+    assert noted(tmp_path, "\n".join([*changed, *lines]), *OFF) == {*NEEDS}
+    without = f"{base}attention_rescoring: False\n"
+    assert noted(tmp_path, without, *OFF) == set()  # it is off in any case
+    assert noted(tmp_path, without, *OFF, "attention_rescoring=True") == {"attention_rescoring"}
     for option in {option for _, turn_on in NEEDS.values() for option in turn_on}:
         still_off = {key for key, (_, turn_on) in NEEDS.items() if option not in turn_on}
         assert noted(tmp_path, own, *OFF, option) == still_off

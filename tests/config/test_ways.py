@@ -1,6 +1,7 @@
 """A value takes effect by one rule: from a base, the command line or Python, in any order."""
 
 import json
+from functools import reduce
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,6 @@ def after(old: Any, new: Any) -> Any:
     return {**(old or {}), **new} if new else new
 
 
-def expected(layers: Layers) -> Any:
-    value = layers[0]
-    for layer in layers[1:]:
-        value = after(value, layer)
-    return value
-
-
 def write_files(folder: Path, key: str, layers: Layers) -> Path:
     """Write a YAML for each layer, with the one before as its base; return the last."""
     files = [folder / f"{index}.yaml" for index in range(len(layers))]
@@ -56,7 +50,7 @@ def test_layers_are_the_same_in_files_and_on_the_command_line(
     key: str, orders: list[Layers], tmp_path: Path
 ) -> None:
     for layers in orders:
-        value = expected(layers)
+        value = reduce(after, layers)
         assert read_settings(write_files(tmp_path, key, layers), {})[key] == value, layers
         for ways in product(("mapping", "dotted"), repeat=2):
             pairs = zip(layers[1:], ways, strict=True)
@@ -70,7 +64,7 @@ def test_entries_of_a_mapping_are_layers_as_well(tmp_path: Path) -> None:
     texts = [value for value in VALUES if not value or "b" not in value]
     for layers in product(texts, repeat=3):
         options = [o for layer in layers[1:] for o in as_options("where", layer, "entry")]
-        value = expected(layers)
+        value = reduce(after, layers)
         if layers[1] == layers[2] and layers[1]:  # two entries of a name
             value |= {name: [text, text] for name, text in layers[1].items()}
         file = write_files(tmp_path, "where", layers[:1])
@@ -88,7 +82,7 @@ def test_python_has_the_same_rule_and_no_order(tmp_path: Path) -> None:
                 with pytest.raises(ConfigError, match="^`where"):
                     nest_overrides(overrides)
             else:
-                value = expected((first, outer, inner) if dotted else (first, outer))
+                value = reduce(after, (first, outer, inner) if dotted else (first, outer))
                 assert read_settings(file, nest_overrides(overrides))["where"] == value, given
 
 
