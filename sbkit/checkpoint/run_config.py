@@ -259,7 +259,7 @@ class RunConfig:
         """Return an earlier configuration that names files as this one names the same contents."""
         names = {digest: name for name, digest in self.files.items()}
         renamed = {
-            name: names.get(digest, f"{name} (other content)")
+            name: names.get(digest, f"other content of {name}")
             for name, digest in before.files.items()
             if digest != self.files.get(name) and (name in self.files or digest in names)
         }

@@ -271,7 +271,7 @@ def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
     with pytest.raises(SbkitError, match=r"\(precision: fp32 before, bf16 now\)"):
         Run.open(folder, {"precision": "bf16"}).train()
     text.write_text("all circuits are busy\n")
-    with pytest.raises(SbkitError, match=r"\(lm_text: .* \(other content\) before, .* now\)"):
+    with pytest.raises(SbkitError, match=r"\(lm_text: other content of .* before, .* now\)"):
         Run.open(folder).train()
     assert contents_of(folder) == kept
 
