@@ -18,7 +18,7 @@ from sbkit.config.hparams import Settings
 from sbkit.config.overrides import parse_command
 from sbkit.data.batch import TextCollate
 from sbkit.evaluate import wer_report
-from sbkit.evaluate.compare import compare_runs
+from sbkit.evaluate.compare import COSTS, compare_runs
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.export import formats
@@ -129,6 +129,7 @@ def test_summary_scores_every_test_utterance(finished: Path, workplace: Workplac
     clips = [soundfile.info(workplace.release / "clips" / row["path"]) for row in train]
     train_seconds = sum(clip.duration for clip in clips)
     assert summary["audio_seconds"] == pytest.approx(4 * train_seconds, abs=0.1)
+    assert {"git_commit", "machine", *COSTS} <= summary.keys()
     assert summary["versions"]["torch"] == torch.__version__.split("+")[0]
     utterances = read_utterances(finished / "utterances_test.jsonl")
     assert test["references"] == hash_references(utterances)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from sbkit.base.errors import SbkitError
+
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
 
 TEXT_PACKAGES = ("num2words", "regex", "pyarrow")
 AUDIO_PACKAGES = ("av", "soundfile", "soxr")
 AUDIO_MODULES = (
-    *("audio/channels", "audio/containers", "audio/decode", "audio/formats", "audio/io"),
-    *("data/clips", "data/shard"),
+    *("audio/channels", "audio/containers", "audio/decode", "audio/io"),
+    *("base/units", "data/clip_decoding", "data/shard"),
 )
 PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
 
@@ -40,9 +42,14 @@ def audio_identity() -> str:
 def hash_code(packages: Sequence[str], patterns: Sequence[str]) -> str:
     """Hash files of sbkit and of the recipes, with the versions of packages that they use."""
     digest = hashlib.sha256(repr([(name, _version(name)) for name in packages]).encode())
-    root = Path(__file__).parents[2]
-    for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
-        digest.update(file.read_bytes())
+    package = Path(__file__).parents[1]
+    roots = (package.parent, package / "project")  # in a wheel, the recipes are in the second
+    for pattern in patterns:
+        files = sorted(file for root in roots for file in root.glob(pattern))
+        if not files:
+            raise SbkitError(f"sbkit has no file {pattern}. Install it again.")
+        for file in files:
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

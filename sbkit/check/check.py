@@ -72,7 +72,10 @@ CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps c
     }
 )
 
-CONSEQUENCES = ("shapes", "causes")  # left out where another error has their place
+CONSEQUENCES = {  # left out where another error has their place
+    check.__name__.removeprefix("check_")
+    for check in (dry_run.check_shapes, can_learn.check_causes)
+}
 FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
 QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 

@@ -18,7 +18,7 @@ from sbkit.base.messages import plural
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, Decoder, DecoderWeights
 from sbkit.decoding.greedy import GreedyDecoder, near_speech
-from sbkit.decoding.word_times import BEAM, FEATURES, GREEDY, Confidence, WordAligner
+from sbkit.decoding.word_times import BEAM, GREEDY, Confidence, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import ErrorCounts, TextErrors, count_errors, word_correctness
@@ -392,7 +392,7 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
     num_right = int(right.sum())
     if len(labeled) < 2 or min(num_right, len(right) - num_right) < MIN_RIGHT_AND_WRONG:
         return FittedConfidence(None, None, len(right), num_right, cer)
-    names = [name for name in FEATURES if name in labeled[0].features]
+    names = labeled[0].features
     features = {name: np.concatenate([words.features[name] for words in labeled]) for name in names}
     utterances = np.repeat(np.arange(len(labeled)), [len(words.right) for words in labeled])
     predicted = np.zeros(len(right))

@@ -1,15 +1,26 @@
 """A value out of its range is refused, wherever the range is declared."""
 
+import pydoc
 import re
+from inspect import signature
+from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from speechbrain.core import RunOptions
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import require_in_range
+from sbkit.base.ranges import KEYS, ranges_of, require_in_range
+from sbkit.check.can_learn import NULL_OBJECTS, ZERO_KEYS
+from sbkit.check.checked_run import CPU_OPTIONS
+from sbkit.checkpoint.run_config import MAY_CHANGE, PER_MACHINE
+from sbkit.config.document import WHOLE_KEYS, read_document, tag_of, walk
 from sbkit.config.hparams import load_hparams
-from sbkit.config.overrides import parse_overrides
-from sbkit.train.brain import Brain
+from sbkit.config.overrides import NAMED_VALUES, parse_overrides
+from sbkit.data.prepared_splits import DATA_KEYS
+from sbkit.models.encoder import AUDIO_KEYS
+from sbkit.train.brain import REFUSED_OPTIONS, Brain
 from sbkit.train.setup import read_values
 from tests.runs import ROOT
 
@@ -54,6 +65,18 @@ def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> Non
     file.write_text(re.sub(rf"(?m)^{key}:.*\n", "", declared) + line)  # some leave the key out
     with pytest.raises(ConfigError, match=text):
         read_values(file, {}).require_in_range()
+
+
+def test_lists_of_keys_and_arguments_name_those_that_exist() -> None:
+    """A renamed one would stay in a list, without an effect."""
+    yamls = [read_document(file).root for file in (ROOT / "hparams").glob("*.yaml")]
+    lists = [MAY_CHANGE, PER_MACHINE, WHOLE_KEYS, NAMED_VALUES, DATA_KEYS, AUDIO_KEYS]
+    lists += [CPU_OPTIONS, NULL_OBJECTS, ZERO_KEYS, REFUSED_OPTIONS]
+    lists += [ranges_of(yaml["recipe"]) for yaml in yamls]
+    assert {*chain(*lists)} <= {*KEYS, *RunOptions().as_dict(), *chain(*yamls)}
+    names = {tag_of(node).partition("!new:")[2] for yaml in yamls for _, node in walk(yaml)}
+    for name in names - {""}:
+        assert ranges_of(name).keys() <= signature(cast(Any, pydoc.locate(name))).parameters.keys()
 
 
 def test_brain_made_by_hand_refuses_value_out_of_range() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import BundleError
+from sbkit.checkpoint.run_config import TEST_KEYS
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.evaluate.compare import compare_runs
-from sbkit.evaluate.provenance import describe_provenance, make_provenance
+from sbkit.evaluate.provenance import FIELD_PHRASES, describe_provenance, make_provenance
 from sbkit.export.export import collect_files, set_decoder, write_bundle
 from sbkit.lm.language_models import digest_of, save
 from sbkit.run.run import Run
@@ -76,7 +77,22 @@ def test_other_decoder_has_no_scores_until_measured(run: Path) -> None:
     assert Run.open(run).scores["test"]["WER"] == 0.2575
 
 
+CHANGES = {  # of what a test measures
+    **{"beam_size": 4, "word_lm_order": 1, "token_lm_order": 1, "lm_text": "more.txt"},
+    **{"attention_rescoring": False, "decoder": {"beam_size": 4}, "average_checkpoints": 1},
+    **{"eval_precision": "bf16", "export_formats": ["onnx"], "report_by": ["gender"]},
+}
+
+
+def test_another_value_of_the_test_has_no_scores_until_measured(run: Path) -> None:
+    for key in sorted(TEST_KEYS | {*CHANGES}):
+        with pytest.raises(BundleError, match="has no scores yet"):
+            print(key, Run.open(run, {key: CHANGES[key]}).scores)
+    assert Run.open(run, {"num_workers": 7, "eval_batch_seconds": 60}).scores
+
+
 def test_provenance_describes_only_what_the_decoder_uses() -> None:
     decoder = DECODER | {"attention_rescoring": True, "weights": None}
     record = make_provenance(weights=b"", decoder=decoder, language_models=b"")
+    assert record.keys() == FIELD_PHRASES.keys()
     assert describe_provenance(record).endswith("decoder beam, beam 8, attention rescoring")

@@ -198,12 +198,6 @@ def test_another_setting_in_the_same_folder_is_refused(
     assert Run.open(folder_of(finished)).settings["lr"] == 0.002
 
 
-@pytest.mark.slow
-def test_scores_of_another_decoder_are_not_those_of_the_test(finished: dict[str, object]) -> None:
-    with pytest.raises(SbkitError, match="has no scores yet"):
-        _ = Run.open(folder_of(finished), {"beam_size": 3}).scores
-
-
 def test_run_without_a_model_says_so(tmp_path: Path) -> None:
     run = Run(YAML, {"output_folder": tmp_path})
     for use in (lambda: run.model, run.tune, lambda: run.export(tmp_path / "bundle")):
