@@ -91,9 +91,8 @@ def test_module_that_a_run_names_is_imported_if_the_user_names_it(
     (tmp_path / home / "evil.py").write_text(EVIL)
     set_in_yaml(folder, key, NAMES[key])
     monkeypatch.chdir(tmp_path)
-    for read in (score, lambda folder: Run.open(folder).tune()):
-        with pytest.raises(SbkitError, match="names the module evil. If .* pass --import evil"):
-            read(folder)
+    for message in refused_by("score tune", folder):
+        assert re.search("names the module evil. If .* pass --import evil", message)
     assert "evil" not in sys.modules and str(folder) not in sys.path
     score(folder, "--import", "evil")
     assert capsys.readouterr().out.startswith("test: CER")
