@@ -9,7 +9,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import parsing_errors, pointer_sentence, read_regular, write_text_atomically
 
 CHECKSUMS = "checksums.json"
-MAX_CHECKSUMS_BYTES = 1 << 24
 MAX_HASHED_BYTES = 1 << 36  # a terabyte of zeros, which takes no space, would take an hour
 # What can be raised by reading a file, parsing it, and looking up a key in it.
 READ_ERRORS = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
@@ -74,8 +73,7 @@ def read_checksums(folder: Path) -> Mapping[str, str]:
     """
     file = folder / CHECKSUMS
     try:
-        content = read_regular(file, max_bytes=MAX_CHECKSUMS_BYTES, subject="The checksums")
-        checksums = dict(json.loads(content))
+        checksums = dict(json.loads(read_regular(file, subject="The checksums")))
         paths = [PurePath(name) for name in checksums]
     except READ_ERRORS:
         return {}

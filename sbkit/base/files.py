@@ -38,11 +38,7 @@ FSYNC_REFUSALS = (
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
 MAX_FILE_BYTES = 1 << 25  # of a bundle or a run, except for these suffixes
-MAX_WEIGHTS_BYTES = 1 << 36
-MAX_BYTES = {
-    **dict.fromkeys((".safetensors", ".ckpt"), MAX_WEIGHTS_BYTES),
-    **{".jsonl": 1 << 31, ".yaml": 1 << 20},
-}
+MAX_BYTES = {".yaml": 1 << 20, ".jsonl": 1 << 31, ".ckpt": 1 << 36, ".safetensors": 1 << 36}
 LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
 POINTER_FAULT = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository."
 Fields = TypeVar("Fields")  # a dataclass

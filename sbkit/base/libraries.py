@@ -9,8 +9,9 @@ LIBRARY_FOLDERS = (
     *(Path(os.__file__).parent, *site.getsitepackages(), site.getusersitepackages()),
     *(Path(__file__).parents[2] / package for package in ("sbkit", "recipes")),
 )
-PROJECT = Path(__file__).parents[1] / "project"  # in the wheel
-BUILT_IN_YAMLS = [*(PROJECT if PROJECT.is_dir() else PROJECT.parents[1]).glob("hparams/*.yaml")]
+INSTALLED_PROJECT = Path(__file__).parents[1] / "project"  # in the wheel
+PROJECT = INSTALLED_PROJECT if INSTALLED_PROJECT.is_dir() else Path(__file__).parents[2]
+BUILT_IN_YAMLS = [*PROJECT.glob("hparams/*.yaml")]
 LIBRARIES = tuple(f"{folder}{os.sep}" for folder in LIBRARY_FOLDERS)
 INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also elsewhere, by PYTHONPATH
 

@@ -82,12 +82,17 @@ def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
 
-    device_bytes = _memory_of(run.data.placement.device)
+    placement = run.data.placement
+    device_bytes = _memory_of(placement.device)
     with real_steps(run) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
         peak_of_largest, step_seconds = _measure_step(steps, largest)
-        fp32_seconds = _seconds_in_fp32(run, steps, largest)
-        steps.reset_peak()  # fp32 may need more than the run
+        fp32_seconds = None
+        if placement.device.type == "cpu" and placement.precision != "fp32":
+            steps.brain.training_ctx = ON_CPU.autocast()
+            with suppress(SbkitError):  # it may not fit into memory
+                fp32_seconds = round(_measure_step(steps, largest)[1], 3)
+            steps.reset_peak()
         parameters = list(steps.brain.modules.parameters())
         num_parameters = sum(p.numel() for p in parameters)
         num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
@@ -138,17 +143,6 @@ def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, flo
         steps.run_step(batch)
         seconds = steps.run_step(batch)
     return steps.peak_bytes, seconds
-
-
-def _seconds_in_fp32(run: CheckedRun, steps: "RealSteps", micro_batch: MicroBatch) -> float | None:
-    """Return the seconds of a step of the same run in fp32, if it has less on the CPU."""
-    placement = run.data.placement
-    if placement.device.type != "cpu" or placement.precision == "fp32":
-        return None
-    steps.brain.training_ctx = ON_CPU.autocast()
-    with suppress(SbkitError):  # it may not fit into memory
-        return round(_measure_step(steps, micro_batch)[1], 3)
-    return None
 
 
 def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:

@@ -298,7 +298,8 @@ def require_local(settings: Mapping[str, Any], given: Mapping[str, object]) -> N
             if "://" in text or (path.exists() and not (path.is_file() or path.is_dir())):
                 raise ConfigError(
                     f"`{key}` of the run is {text}, which is opened only if you name it yourself: "
-                    f"sbkit score RUN TABLE, or in Python Run.open(RUN, {{'{key}': ...}})."
+                    "sbkit score RUN TABLE, sbkit tune RUN/bundle --data TABLE --out NEW, or in "
+                    f"Python Run.open(RUN, {{'{key}': ...}})."
                 )
 
 

@@ -5,10 +5,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.libraries import PROJECT
 from sbkit.base.versions import __version__
 from sbkit.cli.arguments import Parser
 
-PACKAGE = Path(__file__).parents[1]
 FILES = ("train.py", "hparams/*.yaml", "docs/notebooks/*.ipynb", "recipes/**/*.py")
 YAML = "hparams/ctc.yaml"
 IGNORED = "/.venv/\n/results/\n__pycache__/\n"
@@ -36,12 +36,11 @@ def new(options: Namespace) -> None:
     folder: Path = options.folder
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty. Name a new folder.")
-    installed = PACKAGE / "project"
-    source = installed if installed.is_dir() else PACKAGE.parent  # in the wheel, or the checkout
-    names = [file.relative_to(source) for pattern in FILES for file in sorted(source.glob(pattern))]
+    files = [file for pattern in FILES for file in sorted(PROJECT.glob(pattern))]
+    names = [file.relative_to(PROJECT) for file in files]
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, folder / name)
+        shutil.copyfile(PROJECT / name, folder / name)
     text = README.format(name=folder.resolve().name, version=__version__, yaml=YAML)
     (folder / "README.md").write_text(text, encoding="utf-8")
     (folder / ".gitignore").write_text(IGNORED, encoding="utf-8")

@@ -106,7 +106,6 @@ def _prepare(
     """Prepare each source, or else the test sets of a run; yield their rows by name."""
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.data.batch import user_columns
-    from sbkit.data.tables import COLUMN_KEYS
     from sbkit.evaluate.slices import require_columns
     from sbkit.runtime.score_sets import name_of, prepare_source, prepare_test_sets, table_settings
 
@@ -117,8 +116,7 @@ def _prepare(
         raise ConfigError(f"{folder} has no test sets. Name data: sbkit score BUNDLE test.csv")
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
-    table_options = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
-    settings = table_settings(folder, table_options)
+    settings = table_settings(folder, options)
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, settings)) for name, file in sources)
     for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():

@@ -23,7 +23,6 @@ from sbkit.checkpoint.folder import locked_folder
 from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column
-from sbkit.data.tables import COLUMN_KEYS
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, count_all_errors, error_of, fit_decoder
@@ -99,8 +98,7 @@ def tune(model: Path, options: TuningOptions, values: RunValues | None = None) -
         if values is None and not is_bundle:
             values = read_values(model / RUN_YAML, {})
         splits = None if values is None else prepare_splits(values, values.load_recipe())
-        columns = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
-        tables = table_settings(model, columns)
+        tables = table_settings(model, options)
         sets: Mapping[str, datasets.Dataset]
         if options.data is not None:
             sets = {name_of(options.data): prepare_source(bundle, options.data, tables)}

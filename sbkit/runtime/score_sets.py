@@ -19,7 +19,7 @@ from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
 from sbkit.data.read_manifests import read_manifests
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import prepare_split, sample_counts
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import COLUMN_KEYS, TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
@@ -72,15 +72,12 @@ def name_of(source: Path) -> str:
     return source.absolute().stem
 
 
-def table_settings(model: Path, options: Mapping[str, object]) -> dict[str, object]:
+def table_settings(model: Path, options: object) -> dict[str, object]:
     """Return the columns and the encoding of tables: those of a command, else those of a run."""
-    settings = dict(options)
-    if not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file():
-        declared = read_run_settings(model)
-        for name in options:
-            if settings[name] is None:
-                settings[name] = declared.get(name)
-    return settings
+    is_run = not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file()
+    declared = read_run_settings(model) if is_run else {}
+    values = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
+    return {name: declared.get(name) if v is None else v for name, v in values.items()}
 
 
 def prepare_source(

@@ -35,6 +35,7 @@ def _note(event: str, details: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_note)  # for as long as the process lives
+signal.signal(signal.SIGALRM, _hang)
 
 
 @contextmanager
@@ -42,19 +43,15 @@ def watched(canary: Path) -> Iterator[None]:
     """Fail if the block runs a command, connects, creates ``canary``, hangs or fills memory."""
     global _events
     _events = events = []
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(
-        resource.RLIMIT_AS, (pages * resource.getpagesize() + MAX_GROWTH_BYTES, limit[1])
-    )
-    handler = signal.signal(signal.SIGALRM, _hang)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + MAX_GROWTH_BYTES, limits[1]))
     signal.alarm(MAX_SECONDS)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, handler)
-        resource.setrlimit(resource.RLIMIT_AS, limit)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
         _events = None
     assert not events and not canary.exists()
 

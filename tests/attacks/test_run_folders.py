@@ -1,6 +1,5 @@
 """A run folder is data: none of its modules runs unless `--import` names it."""
 
-import json
 import py_compile
 import re
 import shutil
@@ -15,6 +14,7 @@ import pytest
 from sbkit.base import imports
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.base.imports import reading_data
 from sbkit.checkpoint.checkpointer import AveragedCheckpoints
 from sbkit.checkpoint.run_config import read_run_settings
 from sbkit.commands.cli import run
@@ -49,16 +49,15 @@ def score(folder: Path, *options: str) -> None:
     run(["score", str(folder), *options])
 
 
-def name_in_yaml(folder: Path, key: str) -> None:
+def set_in_yaml(folder: Path, key: str, value: str) -> None:
     yaml = folder / "hyperparams.yaml"
-    yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {NAMES[key]}", yaml.read_text()))
+    yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {value}", yaml.read_text()))
 
 
-@pytest.mark.parametrize("key", NAMES)
 @pytest.mark.parametrize("name", ["evil.py", "evil/__init__.py", "evil.pyc"])
 @pytest.mark.parametrize("is_linked", [False, True])
-def test_module_in_a_run_folder_is_not_imported(
-    folder: Path, name: str, key: str, is_linked: bool, monkeypatch: pytest.MonkeyPatch
+def test_module_in_a_run_folder_is_not_imported_by_anything(
+    folder: Path, name: str, is_linked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is found in the working folder, or by a link to the run folder, where links lie."""
     home = folder.parent / "elsewhere" if is_linked else folder
@@ -72,47 +71,31 @@ def test_module_in_a_run_folder_is_not_imported(
         Path(top).symlink_to(home / top)
         (folder.parent / "link").symlink_to(folder)
         monkeypatch.syspath_prepend(folder.parent / "link")
-    name_in_yaml(folder, key)
-    with pytest.raises(SbkitError, match="names the module evil. If you trust it, pass --import"):
-        score(folder)
+    refusal = "evil lies in .* If you trust it, pass --import evil"
+    with reading_data(folder), pytest.raises(SbkitError, match=refusal):
+        import_module("evil")
     assert "evil" not in sys.modules and not [*folder.parent.rglob("*.ran")]
 
 
 @pytest.mark.parametrize("key", NAMES)
-def test_score_runs_a_module_of_a_run_folder_only_if_it_is_named(
-    folder: Path, key: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("home", ["run", "."])
+def test_module_that_a_run_names_is_imported_if_the_user_names_it(
+    home: str,
+    key: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (folder / "evil.py").write_text(EVIL)
-    name_in_yaml(folder, key)
-    with pytest.raises(SbkitError, match="pass --import evil"):
-        score(folder)
-    with pytest.raises(SbkitError, match="pass --import evil"):
-        Run.open(folder).tune()
-    assert not (folder / "evil.ran").exists() and str(folder) not in sys.path
+    """It lies in the run folder, or in the working folder, as when the run was started."""
+    (tmp_path / home / "evil.py").write_text(EVIL)
+    set_in_yaml(folder, key, NAMES[key])
+    monkeypatch.chdir(tmp_path)
+    for message in refused_by("score tune", folder):
+        assert re.search("names the module evil. If .* pass --import evil", message)
+    assert "evil" not in sys.modules and str(folder) not in sys.path
     score(folder, "--import", "evil")
     assert capsys.readouterr().out.startswith("test: CER")
-
-
-def test_export_of_a_run_runs_no_module_of_its_bundle(folder: Path) -> None:
-    export_run(folder, folder / "bundle")
-    config = folder / "bundle/config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "user_modules": ["evil"]}))
-    (folder / "bundle/evil.py").write_text(EVIL)
-    write_checksums(folder / "bundle")
-    Run.open(folder).export(folder.parent / "out")
-    assert "evil" not in sys.modules
-
-
-def test_module_of_a_run_is_imported_from_elsewhere_if_it_is_named(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run was started in another folder, where its recipe lies."""
-    (tmp_path / "evil.py").write_text(EVIL)
-    name_in_yaml(folder, "recipe")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SbkitError, match="names the module evil"):
-        score(folder)
-    score(folder, "--import", "evil")
 
 
 def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
@@ -121,7 +104,7 @@ def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
     yaml = folder / "hyperparams.yaml"
     yaml.write_text(yaml.read_text().replace("<output_folder>", str(folder)))
     yaml.write_text(re.sub(r"(?m)^output_folder:.*\n", "", yaml.read_text()))
-    name_in_yaml(folder, "recipe")
+    set_in_yaml(folder, "recipe", NAMES["recipe"])
     with pytest.raises(SbkitError):
         read_run_settings(folder)
     with pytest.raises(SbkitError):
@@ -223,8 +206,7 @@ def test_few_aliases_do_not_become_many_values(
     ],
 )
 def test_run_that_is_read_as_data_opens_no_address(key: str, value: str, tested: Path) -> None:
-    yaml = tested / "hyperparams.yaml"
-    yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {value}", yaml.read_text()))
+    set_in_yaml(tested, key, value)
     for message in refused_by("scores errors tune score", tested):
         assert f"`{key}` of the run is " in message and "only if you name it yourself" in message
 

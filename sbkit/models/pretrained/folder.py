@@ -29,7 +29,6 @@ from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEn
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SNAPSHOTS = "snapshots"  # the folder of a model's commits in the hub's cache
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-MAX_FILE_BYTES = 1 << 25  # a JSON file or a model card
 WHOLE_FILE = "be a whole file"  # what a parser requires
 DOWNLOAD_AGAIN = "Download it again."
 
@@ -66,7 +65,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     if (file := file_in(folder, name)) is None:
         return None
     with parsing_errors(folder / name, WHOLE_FILE, fix=DOWNLOAD_AGAIN, is_json=True):
-        return {**json.loads(read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The {name}"))}
+        return {**json.loads(read_regular(file, subject=f"The {name}"))}
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -257,7 +256,7 @@ def _read_license(folder: Path) -> str:
     """Find the license in the front matter of the model card, or several, separated by commas."""
     if (file := file_in(folder, CARD)) is None:
         return "unknown"
-    card = read_regular(file, max_bytes=MAX_FILE_BYTES, subject="A model card")
+    card = read_regular(file, subject="A model card")
     front_matter = r"---\s*\n(?:(?!---).*\n)*?license:([^\n#]*(?:\n[ \t]*- [^\n#]*)*)"
     match = re.match(front_matter, card.decode(errors="replace"))
     licenses = re.split(r"[\n,]", match[1]) if match else []
