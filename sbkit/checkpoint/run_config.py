@@ -226,9 +226,11 @@ class RunConfig:
     def differences(self, before: "RunConfig") -> Iterator[Difference]:
         """Yield the differences from an earlier configuration that are not allowed."""
         before = self._by_content(before)
-        allowed: Set[str] = MAY_CHANGE
+        values = [*before.values.values(), *self.values.values()]
+        # An object within another is a part of the model, such as the `decoder` of a codec.
+        allowed = {key for key in MAY_CHANGE if f"<{key}>" not in values}
         if "lazy" in {config.values.get("audio_store") for config in (before, self)}:
-            allowed = MAY_CHANGE - {"audio_store"}  # its lengths of clips are those of the tables
+            allowed -= {"audio_store"}  # its lengths of clips are those of the tables
         if before.data and self.data:
             allowed |= DATA_SETTINGS
             for split, old_hash, new_hash in _compare(before.data, self.data):
@@ -238,8 +240,8 @@ class RunConfig:
         for name in sorted(before.modules.keys() & self.modules.keys()):
             if before.modules[name] != self.modules[name]:
                 yield Difference(f"the module {name}", before.modules[name], self.modules[name])
-        values = self._with_values(self.changed_keys(before, allowed))
-        for difference in _compare(before.values, values):
+        kept = self._with_values(self.changed_keys(before, allowed))
+        for difference in _compare(before.values, kept):
             if difference.key not in allowed and not difference.is_of_optimizer:
                 yield difference
 
