@@ -272,14 +272,6 @@ def _has_changed(name: str) -> bool:
     return file.suffix == ".py" and file.is_file() and file.read_bytes() != source_of(name)
 
 
-def find_user_modules(names: Iterable[str]) -> frozenset[str]:
-    """Return those of modules, and of the modules of classes, that are the user's; import none."""
-    modules = {module for name in names for module in (name, name.rpartition(".")[0]) if module}
-    specs = {module: _find_unimported(module) for module in modules}
-    files = {module: spec.origin for module, spec in specs.items() if spec and spec.has_location}
-    return frozenset(module for module, file in files.items() if not is_library(str(file)))
-
-
 def is_reading_data() -> bool:
     """Return whether a run folder is read as data."""
     return bool(_data_folders)

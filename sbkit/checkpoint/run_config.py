@@ -30,34 +30,18 @@ RUN_YAML = "hyperparams.yaml"
 # A finished run is tested again if one of these changes.
 TEST_KEYS = frozenset(
     {
-        "decoder",
-        "beam_size",
-        "word_lm_order",
-        "token_lm_order",
-        "lm_text",
-        "attention_rescoring",
-        "average_checkpoints",
-        "eval_precision",
-        "export_formats",
-        "report_by",
+        *("decoder", "beam_size", "attention_rescoring"),
+        *("word_lm_order", "token_lm_order", "lm_text"),
+        *("average_checkpoints", "eval_precision", "export_formats", "report_by"),
     }
 )
 # The machine, watching and saving: a finished run may be opened with others, but keeps its own.
 MACHINE_KEYS = frozenset(
     {
-        "output_folder",
-        "device",
-        "num_workers",
-        "audio_store",
-        "check",
-        "log_every",
-        "stall_seconds",
-        "ckpt_interval_minutes",
-        "ckpt_interval_steps",
-        "noprogressbar",
-        "debug",
-        "debug_batches",
-        "debug_epochs",
+        *("output_folder", "device", "num_workers", "audio_store"),
+        *("check", "log_every", "noprogressbar", "stall_seconds"),
+        *("ckpt_interval_minutes", "ckpt_interval_steps"),
+        *("debug", "debug_batches", "debug_epochs"),
     }
 )
 # Keys that may change when a run is resumed. They decide neither what the model learns from, nor
@@ -67,22 +51,12 @@ MAY_CHANGE = frozenset(
         *MACHINE_KEYS,
         *TEST_KEYS,
         # precision and speed
-        "precision",
-        "grad_accumulation_factor",
-        "eval_batch_seconds",
-        "find_unused_parameters",
-        "compile",
-        "gradient_checkpointing",
+        *("precision", "compile", "gradient_checkpointing", "find_unused_parameters"),
+        *("grad_accumulation_factor", "eval_batch_seconds"),
         # length
-        "number_of_epochs",
-        "max_minutes",
-        "optimizer_step_limit",
-        "early_stopping",
+        *("number_of_epochs", "max_minutes", "optimizer_step_limit", "early_stopping"),
         # against divergence
-        "nonfinite_patience",
-        "lr",
-        "weight_decay",
-        "max_grad_norm",
+        *("nonfinite_patience", "lr", "weight_decay", "max_grad_norm"),
     }
 )
 # The arguments of an optimizer may change, too, such as `opt_class.betas`. The new ones take effect

@@ -157,14 +157,6 @@ def test_changed_key_in_mapping_is_named(tmp_path: Path) -> None:
     assert list(two.differences(one)) == [("encoder_config.source.sha256", "aa", "bb")]
 
 
-def test_resolved_yaml_is_the_same_run_configuration(tmp_path: Path) -> None:
-    run = begun(tmp_path)
-    text = resolve(tmp_path / "run.yaml", {}).text
-    assert declare(tmp_path, text).check_resumable(run) is None
-    with pytest.raises(SbkitError, match="language: en before, de now"):
-        declare(tmp_path, text, language="de").check_resumable(run)
-
-
 def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     """Its references are resolved: 9 epochs in `number_of_epochs` and in the counter."""
     run, later = begun(tmp_path), {"number_of_epochs": 9}
