@@ -245,10 +245,8 @@ class RunConfig:
         """Return the earlier values of the allowed keys that have another value in this run."""
         return {
             key: before.values[key]
-            for key in allowed
-            if key in before.values
-            and key in self.values
-            and before.values[key] != self.values[key]
+            for key in allowed & before.values.keys() & self.values.keys()
+            if before.values[key] != self.values[key]
         }
 
     def _with_values(self, values: Mapping[str, Any]) -> Mapping[str, Any]:

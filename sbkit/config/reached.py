@@ -18,18 +18,17 @@ NUM_HASH_DIGITS = 12
 
 
 def list_reached(
-    resolved: Resolved, classes: Iterable[type] = ()
+    resolved: Resolved, given_modules: Iterable[str] = ()
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return what of the user's a YAML reaches outside of its run folder, but for its data.
 
     That is hashes of modules by name, and of files and folders by the text that names them: of
     files that a value names, and of folders that an argument of an object names.
 
-    classes: those that a run is given in Python. What `__main__` defines has no file.
+    given_modules: those of a recipe given in Python. What `__main__` defines has no file.
     """
     search_folders(resolved.document.module_folders)
-    homes = {base.__module__ for class_ in classes for base in class_.__mro__}
-    sources = user_sources(*homes, *resolved.module_names, with_unimported=True)
+    sources = user_sources(*given_modules, *resolved.module_names, with_unimported=True)
     nodes = [(keys, node) for keys, node in walk(resolved.tree) if isinstance(node, str)]
     texts = [(str(node), str(keys[0])) for keys, node in nodes if node.strip("./")]
     arguments = {text for text, key in texts if key not in resolved.settings}

@@ -118,7 +118,7 @@ class RunValues:
         """Import changed modules of the user anew; return whether there were any."""
         resolved = resolve_yaml(self.yaml_file, self.overrides)
         search_folders(resolved.document.module_folders)
-        return require_current(resolved.module_names, given_classes(self.given_recipe))
+        return require_current(resolved.module_names, given_modules(self.given_recipe))
 
     def with_overrides(self, **overrides: object) -> "RunValues":
         changed = {**self.overrides, **overrides}
@@ -156,7 +156,7 @@ def read_values(
     overrides: by key, such as `lr` or `Transformer.dropout`.
     recipe: replaces the recipe that the YAML names.
     """
-    require_current(classes=given_classes(recipe))  # reading may ask a recipe for its ranges
+    require_current(given_modules=given_modules(recipe))  # reading may ask a recipe for its ranges
     yaml_file = Path(yaml_file)
     given_overrides = nest_overrides(overrides)
     overrides = with_encoder_config(yaml_file, {**folder_override(yaml_file), **given_overrides})
@@ -172,9 +172,10 @@ def read_values(
     return values
 
 
-def given_classes(recipe: type[Recipe] | None) -> list[type]:
-    """Return the class of a recipe given in Python, and its Brain."""
-    return [] if recipe is None else [recipe, getattr(recipe, "brain", Brain)]
+def given_modules(recipe: type[Recipe] | None) -> set[str]:
+    """Return the modules of a recipe given in Python, of its Brain, and of their base classes."""
+    classes = [] if recipe is None else [recipe, getattr(recipe, "brain", Brain)]
+    return {base.__module__ for class_ in classes for base in class_.__mro__}
 
 
 # -- what is made of them --------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class RunData:
     def make_run_config(self) -> RunConfig:
         label_file = self.label_files.get(self.recipe.label_file or "")
         resolved = resolve_yaml(self.values.yaml_file, self.values.overrides)
-        modules, files = list_reached(resolved, given_classes(self.values.given_recipe))
+        modules, files = list_reached(resolved, given_modules(self.values.given_recipe))
         config = self.values.make_run_config(self.splits, label_file)
         return replace(config, modules=modules, files=files)
 
