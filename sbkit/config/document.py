@@ -387,21 +387,19 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
     filled = text
     for keys in paths:
         target = _reach(root, keys, where)
-        if isinstance(target, str | int | float):
-            before, after = REFERENCE.split(filled, maxsplit=1)[::2]
-            filled = f"{before}{target}{after}"
-            if REFERENCE.search(str(target)):
-                raise ConfigError(
-                    f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too."
-                )
-        if len(filled) > MAX_TEXT_CHARACTERS:
-            raise ConfigError(f"{where} joins more than {MAX_TEXT_CHARACTERS:,} characters.")
         if target is None and is_whole:
             return None  # set when a run starts, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:
             raise ConfigError(f"{where} is resolved too early. Move `{dotted(keys)}` above it.")
-        if not is_whole and (tag_of(target) or isinstance(target, dict | list)):
+        if isinstance(target, str) and REFERENCE.search(target):
+            raise ConfigError(f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too.")
+        is_object = bool(tag_of(target)) or isinstance(target, dict | list)
+        if is_object and not is_whole:
             raise ConfigError(f"{where} puts `{dotted(keys)}` into text, but that is an object.")
+        before, _, after = REFERENCE.split(filled, maxsplit=1)
+        filled = "" if is_object else f"{before}{target}{after}"
+        if len(filled) > MAX_TEXT_CHARACTERS:
+            raise ConfigError(f"{where} joins more than {MAX_TEXT_CHARACTERS:,} characters.")
     try:
         _refuse_large("" if is_whole else filled)
         value: object = recursive_resolve(text, [], root, tag_of(node) == "!copy")
@@ -426,8 +424,9 @@ def _refuse_large(expression: str) -> None:
     exponents = [node.right for node in operations if isinstance(node.op, ast.Pow)]
     constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
     are_small = all(getattr(exponent, "value", None) in EXPONENTS for exponent in exponents)
-    if len(exponents) > 1 or not are_small or any(isinstance(c, str | bytes) for c in constants):
-        raise OverflowError(f"it may have one power, to {EXPONENTS}")
+    has_text = any(isinstance(constant, str | bytes) for constant in constants)
+    if len(exponents) > 1 or not are_small or (operations and has_text):
+        raise OverflowError(f"it may have only numbers and one power, to {EXPONENTS}")
 
 
 def _reach(root: CommentedMap, keys: Keys, where: str) -> object:
