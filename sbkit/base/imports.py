@@ -236,15 +236,15 @@ def search_folders(folders: Collection[str]) -> None:
     sys.path[:] = [*entries, *_yaml_folders]
 
 
-def require_current(names: Iterable[str] = (), classes: Iterable[type] = ()) -> bool:
+def require_current(names: Iterable[str] = (), given_modules: Collection[str] = ()) -> bool:
     """Import anew all modules that sbkit has imported, if one of them has changed.
 
     Return whether they are. Objects that exist keep their classes. What the user's own code has
-    imported, or needs for the ``classes`` that it gives, stays.
+    imported, or needs for the classes that it gives, stays.
 
     names: what the run needs of the user's, too: modules, or classes in them.
+    given_modules: those of the classes.
     """
-    given_modules = {base.__module__ for class_ in classes for base in class_.__mro__}
     paths = {path for name in names for path in accumulate(name.split("."), "{}.{}".format)}
     loaders = {name: _variables(name).get("__loader__") for name in [*sys.modules]}
     ours = {name for name, loader in loaders.items() if getattr(loader, "is_ours", False)}
@@ -270,14 +270,6 @@ def _has_changed(name: str) -> bool:
     spec = _find(name, _variables(parent).get("__path__", []) if parent else None)
     file = Path(spec.origin or "") if spec is not None and spec.has_location else Path()
     return file.suffix == ".py" and file.is_file() and file.read_bytes() != source_of(name)
-
-
-def find_user_modules(names: Iterable[str]) -> frozenset[str]:
-    """Return those of modules, and of the modules of classes, that are the user's; import none."""
-    modules = {module for name in names for module in (name, name.rpartition(".")[0]) if module}
-    specs = {module: _find_unimported(module) for module in modules}
-    files = {module: spec.origin for module, spec in specs.items() if spec and spec.has_location}
-    return frozenset(module for module, file in files.items() if not is_library(str(file)))
 
 
 def is_reading_data() -> bool:

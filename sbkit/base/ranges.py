@@ -78,9 +78,7 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "true or false": lambda value: isinstance(value, bool),
     "false": lambda value: value is False,
-    "true or false, not in words": lambda value: (
-        not isinstance(value, str) or as_flag(value) is value
-    ),
+    "true or false, not in words": lambda value: as_flag(value) is value,
     "text": lambda value: isinstance(value, str),
     "set": bool,
     "1": lambda value: value == 1,

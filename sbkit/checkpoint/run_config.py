@@ -30,34 +30,18 @@ RUN_YAML = "hyperparams.yaml"
 # A finished run is tested again if one of these changes.
 TEST_KEYS = frozenset(
     {
-        "decoder",
-        "beam_size",
-        "word_lm_order",
-        "token_lm_order",
-        "lm_text",
-        "attention_rescoring",
-        "average_checkpoints",
-        "eval_precision",
-        "export_formats",
-        "report_by",
+        *("decoder", "beam_size", "attention_rescoring"),
+        *("word_lm_order", "token_lm_order", "lm_text"),
+        *("average_checkpoints", "eval_precision", "export_formats", "report_by"),
     }
 )
 # The machine, watching and saving: a finished run may be opened with others, but keeps its own.
 MACHINE_KEYS = frozenset(
     {
-        "output_folder",
-        "device",
-        "num_workers",
-        "audio_store",
-        "check",
-        "log_every",
-        "stall_seconds",
-        "ckpt_interval_minutes",
-        "ckpt_interval_steps",
-        "noprogressbar",
-        "debug",
-        "debug_batches",
-        "debug_epochs",
+        *("output_folder", "device", "num_workers", "audio_store"),
+        *("check", "log_every", "noprogressbar", "stall_seconds"),
+        *("ckpt_interval_minutes", "ckpt_interval_steps"),
+        *("debug", "debug_batches", "debug_epochs"),
     }
 )
 # Keys that may change when a run is resumed. They decide neither what the model learns from, nor
@@ -67,22 +51,12 @@ MAY_CHANGE = frozenset(
         *MACHINE_KEYS,
         *TEST_KEYS,
         # precision and speed
-        "precision",
-        "grad_accumulation_factor",
-        "eval_batch_seconds",
-        "find_unused_parameters",
-        "compile",
-        "gradient_checkpointing",
+        *("precision", "compile", "gradient_checkpointing", "find_unused_parameters"),
+        *("grad_accumulation_factor", "eval_batch_seconds"),
         # length
-        "number_of_epochs",
-        "max_minutes",
-        "optimizer_step_limit",
-        "early_stopping",
+        *("number_of_epochs", "max_minutes", "optimizer_step_limit", "early_stopping"),
         # against divergence
-        "nonfinite_patience",
-        "lr",
-        "weight_decay",
-        "max_grad_norm",
+        *("nonfinite_patience", "lr", "weight_decay", "max_grad_norm"),
     }
 )
 # The arguments of an optimizer may change, too, such as `opt_class.betas`. The new ones take effect
@@ -226,9 +200,11 @@ class RunConfig:
     def differences(self, before: "RunConfig") -> Iterator[Difference]:
         """Yield the differences from an earlier configuration that are not allowed."""
         before = self._by_content(before)
-        allowed: Set[str] = MAY_CHANGE
+        values = [*before.values.values(), *self.values.values()]
+        # An object within another is a part of the model, such as the `decoder` of a codec.
+        allowed = {key for key in MAY_CHANGE if f"<{key}>" not in values}
         if "lazy" in {config.values.get("audio_store") for config in (before, self)}:
-            allowed = MAY_CHANGE - {"audio_store"}  # its lengths of clips are those of the tables
+            allowed -= {"audio_store"}  # its lengths of clips are those of the tables
         if before.data and self.data:
             allowed |= DATA_SETTINGS
             for split, old_hash, new_hash in _compare(before.data, self.data):
@@ -238,8 +214,8 @@ class RunConfig:
         for name in sorted(before.modules.keys() & self.modules.keys()):
             if before.modules[name] != self.modules[name]:
                 yield Difference(f"the module {name}", before.modules[name], self.modules[name])
-        values = self._with_values(self.changed_keys(before, allowed))
-        for difference in _compare(before.values, values):
+        kept = self._with_values(self.changed_keys(before, allowed))
+        for difference in _compare(before.values, kept):
             if difference.key not in allowed and not difference.is_of_optimizer:
                 yield difference
 
@@ -269,10 +245,8 @@ class RunConfig:
         """Return the earlier values of the allowed keys that have another value in this run."""
         return {
             key: before.values[key]
-            for key in allowed
-            if key in before.values
-            and key in self.values
-            and before.values[key] != self.values[key]
+            for key in allowed & before.values.keys() & self.values.keys()
+            if before.values[key] != self.values[key]
         }
 
     def _with_values(self, values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ HyperPyYAML silently writes an unresolved node into text, and leaves ``-1 * 2`` 
 refused here.
 """
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Set
 from copy import deepcopy
@@ -30,7 +31,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_regular
 from sbkit.base.messages import did_you_mean
-from sbkit.base.ranges import FLAG, RANGES, Kind, as_flag
+from sbkit.base.ranges import FLAG, RANGES, Kind, Range, as_flag
 
 Keys = tuple[str | int, ...]
 
@@ -50,6 +51,8 @@ ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
 NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
 MAX_YAML_VALUES = 100_000  # with each alias written out; hparams/ctc.yaml has 200
 MAX_TEXT_CHARACTERS = 100_000  # that references may join
+EXPONENTS = Range(low=0, high=99, advice="")
+MAX_INTEGER = 10**100
 OBJECT = object()  # a placeholder for an object that would be built
 
 
@@ -381,20 +384,27 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
     if not paths:
         raise ConfigError(f"{where} names no key. Write it in angle brackets: `!ref <key>`.")
     is_whole = REFERENCE.fullmatch(text) is not None
-    length = 0
+    filled = text
     for keys in paths:
         target = _reach(root, keys, where)
-        length += len(str(target)) if isinstance(target, str) else 0
-        if length > MAX_TEXT_CHARACTERS:
-            raise ConfigError(f"{where} joins more than {MAX_TEXT_CHARACTERS:,} characters.")
         if target is None and is_whole:
             return None  # set when a run starts, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:
             raise ConfigError(f"{where} is resolved too early. Move `{dotted(keys)}` above it.")
-        if not is_whole and (tag_of(target) or isinstance(target, dict | list)):
+        if isinstance(target, str) and REFERENCE.search(target):
+            raise ConfigError(f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too.")
+        is_object = bool(tag_of(target)) or isinstance(target, dict | list)
+        if is_object and not is_whole:
             raise ConfigError(f"{where} puts `{dotted(keys)}` into text, but that is an object.")
+        before, _, after = REFERENCE.split(filled, maxsplit=1)
+        filled = "" if is_object else f"{before}{target}{after}"
+        if len(filled) > MAX_TEXT_CHARACTERS:
+            raise ConfigError(f"{where} joins more than {MAX_TEXT_CHARACTERS:,} characters.")
     try:
+        _refuse_large("" if is_whole else filled)
         value: object = recursive_resolve(text, [], root, tag_of(node) == "!copy")
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise OverflowError("the result is too large")
     except ArithmeticError as error:
         raise ConfigError(f"{where} cannot be computed: {error}.") from error
     is_arithmetic = isinstance(value, str) and not is_whole and ARITHMETIC.fullmatch(value)
@@ -402,6 +412,21 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
         fault = f"{where} stays the text {value!r}: HyperPyYAML computes with no negative numbers."
         raise ConfigError(f"{fault} Write the result.")
     return value
+
+
+def _refuse_large(expression: str) -> None:
+    """Raise OverflowError for what may take hours: large or repeated powers, and repeated text."""
+    try:
+        nodes = [*ast.walk(ast.parse(expression, mode="eval"))]
+    except SyntaxError:  # it stays a text, such as a/**/b
+        return
+    operations = [node for node in nodes if isinstance(node, ast.BinOp)]
+    exponents = [node.right for node in operations if isinstance(node.op, ast.Pow)]
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    are_small = all(getattr(exponent, "value", None) in EXPONENTS for exponent in exponents)
+    has_text = any(isinstance(constant, str | bytes) for constant in constants)
+    if len(exponents) > 1 or not are_small or (operations and has_text):
+        raise OverflowError(f"it may have only numbers and one power, to {EXPONENTS}")
 
 
 def _reach(root: CommentedMap, keys: Keys, where: str) -> object:

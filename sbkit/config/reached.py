@@ -2,10 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from sbkit.base.content_cache import MAX_READ_BYTES, file_digests
 from sbkit.base.imports import search_folders, user_sources
@@ -18,36 +17,27 @@ FILE_KEY = "lm_text"
 NUM_HASH_DIGITS = 12
 
 
-class Reached(NamedTuple):
-    """Hashes of modules by name, and of files and folders by the text that names them."""
+def list_reached(
+    resolved: Resolved, given_modules: Iterable[str] = ()
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what of the user's a YAML reaches outside of its run folder, but for its data.
 
-    modules: Mapping[str, str]
-    files: Mapping[str, str]
+    That is hashes of modules by name, and of files and folders by the text that names them: of
+    files that a value names, and of folders that an argument of an object names.
 
-
-def list_reached(resolved: Resolved, classes: Iterable[type] = ()) -> Reached:
-    """List what of the user's a YAML reaches outside of its run folder, but for its data.
-
-    Files are those that a value names, and folders those that an argument of an object names.
-
-    classes: those that a run is given in Python. What `__main__` defines has no file.
+    given_modules: those of a recipe given in Python. What `__main__` defines has no file.
     """
     search_folders(resolved.document.module_folders)
-    modules = {base.__module__ for class_ in classes for base in class_.__mro__}
-    sources = user_sources(*modules, *resolved.module_names, with_unimported=True)
+    sources = user_sources(*given_modules, *resolved.module_names, with_unimported=True)
     nodes = [(keys, node) for keys, node in walk(resolved.tree) if isinstance(node, str)]
     texts = [(str(node), str(keys[0])) for keys, node in nodes if node.strip("./")]
     arguments = {text for text, key in texts if key not in resolved.settings}
     others = {text for text, key in texts if key in KEYS and key != FILE_KEY}
     run = Path(str(resolved.settings.get(OUTPUT_FOLDER, ""))).resolve()
-    return Reached(
-        {name: _hash(source) for name, source in sorted(sources.items())},
-        {
-            text: digest_of(Path(text))
-            for text in sorted({text for text, _ in texts} - others)
-            if _lies_apart(text, run, is_argument=text in arguments)
-        },
-    )
+    names = sorted({text for text, _ in texts} - others)
+    files = [name for name in names if _lies_apart(name, run, is_argument=name in arguments)]
+    modules = {name: _hash(source) for name, source in sorted(sources.items())}
+    return modules, {name: digest_of(Path(name)) for name in files}
 
 
 def _lies_apart(text: str, run: Path, *, is_argument: bool) -> bool:
@@ -68,7 +58,7 @@ def digest_of(path: Path) -> str:
     if path.is_dir():
         tree = os.walk(path, followlinks=True)
         files = [
-            Path(parent, name).relative_to(path) for parent, _, found in tree for name in found
+            Path(parent, file).relative_to(path) for parent, _, found in tree for file in found
         ]
         folder, names = path, sorted(str(file) for file in files if "/." not in f"/{file}")
     sizes = file_digests(folder, names, read=False).sizes

@@ -10,7 +10,7 @@ A run that was killed before its bundle was there averages and fits again. What 
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,12 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
     files: Mapping[str, bytes] | None = None
     fitted: FittedDecoder | None = None
     bundle: TorchBundle | None = None
+
+    def load(folder: Path) -> TorchBundle:
+        device, precision = brain.device, placement.precision
+        modules = setup.values.user_modules()
+        return load_bundle(folder, device=device, precision=precision, user_modules=modules)
+
     brain.ping("export")
     with main_rank_first(), noting_unexportable(run):
         if rank() == 0:
@@ -70,9 +76,9 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
     brain.ping("export")
     with main_rank_first(), noting_unexportable(run):
         if files is not None:
-            bundle = write_and_load(setup, files, fitted, placement)
+            bundle = write_and_load(run, files, fitted, load)
     if bundle is None and (run / BUNDLE).exists():
-        bundle = load(setup, run / BUNDLE, placement)
+        bundle = load(run / BUNDLE)
     return bundle
 
 
@@ -132,16 +138,15 @@ def fit(
 
 
 def write_and_load(
-    setup: RunSetup,
+    run: Path,
     files: Mapping[str, bytes],
     fitted: FittedDecoder | None,
-    placement: Placement,
+    load: Callable[[Path], TorchBundle],
 ) -> TorchBundle:
     """Write the bundle of a run, which gets its name once it is loaded.
 
     Formats of the same weights are kept, because no format contains a decoder.
     """
-    run = setup.values.folder
     out, weights = run / BUNDLE, run / BUNDLE / WEIGHTS_FILE
     has_models = fitted is not None and fitted.decoder is not None
     with atomic_folder(out) as folder:
@@ -149,20 +154,10 @@ def write_and_load(
             copy_files(out, folder, formats=WRITERS)
             (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)  # of another decoder
         write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
-        bundle = load(setup, folder, placement)
+        bundle = load(folder)
         fsync_tree(folder)
         shutil.rmtree(out, ignore_errors=True)
     return bundle
-
-
-def load(setup: RunSetup, folder: Path, placement: Placement) -> TorchBundle:
-    """Load a bundle of the run where its test runs."""
-    return load_bundle(
-        folder,
-        device=placement.device,
-        precision=placement.precision,
-        user_modules=setup.values.user_modules(),
-    )
 
 
 def write_formats(setup: RunSetup) -> None:

@@ -47,7 +47,6 @@ from sbkit.data.corpus import describe_corpus, iter_blocks
 from sbkit.data.data_report import log_data, write_data_report
 from sbkit.data.read_manifests import store_rows
 from sbkit.data.splits import Splits
-from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.distributed.same_on_ranks import require_same_code, require_shared
 from sbkit.evaluate.report import REPORT
@@ -195,7 +194,8 @@ class Run:
         values.require_in_range()
         with self._session() as text_log:
             placement = choose_placement(values)
-            log_machine(placement)
+            waiting = describe_waiting(torch.get_num_threads())
+            logger.info(f"{placement.device}: {waiting}; {describe_allocator()}")
             if self.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
             with main_rank_first():  # which makes the labels, that the others find
@@ -446,12 +446,6 @@ class Run:
 
 
 # -- steps of a run, in their order ----------------------------------------------------------------
-
-
-def log_machine(placement: Placement) -> None:
-    """Log the device and its settings."""
-    waiting = describe_waiting(torch.get_num_threads())
-    logger.info(f"{placement.device}: {waiting}; {describe_allocator()}")
 
 
 def check_first(values: RunValues, data: RunData | None = None) -> RunData:

@@ -48,7 +48,7 @@ import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.imports import find_user_modules, require_current, search_folders
+from sbkit.base.imports import require_current, search_folders, user_sources
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
@@ -110,15 +110,15 @@ class RunValues:
         return load_recipe(self.settings, self.yaml_file)
 
     def user_modules(self) -> frozenset[str]:
-        """Return the user's modules that the YAML names, and that of its recipe's task."""
+        """Return the user's modules that the YAML and the task of its recipe reach."""
         names = resolve_yaml(self.yaml_file, self.overrides).module_names
-        return find_user_modules([self.load_recipe().name, *names])
+        return frozenset(user_sources(self.load_recipe().name, *names, with_unimported=True))
 
     def require_current(self) -> bool:
         """Import changed modules of the user anew; return whether there were any."""
         resolved = resolve_yaml(self.yaml_file, self.overrides)
         search_folders(resolved.document.module_folders)
-        return require_current(resolved.module_names, given_classes(self.given_recipe))
+        return require_current(resolved.module_names, given_modules(self.given_recipe))
 
     def with_overrides(self, **overrides: object) -> "RunValues":
         changed = {**self.overrides, **overrides}
@@ -156,7 +156,7 @@ def read_values(
     overrides: by key, such as `lr` or `Transformer.dropout`.
     recipe: replaces the recipe that the YAML names.
     """
-    require_current(classes=given_classes(recipe))  # reading may ask a recipe for its ranges
+    require_current(given_modules=given_modules(recipe))  # reading may ask a recipe for its ranges
     yaml_file = Path(yaml_file)
     given_overrides = nest_overrides(overrides)
     overrides = with_encoder_config(yaml_file, {**folder_override(yaml_file), **given_overrides})
@@ -172,9 +172,10 @@ def read_values(
     return values
 
 
-def given_classes(recipe: type[Recipe] | None) -> list[type]:
-    """Return the class of a recipe given in Python, and its Brain."""
-    return [] if recipe is None else [recipe, getattr(recipe, "brain", Brain)]
+def given_modules(recipe: type[Recipe] | None) -> set[str]:
+    """Return the modules of a recipe given in Python, of its Brain, and of their base classes."""
+    classes = [] if recipe is None else [recipe, getattr(recipe, "brain", Brain)]
+    return {base.__module__ for class_ in classes for base in class_.__mro__}
 
 
 # -- what is made of them --------------------------------------------------------------------------
@@ -199,8 +200,9 @@ class RunData:
     def make_run_config(self) -> RunConfig:
         label_file = self.label_files.get(self.recipe.label_file or "")
         resolved = resolve_yaml(self.values.yaml_file, self.values.overrides)
-        reached = list_reached(resolved, given_classes(self.values.given_recipe))
-        return replace(self.values.make_run_config(self.splits, label_file), **reached._asdict())
+        modules, files = list_reached(resolved, given_modules(self.values.given_recipe))
+        config = self.values.make_run_config(self.splits, label_file)
+        return replace(config, modules=modules, files=files)
 
     def check_resumable(self) -> str | None:
         """Refuse to resume another run in the folder; describe changed values."""
@@ -278,8 +280,7 @@ def choose_placement(values: RunValues) -> Placement:
 
 def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
     """Prepare the data that is not prepared yet."""
-    if folder_override(values.yaml_file):
-        require_local(values.settings, values.given_overrides)
+    require_local(values.settings, values.given_overrides)
     splits = recipe.prepare_splits(values.settings)
     columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
     require_columns(values.settings["report_by"] or (), columns)

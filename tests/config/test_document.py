@@ -34,6 +34,17 @@ from tests.runs import ROOT
         ("a: !new:fractions.Fraction\nb: !ref <a>/c", "is an object"),
         ("n: -1\nb: !ref <n> * 2", "stays the text '-1 * 2'"),
         ("n: 0\nb: !ref 1 / <n>", "division by zero"),
+        (
+            "n: 99\nm: null\nb: !ref <m> - <n> ** <n> ** <n>",
+            "cannot be computed: it may have only numbers and one power",
+        ),
+        ("n: 100\nb: !ref 9 ** <n>", "cannot be computed: it may have only numbers and one power"),
+        (
+            "n: 99\nb: !ref 9 * '9' * <n>",
+            "cannot be computed: it may have only numbers and one power",
+        ),
+        ("n: 99\nb: !ref <n> ** <n>", "cannot be computed: the result is too large"),
+        ("n: <m>\nb: !ref -<n>", "write `!ref` before <m> of `n`, too"),
         ("a: (!!python/object/apply:os.getcwd [])", "is read as a tuple"),
         ("a: !new:fractions.Fractoin\n", "Fractoin. A module of your own must lie"),
         ("a: !new:os.getcwd\n", "should be a class"),
@@ -52,6 +63,11 @@ def test_faulty_yaml_is_refused_with_its_line(tmp_path: Path, yaml: str, text: s
     path = tmp_path / "ctc.yaml"
     path.write_text(yaml)
     assert text.format(path=path) in refusal(path, {})
+
+
+def test_small_powers_and_stars_in_paths_are_kept(path: Path) -> None:
+    path.write_text("n: 99\na: /a\nb: !ref 2 ** <n>\nc: !ref <n> ** 0.5\nd: !ref <a>/**/c\n")
+    assert [*read_settings(path, {}).values()][2:] == [2**99, 99**0.5, "/a/**/c"]
 
 
 def test_missing_file_offers_the_nearest(path: Path) -> None:

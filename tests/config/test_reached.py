@@ -54,7 +54,8 @@ lr_schedule: !name:edited_schedule.warm
 def declare(folder: Path) -> RunConfig:
     yaml = folder / "run.yaml"
     yaml.write_text(YAML.format(folder, folder.parent))
-    return replace(RunConfig.from_yaml(yaml, {}), **list_reached(resolve(yaml, {}))._asdict())
+    modules, files = list_reached(resolve(yaml, {}))
+    return replace(RunConfig.from_yaml(yaml, {}), modules=modules, files=files)
 
 
 def differing(now: RunConfig, before: RunConfig) -> list[str]:

@@ -89,10 +89,10 @@ def test_torch_schedulers_advance_by_step_and_one_cycle_spans_the_run() -> None:
     assert cycle[-1] < 1e-3
 
 
-@pytest.mark.parametrize("steps", [1, 4, 20, 1000, 30_000])
+@pytest.mark.parametrize("steps", [1, 20, 2000])
 def test_highest_factor_is_that_of_the_steps_of_the_run(steps: int) -> None:
     for schedule in (
-        *(schedulers.NoamScheduler(0.1, warm_up) for warm_up in (1, 10, 700, 25_000)),
+        *(schedulers.NoamScheduler(0.1, warm_up) for warm_up in (10, 700, 25_000)),
         schedulers.LinearScheduler(0.01, 0.1, 4),
         partial(torch_schedulers.LinearLR, start_factor=0.1, total_iters=50),
     ):

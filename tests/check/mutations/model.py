@@ -45,14 +45,9 @@ class Unmade(AsrBrain):
 
 class WithoutDecoder(AsrBrain):
     def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
-        without = replace(predictions, logits=None)
-        return super().compute_objectives(without, batch, stage)
-
-
-class WithSwitch(AsrBrain):
-    def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
-        logits = None if self.hparams.drops_decoder else predictions.logits
-        return super().compute_objectives(replace(predictions, logits=logits), batch, stage)
+        if getattr(self.hparams, "drops_decoder", True):
+            predictions = replace(predictions, logits=None)
+        return super().compute_objectives(predictions, batch, stage)
 
 
 class LayersInList(AsrBrain):
@@ -188,7 +183,7 @@ MUTATIONS = [
     mutation(
         "a decoder that a key of the recipe's own turns off",
         error("unused", "drops_decoder", "`Transformer.decoder`", "with `drops_decoder: true`"),
-        recipe=brain(WithSwitch),
+        recipe=brain(WithoutDecoder),
         text=(("lr_schedule: ", "drops_decoder: True\nlr_schedule: "),),
     ),
     # -- interfaces

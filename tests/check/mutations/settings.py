@@ -108,22 +108,13 @@ MUTATIONS = [
         checks=(check_unread,),
     ),
     mutation(
-        "freezing a part at its random weights",
-        note("freezing", "freeze", "keeps CNN at random weights"),
-        options=("--freeze=[CNN]",),
-    ),
-    mutation(
         "more steps than the run has: of freezing, at random weights, and of a warm-up",
-        note("freezing", "freeze", "keeps CNN at random weights for the whole run of"),
+        note("freezing", "freeze", "keeps CNN, ctc_lin at random weights for the whole run of"),
         note("schedule", "lr_schedule", "reaches only"),
-        options=("--freeze={CNN: 1000, Transformer: 1}",),
+        options=("--freeze={CNN: 1000, ctc_lin: always, Transformer: 1}",),
         text=(
             ("sbkit.train.schedule.WarmupCosine", "speechbrain.nnet.schedulers.NoamScheduler"),
-            (
-                "warmup_fraction: !ref <warmup_fraction>",
-                "lr_initial: !ref <lr>\n    n_warmup_steps: 900",
-            ),
-            ("\nwarmup_fraction: 0.1  # share of the run", ""),
+            ("warmup_fraction: !ref", "lr_initial: !ref <lr>\n    n_warmup_steps: 900 #"),
         ),
         checks=(check_freezing, check_schedule),
     ),
