@@ -75,12 +75,8 @@ def prepare(folder: Path, clips: list[Clip], *excluded: Excluded, **options: Any
 
 def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 16_000) -> None:
     rows = list(read_rows(prepared.dataset, range(len(prepared.dataset))))
-    assert {*prepared.dataset.column_names} <= {
-        *RESERVED_COLUMNS,
-        DURATION_COLUMN,
-        "speaker",
-        "age",
-    }
+    names = {*RESERVED_COLUMNS, DURATION_COLUMN, "speaker", "age"}
+    assert {*prepared.dataset.column_names} <= names
     assert len(rows) == len(clips)
     for row, clip in zip(rows, clips, strict=True):
         audio = read_audio(clip.path, sample_rate)
