@@ -99,9 +99,7 @@ def read_blocks(settings: SettingValues, split: str) -> Iterator[Manifest]:
     is_empty = all(_has_no_rows(release / f"{name}.tsv") for name in RELEASE_SPLITS[1:])
     has_one = len(train) == len(releases) == 1 and split in (*train, *RELEASE_SPLITS[1:])
     if is_empty and has_one and RELEASE_SPLITS[1] in valid:
-        note_once(
-            f"note: dev and test of {release} have no rows: speakers of {train[0]} are dealt."
-        )
+        note_once(f"note: dev and test of {release} are empty: speakers of {train[0]} are dealt.")
         manifest = Manifest.join(read_releases(releases, train[0], options))
         named = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
         speakers = [speaker or f"clip {id}" for speaker, id in named]

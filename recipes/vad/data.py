@@ -9,6 +9,7 @@ Noise is measured in the band of the features, below which pink and brown noise 
 Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of a noise.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
@@ -26,7 +27,7 @@ from sbkit.audio.io import Samples
 from sbkit.audio.segments import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import DataError
-from sbkit.base.messages import plural, short_value
+from sbkit.base.messages import listed, plural, short_value
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.data.columns import MAX_ROUNDING
 from sbkit.data.corpus import SettingValues
@@ -78,27 +79,21 @@ def prepare_speech(settings: SettingValues) -> Splits:
 
 def check_spans(name: str, split: Dataset, sample_rate: int) -> None:
     """Raise DataError for spans of speech that are not within their clips."""
-    faults: list[tuple[float, str, str, float]] = []
-    columns = (read_column(split, "id"), read_column(split, SPEECH), sample_counts(split).tolist())
-    for id, value, count in zip(*columns, strict=True):
-        limit = count / sample_rate + MAX_ROUNDING
+    faults: list[str] = []
+    lengths = sample_counts(split) / sample_rate
+    clips = zip(read_column(split, "id"), read_column(split, SPEECH), lengths, strict=True)
+    for id, value, seconds in clips:
         try:
             spans = parse_spans(value)
         except ValueError:
-            spans = [(0.0, float("inf"))]
-        faults += [
-            (max(start, end) / limit, id, value, limit - MAX_ROUNDING)
-            for start, end in spans
-            if not 0 <= start <= end <= limit
-        ]
+            spans = [(0.0, math.inf)]
+        if not all(0 <= start <= end <= seconds + MAX_ROUNDING for start, end in spans):
+            faults.append(f"{id} ({short_value(value)}, of {seconds:.2f} s)")
     if faults:
-        excess, id, value, seconds = max(faults)  # which fits the fewest units
-        units = {"They look like milliseconds. ": 1000, "They look like samples. ": sample_rate}
-        unit = next((unit for unit, count in units.items() if 1 < excess <= count), "")
         raise DataError(
-            f"{plural(len(faults), 'span')} of `{SPEECH}` in {name} must be within the clip, such "
-            f"as {short_value(value)} of {id}, which lasts {seconds:.2f} s. {unit}Write the start "
-            "and the end in seconds: 0.24-1.52 1.80-2.10."
+            f"`{SPEECH}` must have spans within the clip, but {plural(len(faults), 'clip')} of "
+            f"{name} have others: {listed(faults)}. Write the start and the end in seconds, not in "
+            "milliseconds or samples: 0.24-1.52 1.80-2.10."
         )
 
 

@@ -34,7 +34,7 @@ from sbkit.data.splits import (
 from sbkit.models.encoder import head_size, make_encoder
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import PretrainedEncoder
-from sbkit.text.languages import languages_of, primary_language, script_of
+from sbkit.text.languages import languages_of, script_of
 from sbkit.text.normalization import languages_with, orthography
 
 TRAIN = "train"
@@ -270,15 +270,16 @@ def check_data(run: CheckedRun) -> Iterator[Finding]:
     for group in facts["left_out"]:
         if group["reason"] in outside | unusable:
             examples = (f"{row['id']} ({row['detail']})" for row in group["examples"])
-            is_cut = group["reason"] == CUT_SHORT
+            count = group["utterances"]
+            problem = f"{group['split']} is without {plural(count, 'row')} ({group['reason']})"
+            fix = "Repair these rows or clips, or widen `min_seconds` and `max_seconds`."
+            if group["reason"] == CUT_SHORT:
+                problem = f"The table cuts {plural(count, 'clip')} of {group['split']} short"
+                fix = "Remove this column if the transcripts are those of whole files."
             yield run.note(
                 "max_seconds" if group["reason"] in outside else "data_folder",
-                problem=f"{group['split']} is without "
-                f"{plural(group['utterances'], 'end' if is_cut else 'row')} ({group['reason']}): "
-                f"{listed(examples)}",
-                fix="Remove this column if the transcripts are those of whole files."
-                if is_cut
-                else "Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
+                problem=f"{problem}: {listed(examples)}",
+                fix=fix,
             )
 
     def ids_of(fact: str) -> dict[str, list[str]]:
@@ -378,9 +379,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
         share = count / sum(split["letters"] for split in splits)
         languages = languages_with(replaced)
         if not languages and share > 10 * MAX_REPLACED_SHARE:  # no names such as Māori
-            languages = languages_of(replaced | letters)
-        if primary_language(language) in languages:
-            languages = []
+            languages = languages_of(replaced)
         stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
         yield run.finding(
             "language",

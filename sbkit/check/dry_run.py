@@ -210,15 +210,17 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
             dead -= inside
             modules = part.modules() if isinstance(part, nn.Module) else ()
             was_called = not modules or any(id(module) in trial.called for module in modules)
-            reason = "does not reach the loss" if was_called else "is never run"
-            key, reason, fix = keys[0], f"{reason}, so never learns", UNUSED_FIX
-            if switch := next((name for name, ids in switches.items() if inside & ids), None):
-                value = short_value(run.own.hparams[switch])
-                key, reason = switch, f"cannot learn with `{switch}: {value}`"
-            elif inside <= trial.zero:
-                if len(keys) > 1:  # it may begin to learn once the rest of its part does
-                    continue
+            switch = next((name for name, ids in switches.items() if inside & ids), None)
+            key, fix = switch or keys[0], UNUSED_FIX
+            if switch:
+                reason = f"cannot learn with `{switch}: {short_value(run.own.hparams[switch])}`"
+            elif not inside <= trial.zero:
+                verb = "does not reach the loss" if was_called else "is never run"
+                reason = f"{verb}, so never learns"
+            elif len(keys) == 1:
                 reason, fix = "has gradients of zero in two steps, so does not learn", ZERO_FIX
+            else:  # it may begin to learn once the rest of its part does
+                continue
             groups.setdefault((key, reason, fix), []).append(keys)
     for (key, reason, fix), paths in groups.items():
         problem = f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {reason}"

@@ -124,9 +124,9 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
             for word in _EDGE_WORD.findall(row.content):
                 counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
     codes = counts[LOOK_ALIKES]
-    pairs = [pair.split("|") for pair in _TWO_CODES.split()]
-    pairs = [pair for pair in pairs if all(code in codes for code in pair)]
-    counts[LOOK_ALIKES] = Counter({code: codes[code] for code in chain(*pairs)})
+    pairs = (pair.split("|") for pair in _TWO_CODES.split())
+    used_pairs = [pair for pair in pairs if {*pair} <= codes.keys()]
+    counts[LOOK_ALIKES] = Counter({code: codes[code] for code in chain(*used_pairs)})
     counts[TAGS] -= counts[SUBWORDS]
     counts[WORD_MARKS] -= trained
     positive_counts = {kind: positive for kind, count in counts.items() if (positive := +count)}

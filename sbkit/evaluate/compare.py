@@ -6,6 +6,7 @@ run folders, or folders of `sbkit score --out` -> the utterances of their common
 An interval is valid for one pair of runs. Among many runs, one is the best by chance.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -218,14 +219,15 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
 
 
 def _cells(row: FigureDict, rates: Sequence[str], costs: Sequence[str]) -> tuple[str, ...]:
-    def ends(figures: FigureDict) -> str:
-        return Interval(**figures["interval"]).format_ends()
+    def cell(share: float, form: str, interval: FigureDict) -> str:
+        number = "none" if math.isnan(share) else format(100 * share, form)
+        return f"{number} ({Interval(**interval).format_ends()})"
 
     mark = "*" if row["is_best"] else " "
-    values = [f"{100 * row[rate]['rate']:5.1f} ({ends(row[rate])})" for rate in rates]
+    values = [cell(row[rate]["rate"], "5.1f", row[rate]["interval"]) for rate in rates]
     for rate in rates:
         above = row.get("above_best", {}).get(rate)
-        values.append(f"{100 * above['difference']:+.1f} ({ends(above)})" if above else "")
+        values.append(cell(above["difference"], "+.1f", above["interval"]) if above else "")
     for fact in costs:
         _, unit, form = COSTS[fact]
         values.append(format(row[fact] / unit, form) if row.get(fact) else "")

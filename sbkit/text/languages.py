@@ -2,9 +2,9 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections import Counter, defaultdict
 
-from charset_normalizer.cd import alphabet_languages
+from charset_normalizer.constant import FREQUENCIES
 
 from sbkit.base.errors import ConfigError
 
@@ -122,16 +122,19 @@ def script_of(letter: str) -> str:
     return unicodedata.name(letter, "").partition(" ")[0]
 
 
-def languages_of(letters: Iterable[str]) -> list[str]:
-    """Return languages with such frequent letters, the most likely first, then with such scripts.
+def languages_of(letters: Counter[str]) -> list[str]:
+    """Return likely languages of counted letters: with such frequent ones, then with such scripts.
 
-    >>> languages_of("თბილისი"), languages_of("こんにちは"), languages_of("сегоднявечером")[0]
-    (['ka'], ['ja'], 'ru')
+    >>> languages_of(Counter("თბილისი")), languages_of(Counter("сегодня вечером"))[0]
+    (['ka'], 'ru')
     """
-    letters = {*letters}
-    scripts = sorted({*map(script_of, letters)})
-    others = [letter for letter in map(chr, range(1 << 16)) if script_of(letter) in scripts]
-    # The names are those of charset-normalizer, such as Japanese— for kana, and of scripts.
-    names = (*alphabet_languages([*letters]), *alphabet_languages(others), *scripts)
-    codes = (_TWO_LETTER_OF.get(name.strip("—").lower()) for name in names)
+    scripts = {script_of(letter).lower(): None for letter in letters}
+    alphabets = defaultdict[str, set[str]](set)  # Japanese has three
+    for name, frequent in FREQUENCIES.items():
+        alphabets[name.strip("—").lower()].update(frequent)
+    counts = {name: sum(letters[char] for char in chars) for name, chars in alphabets.items()}
+    # Many languages share most Latin letters.
+    min_count = letters.total() / 2 if "latin" in scripts else 0
+    names = [name for name, count in Counter(counts).most_common() if count > min_count]
+    codes = map(_TWO_LETTER_OF.get, (*names, *scripts))
     return [*filter(None, dict.fromkeys(codes))]

@@ -82,11 +82,8 @@ def check_owners(brain: sb.Brain) -> bool:
     optimizers = [part for _, part in parts if isinstance(part, Optimizer)]
     groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
     owned = set(map(id, chain(*groups))) & set(map(id, brain.modules.parameters()))
-    learning = [
-        (path, part)
-        for path, part in parts
-        if isinstance(part, nn.Parameter) and part.requires_grad and part.grad is not None
-    ]
+    parameters = [(path, part) for path, part in parts if isinstance(part, nn.Parameter)]
+    learning = [(path, p) for path, p in parameters if p.requires_grad and p.grad is not None]
     strays = [f"`{dotted(path)}` {tuple(p.shape)}" for path, p in learning if id(p) not in owned]
     if strays:
         raise ConfigError(

@@ -180,6 +180,16 @@ def test_compare_counts_characters_in_a_language_without_spaces(
     assert "WER" not in output
 
 
+def test_rate_without_a_reference_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = [ScoredUtterance("a", "", text) for text in ("", "oh")]
+    runs = [write_run(tmp_path / f"run{len(u.hypothesis)}", {"test": [u]}) for u in silent]
+    assert sbkit(["compare", *runs]) == 0
+    output = capsys.readouterr().out
+    assert output.count("none (no interval") == 6 and "nan" not in output
+
+
 A, B = ScoredUtterance("a", "one", "one"), ScoredUtterance("b", "two", "two")
 A_RIGHT = ScoredUtterance("a", "hi ann", "hi ann")
 

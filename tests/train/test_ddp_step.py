@@ -1,7 +1,7 @@
 """On two ranks: parts of a model that take turns.
 
 `torchrun -m tests.train.test_ddp_step` trains it; with the argument `used`, the run declares that
-every rank uses all parts.
+every rank uses all parts; with `outside`, the second language has a layer outside the modules.
 """
 
 import json
@@ -45,11 +45,8 @@ class TurnsBrain(Brain):
         return Loss(predictions.square(), torch.ones_like(predictions))
 
 
-def train(*, find_unused: bool = True, outside: bool = False) -> dict[str, list[float]]:
-    """Return the parameters after a few steps; each of two ranks has rows of one language.
-
-    outside: whether the second language has a layer outside the modules.
-    """
+def train(kind: str = "") -> dict[str, list[float]]:
+    """Return the parameters after a few steps; each of two ranks has rows of one language."""
     torch.manual_seed(0)
     modules = {
         "body": nn.Linear(4, 5),
@@ -67,8 +64,8 @@ def train(*, find_unused: bool = True, outside: bool = False) -> dict[str, list[
         opt_class=lambda parameters: torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1),
         hparams={
             "stall_seconds": 0,
-            "find_unused_parameters": find_unused,
-            "outside": nn.Linear(5, 1) if outside else None,
+            "find_unused_parameters": kind != "used",
+            "outside": nn.Linear(5, 1) if kind == "outside" else None,
         },
         run_opts={"device": "cpu", "noprogressbar": True, "grad_accumulation_factor": 2},
     )
@@ -101,7 +98,6 @@ def test_ranks_stop_together_for_a_layer_outside_the_modules() -> None:
 
 if __name__ == "__main__":
     with process_group(torch.device("cpu")):
-        words = sys.argv[1:]
-        trained = train(find_unused="used" not in words, outside="outside" in words)
+        trained = train(*sys.argv[1:])
         if rank() == 0:
             json.dump(trained, sys.stdout)
