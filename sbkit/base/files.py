@@ -325,8 +325,9 @@ def read_regular(
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file of a run folder, which may be a stranger's, as `read_regular` does."""
-    return read_regular(path, subject=f"A run's {path.name}", follow_links=True)
+    """Read a file of a run folder, which may be a stranger's; errors are `require_regular`'s."""
+    require_regular(path, subject=f"A run's {path.name}")
+    return path.read_bytes()
 
 
 def require_regular(

@@ -66,6 +66,7 @@ OPTIMIZER_KEY = "opt_class"
 DATA_SETTINGS = frozenset({"data_folder", "corpus", "manifest"})
 # The only keys that may differ between the processes of a run
 PER_MACHINE = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar"}
+ACCUMULATION = "grad_accumulation_factor"  # changes with the number of processes
 MAX_LISTED_DIFFERENCES = 8
 MISSING = object()  # the value of a key that one of two configurations lacks
 
@@ -162,7 +163,7 @@ class RunConfig:
             changes = [change for change in changes if change.key not in MACHINE_KEYS]
             effective = {*TEST_KEYS}
             if not Path(folder, SUMMARY).exists():
-                effective.add("eval_batch_seconds")
+                effective |= {"eval_batch_seconds", ACCUMULATION}
             if self.values.get("number_of_epochs") == newest.meta.get("epoch"):
                 effective.add("number_of_epochs")
             given = {d.name for d in _compare(before.values, self.values)}  # not edited files

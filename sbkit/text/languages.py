@@ -4,8 +4,6 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 
-from charset_normalizer.constant import FREQUENCIES
-
 from sbkit.base.errors import ConfigError
 
 # The codes of ISO 639-1, each followed by the three-letter codes of ISO 639-2 and of corpora, then
@@ -128,6 +126,8 @@ def languages_of(letters: Counter[str]) -> list[str]:
     >>> languages_of(Counter("თბილისი")), languages_of(Counter("сегодня вечером"))[0]
     (['ka'], 'ru')
     """
+    from charset_normalizer.constant import FREQUENCIES  # a server has no such package
+
     scripts = {script_of(letter).lower(): None for letter in letters}
     alphabets = defaultdict[str, set[str]](set)  # Japanese has three
     for name, frequent in FREQUENCIES.items():

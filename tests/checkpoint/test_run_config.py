@@ -95,7 +95,8 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
         config = RunConfig(values | {"lm_text": file} | changes, files={file: text})
         return config.check_resumable(run, has_ended=True)
 
-    assert note(eval_batch_seconds=6) is not None  # for a test that has not ended
+    for key in ("eval_batch_seconds", "grad_accumulation_factor"):
+        assert note(**{key: 6}) is not None  # for a test that has not ended
     (run / SUMMARY).write_text("{}")
     for key in training:
         with pytest.raises(SbkitError, match=rf"\({key}: 5 before, 6 now\). To train on, raise"):
