@@ -39,6 +39,7 @@ TEST_KEYS = frozenset(
 MACHINE_KEYS = frozenset(
     {
         *("output_folder", "device", "num_workers", "audio_store"),
+        "grad_accumulation_factor",  # changes with the number of processes, not the steps
         *("check", "log_every", "noprogressbar", "stall_seconds"),
         *("ckpt_interval_minutes", "ckpt_interval_steps"),
         *("debug", "debug_batches", "debug_epochs"),
@@ -52,7 +53,7 @@ MAY_CHANGE = frozenset(
         *TEST_KEYS,
         # precision and speed
         *("precision", "compile", "gradient_checkpointing", "find_unused_parameters"),
-        *("grad_accumulation_factor", "eval_batch_seconds"),
+        "eval_batch_seconds",
         # length
         *("number_of_epochs", "max_minutes", "optimizer_step_limit", "early_stopping"),
         # against divergence
@@ -66,7 +67,6 @@ OPTIMIZER_KEY = "opt_class"
 DATA_SETTINGS = frozenset({"data_folder", "corpus", "manifest"})
 # The only keys that may differ between the processes of a run
 PER_MACHINE = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar"}
-ACCUMULATION = "grad_accumulation_factor"  # changes with the number of processes
 MAX_LISTED_DIFFERENCES = 8
 MISSING = object()  # the value of a key that one of two configurations lacks
 
@@ -163,7 +163,7 @@ class RunConfig:
             changes = [change for change in changes if change.key not in MACHINE_KEYS]
             effective = {*TEST_KEYS}
             if not Path(folder, SUMMARY).exists():
-                effective |= {"eval_batch_seconds", ACCUMULATION}
+                effective.add("eval_batch_seconds")
             if self.values.get("number_of_epochs") == newest.meta.get("epoch"):
                 effective.add("number_of_epochs")
             given = {d.name for d in _compare(before.values, self.values)}  # not edited files

@@ -31,7 +31,6 @@ from sbkit.check.checked_run import DeclaredRun, Finding
 from sbkit.checkpoint.folder import locked_folder, newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
-    ACCUMULATION,
     BUNDLE,
     CHECKPOINTS,
     DATA_SETTINGS,
@@ -516,8 +515,7 @@ def write_config(setup: RunSetup, *, has_ended: bool) -> None:
     """
     values, config = setup.values, setup.make_run_config()
     if has_ended:
-        kept_keys = MACHINE_KEYS | {ACCUMULATION}
-        kept = config.changed_keys(read_run_config(values.folder), kept_keys)
+        kept = config.changed_keys(read_run_config(values.folder), MACHINE_KEYS)
         values = values.with_overrides(**kept)
         config = replace(setup, values=values).make_run_config()
     with main_rank_first():

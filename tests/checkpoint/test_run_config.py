@@ -86,7 +86,7 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
 def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     """Its folder used to say bf16 of a run in fp32 that was opened with it."""
     run, training = begun(tmp_path), MAY_CHANGE - TEST_KEYS - MACHINE_KEYS | {"opt_class.betas"}
-    assert training >= {"precision", "grad_accumulation_factor", "lr", "early_stopping"}
+    assert training >= {"precision", "compile", "lr", "early_stopping"}
     names = (*MAY_CHANGE, "opt_class.betas", "decoder.weights")
     values = dict.fromkeys(names, 5) | {"lm_text": "a.txt"}
     RunConfig(values, files={"a.txt": "hello"}).write(run)
@@ -95,8 +95,7 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
         config = RunConfig(values | {"lm_text": file} | changes, files={file: text})
         return config.check_resumable(run, has_ended=True)
 
-    for key in ("eval_batch_seconds", "grad_accumulation_factor"):
-        assert note(**{key: 6}) is not None  # for a test that has not ended
+    assert note(eval_batch_seconds=6) is not None  # for a test that has not ended
     (run / SUMMARY).write_text("{}")
     for key in training:
         with pytest.raises(SbkitError, match=rf"\({key}: 5 before, 6 now\). To train on, raise"):
