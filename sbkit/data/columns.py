@@ -67,7 +67,7 @@ MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 MAX_ROUNDING = 0.5  # seconds
 MAX_CUT_DIFFERENCE = 0.1  # seconds between a part and the file that was cut for it
 INVALID_PART = "invalid times of a part"  # reason
-CUT_SHORT = "file longer than stated"  # reason, for the end of a file that is used up to there
+CUT_SHORT = "ends of files that are longer than `duration` or `end` says"  # a reason of loss
 
 
 def plain_name(column: str) -> str:

@@ -23,6 +23,7 @@ from pytest import LogCaptureFixture
 
 from sbkit.audio.io import AudioPart, encode_audio, read_audio
 from sbkit.base.errors import SbkitError
+from sbkit.data.columns import CUT_SHORT
 from sbkit.data.common_voice import read_release
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
 from sbkit.data.read_manifests import TableFolders
@@ -604,7 +605,7 @@ def test_duration_without_a_start_is_the_first_seconds(
     manifest = read(tmp_path / "t.csv")
     assert [part.end for part in manifest.parts] == [end and round(end * 1e6)]
     ends = [(row.id, row.reason, row.detail) for row in manifest.excluded]
-    cut = (manifest.ids[0], "file longer than stated", f"`{column}` is {stated} s")
+    cut = (manifest.ids[0], CUT_SHORT, f"`{column}` is {stated} s")
     assert ends == ([cut] if end and "offset" not in column else [])
     assert len(prepare_manifest(tmp_path, manifest).excluded) == len(ends)  # and is not refused
 
