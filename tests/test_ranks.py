@@ -62,12 +62,14 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
     # Freezing ends within an epoch, at the step where `signal_rank_1` stops two ranks.
     options = (*NO_DROPOUT, *SGD, "--freeze={Transformer: 9}")
     for accumulation in ACCUMULATIONS:
-        option = f"--grad_accumulation_factor={accumulation}"
-        assert (
-            workplace.train_here(tmp_path / f"1x{accumulation}", *options, option, yaml=yaml) == 0
-        )
+        run = tmp_path / f"1x{accumulation}"
+        # Validations within an epoch change no step.
+        interval = f"--valid_interval_steps={3 * (accumulation == 1)}"
+        accumulated = f"--grad_accumulation_factor={accumulation}"
+        assert workplace.train_here(run, *options, accumulated, interval, yaml=yaml) == 0
     one_rank = tmp_path / "1x1"
-    arguments = [str(one_rank), *workplace.arguments(one_rank, *options, yaml=yaml)]
+    interval = "--valid_interval_steps=3"
+    arguments = [str(one_rank), *workplace.arguments(one_rank, *options, interval, yaml=yaml)]
     for world_size in (2, 3):
         process = run_scenario("exact", world_size, tmp_path, arguments, workplace)
         assert process.returncode == 0, process.stderr
@@ -89,6 +91,11 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
             difference = (flat_parameters(run) - expected).norm() / expected.norm()
             assert difference <= 1e-6, (run.name, float(difference))
             assert step_losses(run) == pytest.approx(expected_losses, rel=1e-5), run.name
+            if (world_size, accumulation) != (1, 4):
+                assert validated_in(run) == pytest.approx(validated_in(one_rank), rel=1e-5), (
+                    run.name
+                )
+    assert [*validated_in(one_rank)] == [3, 6, 9, 12, 13]
 
     runs = (tmp_path / name for name in ("1x1", "test-2", "test-3"))
     scores = [read_json(run / "summary.json")["test"] for run in runs]
@@ -100,6 +107,11 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
 
 def flat_parameters(run: Path) -> torch.Tensor:
     return torch.cat([value.double().flatten() for value in last_parameters(run).values()])
+
+
+def validated_in(run: Path) -> dict[int, float]:
+    """Return the loss of each validation by its step."""
+    return {record["step"]: record["valid_loss"] for record in records_of(run, "epoch")}
 
 
 def step_losses(run: Path) -> list[float]:

@@ -201,6 +201,11 @@ KEYS: Mapping[str, Key] = {
         "minutes of training and validation after which a run ends; 0: only after its epochs",
     ),
     "early_stopping": Key(Range(low=0, integer=True, advice="Pass 0 to train all epochs.")),
+    "valid_interval_steps": Key(
+        Range(low=0, integer=True, advice="Pass 0 to validate only after an epoch."),
+        0,
+        "optimizer steps between two validations within an epoch; 0: only after an epoch",
+    ),
     "grad_accumulation_factor": Key(  # the plan of each micro-batch takes memory
         Range(low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step.")
     ),

@@ -100,6 +100,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     Attributes:
         meta: values that are written into every checkpoint's meta file.
+        is_within_epoch: whether whatever is saved is of a position within an epoch.
 
     >>> from tempfile import TemporaryDirectory
     >>> from torch import nn
@@ -120,6 +121,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self.optional_recoverables = dict.fromkeys(self.recoverables, False)  # SpeechBrain forgets
         self._is_claimed = False
         self.meta: dict[str, Any] = {}
+        self.is_within_epoch = False
         self._logged: set[str] = set()
 
     # -- saving -------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         try:
             with MainProcessContext():  # else it waits for a rank that failed
                 checkpoint = publish(super().save_checkpoint(*arguments, **options))
-                if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
+                if INTRA_EPOCH_CKPT_FLAG not in checkpoint.meta:  # it replaces unvalidated ones
                     self.delete_checkpoints(
                         num_to_keep=0,
                         ckpt_predicate=lambda checkpoint: INTRA_EPOCH_CKPT_FLAG in checkpoint.meta,
@@ -339,6 +341,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         latest = max(dates, default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}
         added = {**date, **self.meta, **(meta or {})}
+        end_of_epoch = end_of_epoch and not self.is_within_epoch
         written: Mapping[str, Any] = super()._save_checkpoint_metafile(file, added, end_of_epoch)
         return written
 

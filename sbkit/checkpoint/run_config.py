@@ -56,6 +56,7 @@ MAY_CHANGE = frozenset(
         "eval_batch_seconds",
         # length
         *("number_of_epochs", "max_minutes", "optimizer_step_limit", "early_stopping"),
+        "valid_interval_steps",
         # against divergence
         *("nonfinite_patience", "lr", "weight_decay", "max_grad_norm"),
     }

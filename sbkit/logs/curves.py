@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOSS, RATE, BY_EPOCH, METRICS = "Training loss", "Learning rate", "Loss by epoch", "Metrics"
+LOSS, RATE, VALIDATION, METRICS = "Training loss", "Learning rate", "Loss at validation", "Metrics"
 AXES = {  # x and y of each panel
     LOSS: ("step", "loss"),
     RATE: ("step", "learning rate (10⁻³)"),
-    BY_EPOCH: ("epoch", "loss"),
-    METRICS: ("epoch", "metric"),
+    VALIDATION: ("step", "loss"),
+    METRICS: ("step", "metric"),
 }
 COLORS = ("blue", "orange", "green", "purple", "red", "brown", "pink", "gray", "olive", "cyan")
 STYLES: dict[str, dict[str, Any]] = {
@@ -50,34 +50,34 @@ class Curve:
 
 
 def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
-    """Yield the training loss, the learning rate, the loss by epoch and the metrics."""
-    steps, epochs = _select(records, "step"), _select(records, "epoch")
+    """Yield the training loss, the learning rate, the loss at validation and the metrics."""
+    steps, validations = _select(records, "step"), _select(records, "epoch")
     for xs, ys in _points(steps, "step", "loss"):
         yield Curve(LOSS, "as logged", xs, ys, 0, "faint")
         yield Curve(LOSS, "running mean", *_smooth(xs, ys), 0, "line")
     for xs, ys in _points(steps, "step", "learning_rate", scale=1000):
         yield Curve(RATE, "", xs, ys, 2, "line")
     for color, (name, label) in enumerate((("loss", "training"), ("valid_loss", "validation"))):
-        for xs, ys in _points(epochs, "epoch", name):
-            yield Curve(BY_EPOCH, label, xs, ys, color, "marked")
+        for xs, ys in _points(validations, "step", name):
+            yield Curve(VALIDATION, label, xs, ys, color, "marked")
     sources = {name: None for record in records for name in record if name.startswith(SOURCE_LOSS)}
     for color, name in enumerate(sources, start=2):
         source = name.removeprefix(SOURCE_LOSS)
         for xs, ys in _points(steps, "step", name):
             yield Curve(LOSS, source, *_smooth(xs, ys), color, "line")
-        for xs, ys in _points(epochs, "epoch", name):
-            yield Curve(BY_EPOCH, f"training, {source}", xs, ys, color, "marked")
+        for xs, ys in _points(validations, "step", name):
+            yield Curve(VALIDATION, f"training, {source}", xs, ys, color, "marked")
     tests = {test["split"]: test for test in _select(records, "test")}  # the last of each split
     decoders = {split: test.get("decoder") for split, test in tests.items()}
-    # Every epoch is validated with greedy decoding.
+    # A validation decodes greedily.
     validation_decoder = " (greedy)" if any(decoders.values()) else ""
-    logged = dict.fromkeys(name for epoch in epochs for name in epoch)
+    logged = dict.fromkeys(name for figures in validations for name in figures)
     of_sets = [name for name in logged if name not in metrics and base_name(name) in metrics]
     names = [*(name for name in metrics if name in logged), *of_sets]
     for color, name in enumerate(names, start=3):
         metric = metrics[base_name(name)]
         scale, unit = (100, " %") if metric.is_fraction else (1, f" {metric.unit}".rstrip())
-        for xs, ys in _points(epochs, "epoch", name, scale=scale):
+        for xs, ys in _points(validations, "step", name, scale=scale):
             label = f"valid {name}{validation_decoder}"
             if metric.lower_is_better is None:
                 label += f", last {ys[-1]:.4g}{unit}"

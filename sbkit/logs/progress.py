@@ -163,6 +163,7 @@ class TrainingProgress:
     total_epochs: int
     total_steps: int
     metrics: Metrics = field(default_factory=dict)
+    valid_interval_steps: int = 0  # between two validations within an epoch; 0: only at its end
     max_seconds_left: Clock = lambda: math.inf
     clock: Clock = time.perf_counter
 
@@ -250,6 +251,8 @@ class TrainingProgress:
         if self._validation_seconds is None:
             least = min(training, self.max_seconds_left())
             return f"> {_format_duration(least)} left"
+        if self.valid_interval_steps:
+            validations_left += (self.total_steps - step) // self.valid_interval_steps
         validating = max(validations_left, 0) * self._validation_seconds
         seconds = min(training + validating, self.max_seconds_left())
         return f"{_format_duration(seconds)} left"

@@ -67,7 +67,7 @@ class StepFigures(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochFigures(Figures):
-    """Figures of a whole epoch; ``valid_loss`` is None if it was not validated."""
+    """Figures of a validation, and of its epoch so far; ``valid_loss``: None without a set."""
 
     kind: ClassVar[str] = "epoch"
     loss: float  # mean training loss over the epoch

@@ -6,6 +6,8 @@ and counts, or a plain mean as in SpeechBrain.
 
     fit -> _fit_epochs -> _fit_train -> fit_batch -> optimizers_step
                        -> _fit_valid -> evaluate_splits -> evaluate_batch
+
+`valid_interval_steps` validates within an epoch as well (`_fit_train` -> _validate_within_epoch).
 """
 
 import json
@@ -38,7 +40,14 @@ from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
+from sbkit.checkpoint.rng import (
+    State,
+    isolated_rng,
+    preserve_rng,
+    random_state,
+    restore_random_state,
+    seed_step,
+)
 from sbkit.config.hparams import SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
@@ -70,11 +79,11 @@ from sbkit.train.ownership import all_within, check_owners, device_errors
 from sbkit.train.schedule import Position, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, detached
 from sbkit.train.stopping import (
-    BEST_EPOCH,
     FIT_SECONDS,
+    STALE_VALIDATIONS,
     SaveOrLeave,
     TimeLimit,
-    first_best_epoch,
+    stale_validations,
     stops_early,
 )
 from sbkit.train.watchdog import Watchdog
@@ -108,7 +117,7 @@ HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` c
     "Call it in your own `fit_batch`; here steps that are not finite are skipped",
 )
 
-COUNTERS = ("step", "optimizer_step", "nonfinite_count")
+COUNTERS = ("step", "optimizer_step", "validated_step", "nonfinite_count")
 # Of a script of SpeechBrain's, whose other keys may mean something else.
 NUMBERS = {name: range_ for name, range_ in RANGES.items() if type(range_) is Range}
 PHASES = {  # titles of the progress bar
@@ -140,8 +149,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         step: micro-batches of the current epoch or evaluation so far, and 0 in between. A resumed
             epoch continues from where it was saved.
         optimizer_step: steps of the run so far.
+        validated_step: the optimizer step of the last validation within an epoch.
         nonfinite_count: bad steps of the epoch that the host has read so far.
-        on_epoch: takes the record of each epoch that `run.history` gets, on the first rank.
+        on_epoch: takes the record of each validation that `run.history` gets, on the first rank.
         tested: the meta data of the checkpoints whose mean is tested, once it is loaded.
 
     >>> class Line(Brain):
@@ -235,6 +245,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.watchdog = Watchdog(None, stall_seconds=0)
         if checkpointer is not None and self.scaler.is_enabled():  # instead of SpeechBrain's
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
+        if self._valid_interval and not isinstance(checkpointer, Checkpointer | None):
+            raise ConfigError("`valid_interval_steps` needs the checkpointer sbkit.Checkpointer.")
         if checkpointer is not None and self.training_step.moving_average.decay:
             checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
         self._reset_position()
@@ -260,8 +272,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _reset_position(self) -> None:
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
+        self.validated_step = 0
         self.epoch_share = 0.0
         self._is_last = False  # whether the micro-batch is the last of its epoch
+        self._stops_early = False  # after a validation within the epoch
         self._was_trained = False  # whether the resumed epoch had its last micro-batch
         self._is_planned = False  # whether sbkit's sampler plans the epoch
         self._saved_random: State | None = None  # from a checkpoint, until it is restored
@@ -350,15 +364,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
         valid_set: SplitLoaders | None,
         show_progress: bool,
     ) -> None:
-        patience = self._hparam("early_stopping", 0)
-        metric = best_key(self.evaluator.metrics).name
         self.time_limit.agree(self.optimizer_step)
         for epoch in epoch_counter:
-            if self.step == 0 and stops_early(self.checkpointer, patience, metric=metric):
-                break
-            if self.step == 0 and self.time_limit.is_over:
+            self._stops_early = self._decide_early_stopping()
+            if self._stops_early or (self.step == 0 and self.time_limit.is_over):
                 break
             self._fit_train(train_set, epoch, show_progress)
+            if self._stops_early:
+                break
             self._fit_valid(valid_set, epoch, show_progress)
             ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
             if self._is_over or ends_debugging:
@@ -457,6 +470,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._start_epoch(train_set, epoch)
         count = length_of(train_set)
         log_every = self._hparam("log_every", KEYS["log_every"].default)
+        if self._is_validation_due:  # the run died in it
+            self._validate_within_epoch(epoch)
         for batch, is_last in self._training_batches(train_set):
             if self._is_over:
                 break
@@ -488,6 +503,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.save_or_leave.after_micro_batch(
                 self.optimizer_step, ends_step=self.should_step, is_last=is_last
             )
+            if self._is_validation_due:
+                self._validate_within_epoch(epoch)
             self.watchdog.ping("data", self.optimizer_step)
         self._read_metrics()
         self.zero_grad(set_to_none=True)
@@ -498,8 +515,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @property
     def _is_over(self) -> bool:
-        """Whether the run ends within the epoch, which is then validated."""
-        return self.time_limit.is_over or bool(self._optimizer_step_limit_exceeded)
+        """Whether the run ends within the epoch, which is then validated unless it just was."""
+        is_at_limit = self.time_limit.is_over or bool(self._optimizer_step_limit_exceeded)
+        return is_at_limit or self._stops_early
+
+    def _decide_early_stopping(self) -> bool:
+        patience = self._hparam("early_stopping", 0)
+        return stops_early(
+            self.checkpointer, patience, metric=best_key(self.evaluator.metrics).name
+        )
 
     def _start_epoch(self, train_set: Batches, epoch: int) -> None:
         self.training_step.start_epoch(epoch)
@@ -719,14 +743,53 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step = 0
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
 
-    def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
+    @property
+    def _valid_interval(self) -> int:
+        return int(self._hparam("valid_interval_steps", KEYS["valid_interval_steps"].default))
+
+    @property
+    def _is_validation_due(self) -> bool:
+        """Whether a validation comes next that is not at the end of the epoch."""
+        is_within_epoch = self.step > 0 and not (self._is_last or self._was_trained)
+        return (
+            self._valid_interval > 0
+            and self.optimizer_step % self._valid_interval == 0
+            and self.optimizer_step > self.validated_step
+            and is_within_epoch
+            and self.should_step
+            and not self._is_over
+            and bool(self._valid_set)
+        )
+
+    def _validate_within_epoch(self, epoch: int) -> None:
+        """Save, validate and save again; what follows trains as if there was no validation.
+
+        A run that dies while it validates resumes before the validation.
+        """
+        metrics = self.training_metrics
+        metrics.progress.pause()
+        self.save_or_leave.save()
+        metrics.unread = metrics.meter.peek()
+        self.validated_step = self.optimizer_step
+        with preserve_rng(self.device):
+            self._evaluate_stage(self._valid_set, Stage.VALID, epoch, step=self.step)
+        self.training_step.train_mode()
+        metrics.start_epoch(afresh=False)
+        self._stops_early = self._decide_early_stopping()
+
+    def _evaluate_stage(
+        self, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, step: int = 0
+    ) -> float:
+        """Evaluate between epochs, or within one after a micro-batch, ``step``."""
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
         self.leave_if_asked(in_training=stage is Stage.VALID)
         mean = mean_over_ranks(losses)
-        self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain
+        self.step = len(losses) if stage is Stage.TEST else step  # as in SpeechBrain
+        if stage is Stage.VALID and isinstance(self.checkpointer, Checkpointer):
+            self.checkpointer.is_within_epoch = step > 0
         self.on_stage_end(stage, mean, epoch)
-        self.step = 0
+        self.step = step
         return mean
 
     @torch.no_grad()
@@ -864,11 +927,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         # Before the save: what ends by this share is finished by the seconds in its checkpoint.
         self.time_limit.agree(self.optimizer_step)
         if self.checkpointer is not None:
-            first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
-            position = {"epoch": epoch, "optimizer_step": self.optimizer_step, BEST_EPOCH: first}
+            stale = stale_validations(self.checkpointer, best, values[best.name])
+            position = {"epoch": epoch, "optimizer_step": self.optimizer_step}
             seconds = {FIT_SECONDS: self.time_limit.seconds}
+            ranking = {STALE_VALIDATIONS: stale, RANKED_BY: best._asdict()}
             self.checkpointer.save_and_keep_only(
-                meta={**values, **position, **seconds, RANKED_BY: best._asdict()},
+                meta={**values, **position, **seconds, **ranking},
                 num_to_keep=num_averaged,
                 max_keys=[best.max_key] if best.max_key else [],
                 min_keys=[best.min_key] if best.min_key else [],
@@ -905,10 +969,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 total_epochs=num_epochs,
                 total_steps=num_steps,
                 metrics=type(self).metrics,
+                valid_interval_steps=self._valid_interval,
                 max_seconds_left=lambda: self.time_limit.seconds_left,
             ),
             resume_step=self.optimizer_step,
-            before_validation=self.step > 0,
+            before_validation=self.step > 0 and self.validated_step < self.optimizer_step,
             sources=[] if self.loaders is None else [*self.loaders.splits.mix],
         )
 

@@ -234,16 +234,17 @@ class TrainingMetrics:
     def log_epoch(
         self, epoch: int, step: int, *, valid_loss: float, values: Mapping[str, float]
     ) -> EpochFigures:
-        """Log and return the figures of an epoch and its validation; every rank calls this."""
+        """Log and return the figures of a validation and the epoch so far; every rank calls it."""
+        totals = self.so_far + self.unread
         figures = EpochFigures(
             epoch=epoch,
             step=step,
-            loss=self.so_far.loss,
-            rtfx=self.so_far.rtfx,
-            skipped_steps=int(self.so_far.skipped_steps),
+            loss=totals.loss,
+            rtfx=totals.rtfx,
+            skipped_steps=int(totals.skipped_steps),
             valid_loss=valid_loss,
             metrics=values,
-            source_losses=self.so_far.source_losses(self.sources),
+            source_losses=totals.source_losses(self.sources),
         )
         self._write(figures)
         return figures

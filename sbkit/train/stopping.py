@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ranks
 MAX_STEPS_BETWEEN_QUESTIONS = 25  # later steps may be slower
-BEST_EPOCH = "best_epoch"  # keys of a checkpoint's meta file
+STALE_VALIDATIONS = "stale_validations"  # keys of a checkpoint's meta file
 FIT_SECONDS = "fit_seconds"
 
 
@@ -231,25 +231,29 @@ class SaveOrLeave:
 # ---- early stopping and the last epoch
 
 
-def first_best_epoch(checkpointer: Any, key: BestKey, *, epoch: int, value: float) -> int:
-    """Return the first epoch with the best value so far, given the ``value`` of the last ``epoch``.
+def stale_validations(checkpointer: Any, key: BestKey, value: float) -> int:
+    """Return the number of validations since the best one; ``value`` is that of the last.
 
-    Each checkpoint stores it as BEST_EPOCH, because the first of several best may be deleted.
+    Each checkpoint stores it as STALE_VALIDATIONS, because the first of several best may be
+    deleted.
     """
     best = checkpointer.find_checkpoint(max_key=key.max_key, min_key=key.min_key)
     if best is None:
-        return epoch
+        return 0
     before = best.meta[key.name]
-    is_better = value > before if key.max_key else value < before
-    return epoch if is_better or math.isnan(before) else best.meta.get(BEST_EPOCH, epoch)
+    if math.isnan(before) or (value > before if key.max_key else value < before):
+        return 0
+    last = checkpointer.find_checkpoint(ckpt_predicate=lambda c: STALE_VALIDATIONS in c.meta)
+    return last.meta[STALE_VALIDATIONS] + 1 if last else 0
 
 
 def has_stopped_early(checkpoints: Path, patience: int) -> bool:
-    """Return whether the last ``patience`` epochs were no better; a patience of 0 never stops."""
+    """Return whether the last ``patience`` validations were no better; 0 never stops.
+
+    A checkpoint that was saved without a validation says nothing.
+    """
     newest = newest_checkpoint(checkpoints)
-    if newest is None or BEST_EPOCH not in newest.meta:
-        return False
-    return 0 < patience <= int(newest.meta["epoch"]) - int(newest.meta[BEST_EPOCH])
+    return newest is not None and 0 < patience <= newest.meta.get(STALE_VALIDATIONS, 0)
 
 
 def stops_early(checkpointer: Any, patience: int, *, metric: str) -> bool:
@@ -260,17 +264,17 @@ def stops_early(checkpointer: Any, patience: int, *, metric: str) -> bool:
     stops: bool = gather_over_ranks(rank() == 0 and has_stopped_early(folder, patience))[0]
     if stops:
         logger.info(
-            f"{metric} has not improved for {patience} epochs (`early_stopping`): training ends."
+            f"{metric} has not improved for {patience} validations (`early_stopping`): the run ends"
         )
     return stops
 
 
 def is_finished(run_folder: Path, settings: Mapping[str, Any]) -> bool:
     """Return whether a run has trained its last epoch or its minutes, or has stopped early."""
+    if has_stopped_early(run_folder / CHECKPOINTS, settings.get("early_stopping", 0)):
+        return True
     newest = newest_checkpoint(run_folder / CHECKPOINTS)
     if newest is None or not newest.meta.get("end-of-epoch", True):
         return False
-    has_ended = newest.meta.get("epoch", 0) >= settings["number_of_epochs"]
-    has_ended |= 0 < 60 * settings.get("max_minutes", 0) <= newest.meta.get(FIT_SECONDS, 0)
-    patience = settings.get("early_stopping", 0)
-    return has_ended or has_stopped_early(run_folder / CHECKPOINTS, patience)
+    has_ended: bool = newest.meta.get("epoch", 0) >= settings["number_of_epochs"]
+    return has_ended or 0 < 60 * settings.get("max_minutes", 0) <= newest.meta.get(FIT_SECONDS, 0)

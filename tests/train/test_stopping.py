@@ -13,23 +13,24 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch.utils.data import TensorDataset
 
 from recipes.asr.recipe import AsrBrain
-from sbkit.base.errors import BAD_INPUT
+from sbkit.base.errors import BAD_INPUT, ConfigError
 from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.logs.metric import Metric, best_key
 from sbkit.run import export_and_test
 from sbkit.train.stopping import (
-    BEST_EPOCH,
     FIT_SECONDS,
+    STALE_VALIDATIONS,
     StopSignals,
     TimeLimit,
-    first_best_epoch,
     is_finished,
+    stale_validations,
 )
 from tests.runs import Workplace, read_json, records_of
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
@@ -68,15 +69,78 @@ class Interrupted(LineBrain):
         return {"error": sum(results) / len(results)}
 
 
-def interrupted_brain(folder: Path | None, interrupts: str) -> tuple[Any, Callable[[], None]]:
+def interrupted_brain(
+    folder: Path | None, interrupts: str, **settings: float
+) -> tuple[Any, Callable[[], None]]:
     """Return a Brain, and what fits it to four steps in each of three epochs."""
     model, epochs, data = line(), EpochCounter(3), TensorDataset(*rows(8))
     recoverables = {"model": model, "epochs": epochs}
     checkpointer = folder and Checkpointer(folder, recoverables=recoverables)
-    hparams = {"average_checkpoints": 2, "epoch_counter": epochs}
+    hparams = {"average_checkpoints": 2, "epoch_counter": epochs, **settings}
     brain = brain_of(Interrupted, model=model, hparams=hparams, checkpointer=checkpointer)
     brain.interrupts = interrupts
-    return brain, partial(brain.fit, epochs, data, data, train_loader_kwargs={"batch_size": 2})
+    shuffled = {"batch_size": 2, "shuffle": True}
+    return brain, partial(brain.fit, epochs, data, data, train_loader_kwargs=shuffled)
+
+
+def validations_in(folder: Path) -> list[tuple[int, bool, float]]:
+    """Return the step, the position and the error of each checkpoint of a validation."""
+    metas = [checkpoint.meta for checkpoint in Checkpointer(folder).list_checkpoints()]
+    figures = [(m["optimizer_step"], m["end-of-epoch"], m["error"]) for m in metas if "error" in m]
+    return sorted(figures)
+
+
+@pytest.mark.parametrize("interrupts", ["", "step 2", "step 3", "score 3", "step 5", "score 8"])
+def test_validation_within_an_epoch_changes_no_weight_also_of_an_interrupted_run(
+    interrupts: str, tmp_path: Path
+) -> None:
+    """Before, at and after its step, and while it validates; the draws of the loader go on."""
+    weights = []
+    for name, interrupt, interval in (("a", interrupts, 3), ("b", "", 3), ("c", "", 0)):
+        settings = {"valid_interval_steps": interval, "average_checkpoints": 9, "ema_decay": 0.5}
+        torch.manual_seed(5)
+        brain, fit = interrupted_brain(tmp_path / name, interrupt, **settings)
+        if interrupt:
+            with pytest.raises(KeyboardInterrupt, match="checkpoint saved"):
+                fit()
+            brain, fit = interrupted_brain(tmp_path / name, "", **settings)
+        fit()
+        weights.append(brain.modules["model"].weight)
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[1], weights[2])
+    steps = [(step, is_end) for step, is_end, _ in validations_in(tmp_path / "b")]
+    assert steps == [(3, False), (4, True), (6, False), (8, True), (9, False), (12, True)]
+    assert validations_in(tmp_path / "a") == validations_in(tmp_path / "b")
+    of_epochs = [figures for figures in validations_in(tmp_path / "b") if figures[1]]
+    assert of_epochs == validations_in(tmp_path / "c")
+
+
+def all_equal(outputs: torch.Tensor, batch: object) -> list[float]:
+    return [1.0] * len(outputs)
+
+
+def test_early_stopping_ends_a_run_within_an_epoch(tmp_path: Path) -> None:
+    """The same command trains no further, and more patience trains on from that step."""
+    folder = tmp_path / CHECKPOINTS
+    for patience, step in ((2, 3), (2, 3), (4, 5), (0, 12)):
+        settings = {"valid_interval_steps": 1, "early_stopping": patience}
+        brain, fit = interrupted_brain(folder, "", **settings)
+        brain.score = all_equal
+        fit()
+        newest = newest_checkpoint(folder)
+        assert newest is not None
+        assert newest.meta["optimizer_step"] == step
+        assert newest.meta[STALE_VALIDATIONS] == step - 1
+        finished = {"number_of_epochs": 3, "early_stopping": patience}
+        assert is_finished(tmp_path, finished)
+        assert is_finished(tmp_path, {**finished, "early_stopping": 0}) is (step == 12)
+
+
+def test_a_checkpointer_of_speechbrain_cannot_validate_within_an_epoch(tmp_path: Path) -> None:
+    """It would mark the checkpoint as the end of the epoch."""
+    keeper = SpeechBrainCheckpointer(tmp_path)
+    with pytest.raises(ConfigError, match="needs the checkpointer sbkit.Checkpointer"):
+        brain_of(hparams={"valid_interval_steps": 2}, checkpointer=keeper)
 
 
 @pytest.mark.parametrize("interrupts", ["", "step 6", "step 8", "score 8", "score 12"])
@@ -196,21 +260,20 @@ LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
 
 
 @pytest.mark.parametrize("metrics", [LOWER, HIGHER])
-def test_early_stopping_counts_epochs_since_the_best(
+def test_early_stopping_counts_validations_since_the_best(
     metrics: dict[str, Metric], tmp_path: Path
 ) -> None:
-    """An equal epoch is no better, even if its checkpoint is deleted; NaN is the worst."""
+    """An equal one is no better, even if its checkpoint is deleted; NaN is the worst."""
     keeper, key = Checkpointer(tmp_path / "checkpoints"), best_key(metrics)
     figures, since = (math.nan, 0.7, 0.5, 0.5, math.nan, 0.4, 0.7, 0.4), []
     for epoch, figure in enumerate(figures, start=1):
         value = figure if key.min_key else 1 - figure
-        first = first_best_epoch(keeper, key, epoch=epoch, value=value)
+        since.append(stale_validations(keeper, key, value))
         keeper.save_and_keep_only(
-            meta={key.name: value, "epoch": epoch, BEST_EPOCH: first},
+            meta={key.name: value, "epoch": epoch, STALE_VALIDATIONS: since[-1]},
             num_to_keep=1,
             **{("min_keys" if key.min_key else "max_keys"): [key.name]},
         )
-        since.append(epoch - first)
         for patience in (1, 2, 3):
             stopped = is_finished(tmp_path, {"number_of_epochs": 99, "early_stopping": patience})
             assert stopped is (since[-1] >= patience)
