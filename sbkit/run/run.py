@@ -184,7 +184,7 @@ class Run:
     def train(self, *, on_epoch: Callable[[Record], object] | None = None) -> None:
         """Check, train, export and test the run; one that was stopped goes on.
 
-        on_epoch: is called after each epoch with the record that `history` gets, on the first rank.
+        on_epoch: is called after each validation with the record that `history` gets, on rank 0.
             What it raises ends the run, and the next call goes on.
 
         Raises KeyboardInterrupt after Ctrl-C or another signal. The next call goes on.

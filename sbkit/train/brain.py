@@ -5,9 +5,8 @@ A recipe overrides `compute_forward` and `compute_objectives`, and as much of `o
 and counts, or a plain mean as in SpeechBrain.
 
     fit -> _fit_epochs -> _fit_train -> fit_batch -> optimizers_step
+                                     -> _validate_within_epoch (`valid_interval_steps`)
                        -> _fit_valid -> evaluate_splits -> evaluate_batch
-
-`valid_interval_steps` validates within an epoch as well (`_fit_train` -> _validate_within_epoch).
 """
 
 import json
@@ -40,14 +39,7 @@ from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import (
-    State,
-    isolated_rng,
-    preserve_rng,
-    random_state,
-    restore_random_state,
-    seed_step,
-)
+from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
@@ -245,6 +237,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.watchdog = Watchdog(None, stall_seconds=0)
         if checkpointer is not None and self.scaler.is_enabled():  # instead of SpeechBrain's
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
+        self._valid_interval: int = self._hparam("valid_interval_steps", 0)
         if self._valid_interval and not isinstance(checkpointer, Checkpointer | None):
             raise ConfigError("`valid_interval_steps` needs the checkpointer sbkit.Checkpointer.")
         if checkpointer is not None and self.training_step.moving_average.decay:
@@ -364,9 +357,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         valid_set: SplitLoaders | None,
         show_progress: bool,
     ) -> None:
+        patience = self._hparam("early_stopping", 0)
         self.time_limit.agree(self.optimizer_step)
         for epoch in epoch_counter:
-            self._stops_early = self._decide_early_stopping()
+            self._stops_early = stops_early(self.checkpointer, patience)
             if self._stops_early or (self.step == 0 and self.time_limit.is_over):
                 break
             self._fit_train(train_set, epoch, show_progress)
@@ -518,12 +512,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """Whether the run ends within the epoch, which is then validated unless it just was."""
         is_at_limit = self.time_limit.is_over or bool(self._optimizer_step_limit_exceeded)
         return is_at_limit or self._stops_early
-
-    def _decide_early_stopping(self) -> bool:
-        patience = self._hparam("early_stopping", 0)
-        return stops_early(
-            self.checkpointer, patience, metric=best_key(self.evaluator.metrics).name
-        )
 
     def _start_epoch(self, train_set: Batches, epoch: int) -> None:
         self.training_step.start_epoch(epoch)
@@ -744,10 +732,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
 
     @property
-    def _valid_interval(self) -> int:
-        return int(self._hparam("valid_interval_steps", KEYS["valid_interval_steps"].default))
-
-    @property
     def _is_validation_due(self) -> bool:
         """Whether a validation comes next that is not at the end of the epoch."""
         is_within_epoch = self.step > 0 and not (self._is_last or self._was_trained)
@@ -771,11 +755,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.save_or_leave.save()
         metrics.unread = metrics.meter.peek()
         self.validated_step = self.optimizer_step
-        with preserve_rng(self.device):
+        with isolated_rng(self.device):
             self._evaluate_stage(self._valid_set, Stage.VALID, epoch, step=self.step)
         self.training_step.train_mode()
         metrics.start_epoch(afresh=False)
-        self._stops_early = self._decide_early_stopping()
+        self._stops_early = stops_early(self.checkpointer, self._hparam("early_stopping", 0))
 
     def _evaluate_stage(
         self, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, step: int = 0

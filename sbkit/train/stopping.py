@@ -256,16 +256,14 @@ def has_stopped_early(checkpoints: Path, patience: int) -> bool:
     return newest is not None and 0 < patience <= newest.meta.get(STALE_VALIDATIONS, 0)
 
 
-def stops_early(checkpointer: Any, patience: int, *, metric: str) -> bool:
+def stops_early(checkpointer: Any, patience: int) -> bool:
     """Return whether training ends early, for all ranks what rank 0 finds; log it."""
     if not patience or checkpointer is None:
         return False
     folder = Path(checkpointer.checkpoints_dir)
     stops: bool = gather_over_ranks(rank() == 0 and has_stopped_early(folder, patience))[0]
     if stops:
-        logger.info(
-            f"{metric} has not improved for {patience} validations (`early_stopping`): the run ends"
-        )
+        logger.info(f"`early_stopping`: {patience} validations were no better; training ends.")
     return stops
 
 
