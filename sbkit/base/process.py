@@ -39,6 +39,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # The first rank prints its error this much earlier than the others. On a busy machine it was more
 # than 3 s later than another one.
 OTHER_RANKS_DELAY = 10.0  # seconds
+SAVED_FILE = "SBKIT_SAVED_FILE"  # variable of a launcher: a file that each saved checkpoint touches
 OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),

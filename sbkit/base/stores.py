@@ -2,18 +2,19 @@
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import TypeVar
 
 from sbkit.base.errors import LASTING_FAULTS, SbkitError, StoreError
 
 logger = logging.getLogger(__name__)
 
-WAIT = "heartbeats/waiting"  # in a run folder; its time is the end of a wait, of any rank
+WAIT = "heartbeats/waiting"  # in a run folder; touched while a process waits
+PING_SECONDS = 1.0
 MAX_PAUSE = 30.0  # seconds between two tries; the first is one second
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,7 +35,7 @@ _patience: tuple[float, Path | None] = (0.0, None)
 def store_patience(seconds: float, run_folder: Path | None = None) -> Iterator[None]:
     """Let `wait_for_store` wait for so long in the block and in workers that it forks.
 
-    run_folder: gets the note WAIT, for the watchdogs of all ranks.
+    run_folder: gets the file WAIT, for the watchdogs of all ranks.
     """
     global _patience
     before, _patience = _patience, (seconds, run_folder)
@@ -63,12 +64,32 @@ def is_temporary(error: BaseException | None, *, of_store: bool = False) -> bool
     return not is_refused and not isinstance(error, lasting)
 
 
+@contextmanager
+def _pinging() -> Iterator[None]:
+    """Tell the watchdogs of all ranks while this process waits, for up to `store_patience`."""
+    seconds, run_folder = _patience
+    done = Event()
+
+    def ping() -> None:
+        end = time.monotonic() + seconds
+        while run_folder and time.monotonic() < end and not done.wait(PING_SECONDS):
+            with suppress(OSError):  # it may be on the disk that is away
+                (run_folder / WAIT).touch()
+
+    Thread(target=ping, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@_pinging()
 def wait_for_store(work: Callable[[], T]) -> T:
     """Return what ``work`` returns; while a store is away, call it again, with growing pauses.
 
     Raises StoreError if the patience is over, and other errors at once.
     """
-    seconds, run_folder = _patience
+    seconds, _ = _patience
     end, pause = 0.0, 1.0
     while True:
         try:
@@ -77,15 +98,12 @@ def wait_for_store(work: Callable[[], T]) -> T:
             if not is_temporary(error):
                 raise
             reason = str(error).removesuffix(".")
-            end = end or time.time() + seconds
-            if time.time() >= end:
+            end = end or time.monotonic() + seconds
+            seconds_left = end - time.monotonic()
+            if seconds_left <= 0:
                 tried = f" It was tried for {seconds:g} s (`store_patience`)." if seconds else ""
                 raise StoreError(f"{reason}.{tried}") from error
         if pause == 1:
             logger.warning(f"{reason}. It is tried again for up to {seconds:g} s.")
-        if run_folder is not None:
-            with suppress(OSError):  # it may be on the disk that is away
-                (run_folder / WAIT).touch()
-                os.utime(run_folder / WAIT, (end, end))
-        time.sleep(min(pause, max(0.0, end - time.time())))
+        time.sleep(min(pause, seconds_left))
         pause = min(2 * pause, MAX_PAUSE)

@@ -7,6 +7,7 @@ checkpoint. This one fills a folder under another name, adds checksums, and rena
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import BundleError, ConfigError, SbkitError, StoreError
 from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, write_text_atomically
+from sbkit.base.process import SAVED_FILE
 from sbkit.base.stores import wait_for_store
 from sbkit.checkpoint.folder import (
     checkpoint_folders,
@@ -161,6 +163,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 )
                 trouble.__cause__ = error
         leave_together(trouble)
+        if SAVED_FILE in os.environ:
+            Path(os.environ[SAVED_FILE]).touch()
         return checkpoint
 
     def _save_whole(self, *arguments: Any, **options: Any) -> Checkpoint:

@@ -25,7 +25,6 @@ from sbkit.base.imports import reading_data
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
-from sbkit.base.ranges import KEYS
 from sbkit.base.stores import wait_for_store
 from sbkit.bundle.config import missing_model
 from sbkit.check.check import check_before_training, check_run
@@ -194,7 +193,7 @@ class Run:
         values = self.values
         self._require_current()
         values.require_in_range()
-        patience = self.settings.get("store_patience", KEYS["store_patience"].default)
+        patience = self.settings["store_patience"]
         brain: Brain | None = None
         with (
             restartable(self.folder, patience, lambda: brain.position if brain else (0, 0)),

@@ -254,7 +254,7 @@ def restartable(
     file, last = folder / LAST_FAILURE, ""
     with store_patience(patience), suppress(OSError):  # it is missing, most of the time
         last = wait_for_store(lambda: read_file(file)).decode()
-    has_begun = newest_checkpoint(folder / CHECKPOINTS) is not None
+    has_begun = last != "" or newest_checkpoint(folder / CHECKPOINTS) is not None
     try:
         with store_patience(patience if has_begun else 0):
             yield

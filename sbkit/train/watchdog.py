@@ -93,12 +93,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         last_position = ""
-        stalled_seconds = 0.0
+        stalled_seconds = wait = 0.0
         while not self._stopped.wait(TICK_SECONDS):
             position = self._position
             if position is last_position:
                 # Ticks are counted, instead of reading the clock: a suspended run does not hang.
-                stalled_seconds = 0.0 if self._is_waiting() else stalled_seconds + TICK_SECONDS
+                last_wait, wait = wait, self._last_wait()
+                stalled_seconds = stalled_seconds + TICK_SECONDS if wait == last_wait else 0.0
             else:
                 last_position = position
                 stalled_seconds = 0.0
@@ -114,12 +115,12 @@ class Watchdog:
                 self._warn()
                 stalled_seconds = -math.inf  # once for each stall
 
-    def _is_waiting(self) -> bool:
-        """Return whether a rank waits for a store, which may be that of the folder itself."""
+    def _last_wait(self) -> float:
+        """Return when a rank last waited for a store, which may be that of the folder itself."""
         try:
-            return self._wait.stat().st_mtime > time.time()
+            return self._wait.stat().st_mtime
         except OSError as error:
-            return not isinstance(error, FileNotFoundError)
+            return 0.0 if isinstance(error, FileNotFoundError) else time.time()
 
     def _warn(self) -> None:
         frame = sys._current_frames().get(self._watched_thread)
