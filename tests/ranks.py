@@ -3,7 +3,9 @@
 Each scenario runs the real train.py, some of them several times in one process group.
 """
 
+import errno
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -23,6 +25,7 @@ import train
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import OtherRankError, StopRequestedError
 from sbkit.base.process import exit_code
+from sbkit.data.filesystem import ByteRange, read_ranges
 from sbkit.distributed.ranks import process_group, rank, world_size
 from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.train import watchdog
@@ -110,6 +113,24 @@ def fill_disk(brain: AsrBrain, *_: object) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
 
+@contextmanager
+def store_away_on_rank_1() -> Iterator[None]:
+    """Let a worker of rank 1 fail to read for 20 seconds, from its third batch on."""
+    num_reads, end = 0, multiprocessing.Value("d", 0.0)
+
+    def read(ranges: Sequence[ByteRange]) -> list[bytes]:
+        nonlocal num_reads
+        num_reads += 1
+        if rank() == 1 and num_reads == 3 and not end.value:
+            end.value = time.time() + 20
+        if time.time() < end.value:
+            raise OSError(errno.ESTALE, "Stale file handle", "/nfs/x")
+        return read_ranges(ranges)
+
+    with patch("sbkit.data.shard.read_ranges", read):
+        yield
+
+
 AFTER_BATCH = {"signal_rank_1": signal_rank_1, "hang_rank_1": hang_rank_1, "fill_disk": fill_disk}
 
 
@@ -122,8 +143,12 @@ def main() -> None:
             exact(Path(folder), Path(arguments[0]), arguments[1:])
             return
         arguments.append(f"--output_folder={folder}/run")
-        with patch.object(AsrBrain, "on_fit_batch_end", AFTER_BATCH[scenario]):
-            codes = [code_of_run(*arguments)]
+        if scenario == "store_away":
+            with store_away_on_rank_1():
+                codes = [code_of_run(*arguments)]
+        else:
+            with patch.object(AsrBrain, "on_fit_batch_end", AFTER_BATCH[scenario]):
+                codes = [code_of_run(*arguments)]
         if scenario == "signal_rank_1":
             with signal_rank_1_in_test():
                 codes.append(code_of_run(*arguments))
