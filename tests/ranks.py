@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.utils.data import get_worker_info
 
 import train
 from recipes.asr.recipe import AsrBrain
@@ -114,14 +115,14 @@ def fill_disk(brain: AsrBrain, *_: object) -> None:
 
 
 @contextmanager
-def store_away_on_rank_1() -> Iterator[None]:
-    """Let a worker of rank 1 fail to read for 20 seconds, from its third batch on."""
+def store_away_on_rank_0() -> Iterator[None]:
+    """Let a worker of rank 0 fail to read for 20 seconds, from its third batch on."""
     num_reads, end = 0, multiprocessing.Value("d", 0.0)
 
     def read(ranges: Sequence[ByteRange]) -> list[bytes]:
         nonlocal num_reads
-        num_reads += 1
-        if rank() == 1 and num_reads == 3 and not end.value:
+        num_reads += get_worker_info() is not None  # the start of a new run waits for no store
+        if rank() == 0 and num_reads == 3 and not end.value:
             end.value = time.time() + 20
         if time.time() < end.value:
             raise OSError(errno.ESTALE, "Stale file handle", "/nfs/x")
@@ -144,7 +145,7 @@ def main() -> None:
             return
         arguments.append(f"--output_folder={folder}/run")
         if scenario == "store_away":
-            with store_away_on_rank_1():
+            with store_away_on_rank_0():
                 codes = [code_of_run(*arguments)]
         else:
             with patch.object(AsrBrain, "on_fit_batch_end", AFTER_BATCH[scenario]):
