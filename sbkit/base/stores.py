@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
 from typing import TypeVar
 
 from sbkit.base.errors import LASTING_FAULTS, SbkitError, StoreError
@@ -64,32 +63,12 @@ def is_temporary(error: BaseException | None, *, of_store: bool = False) -> bool
     return not is_refused and not isinstance(error, lasting)
 
 
-@contextmanager
-def _pinging() -> Iterator[None]:
-    """Tell the watchdogs of all ranks while this process waits, for up to `store_patience`."""
-    seconds, run_folder = _patience
-    done = Event()
-
-    def ping() -> None:
-        end = time.monotonic() + seconds
-        while run_folder and time.monotonic() < end and not done.wait(PING_SECONDS):
-            with suppress(OSError):  # it may be on the disk that is away
-                (run_folder / WAIT).touch()
-
-    Thread(target=ping, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-
-
-@_pinging()
 def wait_for_store(work: Callable[[], T]) -> T:
     """Return what ``work`` returns; while a store is away, call it again, with growing pauses.
 
     Raises StoreError if the patience is over, and other errors at once.
     """
-    seconds, _ = _patience
+    seconds, run_folder = _patience
     end, pause = 0.0, 1.0
     while True:
         try:
@@ -105,5 +84,10 @@ def wait_for_store(work: Callable[[], T]) -> T:
                 raise StoreError(f"{reason}.{tried}") from error
         if pause == 1:
             logger.warning(f"{reason}. It is tried again for up to {seconds:g} s.")
-        time.sleep(min(pause, seconds_left))
+        wake = time.monotonic() + min(pause, seconds_left)
+        while (left := wake - time.monotonic()) > 0:
+            with suppress(OSError):  # the run may be on the disk that is away
+                if run_folder:
+                    (run_folder / WAIT).touch()
+            time.sleep(min(left, PING_SECONDS))
         pause = min(2 * pause, MAX_PAUSE)

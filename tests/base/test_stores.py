@@ -2,6 +2,8 @@
 
 import errno
 from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -57,20 +59,31 @@ def test_fault_is_temporary_until_proven_otherwise(
     [([], []), (3 * [STALE], [1, 2, 4]), (8 * [STALE], [1, 2, 4, 8, 16, 30, 30, 9])],
 )
 def test_pauses_grow_until_the_patience_is_over(
-    failures: list[Exception], pauses: list[float]
+    failures: list[Exception], pauses: list[float], tmp_path: Path
 ) -> None:
     slept: list[float] = []
     clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+    tries: list[float] = []
+    left = [*failures]
+
+    def read() -> str:
+        tries.append(sum(slept))
+        if left:
+            raise left.pop()
+        return "content"
+
     with patch("sbkit.base.stores.time", clock):
-        with store_patience(100):
-            assert wait_for_store(Mock(side_effect=[*failures, "content"])) == "content"
-            assert slept == pauses
+        with store_patience(100, tmp_path):
+            assert wait_for_store(read) == "content"
+            assert [*accumulate(pauses, initial=0)] == tries
+            slept.clear()
             with pytest.raises(StoreError, match="'/nfs/x'. It was tried for 100 s"):
                 wait_for_store(Mock(side_effect=STALE))
-            assert sum(slept) == sum(pauses) + 100
+            assert sum(slept) == 100
+            assert max(slept) == 1  # and the watchdogs are told as often
+            for error in (FileNotFoundError(errno.ENOENT, "x"), MemoryError(), KeyError("x")):
+                with pytest.raises(type(error)):
+                    wait_for_store(Mock(side_effect=error))
         with pytest.raises(StoreError, match="'/nfs/x'.$"):
             wait_for_store(Mock(side_effect=STALE))
-        for error in (FileNotFoundError(errno.ENOENT, "x"), MemoryError(), KeyError("x")):
-            with store_patience(100), pytest.raises(type(error)):
-                wait_for_store(Mock(side_effect=error))
-        assert sum(slept) == sum(pauses) + 100
+        assert sum(slept) == 100
