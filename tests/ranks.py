@@ -3,7 +3,9 @@
 Each scenario runs the real train.py, some of them several times in one process group.
 """
 
+import errno
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -18,11 +20,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.utils.data import get_worker_info
 
 import train
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import OtherRankError, StopRequestedError
 from sbkit.base.process import exit_code
+from sbkit.data.filesystem import ByteRange, read_ranges
 from sbkit.distributed.ranks import process_group, rank, world_size
 from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.train import watchdog
@@ -110,6 +114,24 @@ def fill_disk(brain: AsrBrain, *_: object) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
 
+@contextmanager
+def store_away_on_rank_0() -> Iterator[None]:
+    """Let a worker of rank 0 fail to read for 20 seconds, from its third batch on."""
+    num_reads, end = 0, multiprocessing.Value("d", 0.0)
+
+    def read(ranges: Sequence[ByteRange]) -> list[bytes]:
+        nonlocal num_reads
+        num_reads += get_worker_info() is not None  # the start of a new run waits for no store
+        if rank() == 0 and num_reads == 3 and not end.value:
+            end.value = time.time() + 20
+        if time.time() < end.value:
+            raise OSError(errno.ESTALE, "Stale file handle", "/nfs/x")
+        return read_ranges(ranges)
+
+    with patch("sbkit.data.shard.read_ranges", read):
+        yield
+
+
 AFTER_BATCH = {"signal_rank_1": signal_rank_1, "hang_rank_1": hang_rank_1, "fill_disk": fill_disk}
 
 
@@ -122,8 +144,12 @@ def main() -> None:
             exact(Path(folder), Path(arguments[0]), arguments[1:])
             return
         arguments.append(f"--output_folder={folder}/run")
-        with patch.object(AsrBrain, "on_fit_batch_end", AFTER_BATCH[scenario]):
-            codes = [code_of_run(*arguments)]
+        if scenario == "store_away":
+            with store_away_on_rank_0():
+                codes = [code_of_run(*arguments)]
+        else:
+            with patch.object(AsrBrain, "on_fit_batch_end", AFTER_BATCH[scenario]):
+                codes = [code_of_run(*arguments)]
         if scenario == "signal_rank_1":
             with signal_rank_1_in_test():
                 codes.append(code_of_run(*arguments))

@@ -177,6 +177,33 @@ def test_only_ranks_that_died_start_again(
     assert "Traceback" not in job.output()
 
 
+WORKING = """
+import os, pathlib, sys
+starts = pathlib.Path(sys.argv[1])
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+if sys.argv[2] == "saves":
+    pathlib.Path(os.environ["SBKIT_SAVED_FILE"]).touch()
+sys.exit(1 if len(starts.read_text()) < 4 else 0)
+"""
+AGENT = "from tools.launch import agent; agent.SECONDS_OF_WORK = {}; agent.run_main(agent.main)"
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize(
+    ("seconds", "saves", "starts"), [(0, "saves", 4), (0, "", 2), (3600, "saves", 2)]
+)
+def test_restarts_are_given_back_after_an_hour_of_work(
+    seconds: int, saves: str, starts: int, tmp_path: Path
+) -> None:
+    script, log = tmp_path / "working.py", tmp_path / "starts"
+    script.write_text(WORKING)
+    options = ("--standalone", "--max_restarts=1", "--monitor_interval=0.05")
+    code = AGENT.format(seconds)
+    process = Process(["-c", code, *options, script, log, saves], PYTHONPATH=ROOT)
+    assert process.wait(120) == (0 if starts == 4 else 1), process.output()
+    assert len(log.read_text()) == starts
+
+
 @pytest.mark.ddp
 def test_signaled_rank_takes_the_others_along(rank: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"

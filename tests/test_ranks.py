@@ -164,6 +164,16 @@ def test_full_disk_stops_every_rank_with_one_sentence(workplace: Workplace, tmp_
     assert (tmp_path / "codes-1").read_text() == str(BAD_INPUT)
 
 
+def test_ranks_wait_for_one_whose_store_is_away(workplace: Workplace, tmp_path: Path) -> None:
+    options = ("--check=false", "--num_workers=1", "--stall_seconds=10")
+    arguments = workplace.arguments(tmp_path, *options)
+    process = run_scenario("store_away", 2, tmp_path, arguments, workplace)
+    assert process.returncode == 0, process.stderr
+    assert "has not moved" not in process.stderr
+    assert "/nfs/x'. It is tried again for up to 600 s." in process.stdout + process.stderr
+    assert records_of(tmp_path / "run", "test")
+
+
 def test_hanging_rank_is_named_by_every_rank_and_the_job_ends(
     workplace: Workplace, tmp_path: Path
 ) -> None:

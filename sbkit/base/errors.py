@@ -17,6 +17,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 # Raised by faults of code, also by a library of another version; never a verdict on input.
 CODE_FAULTS = (TypeError, AttributeError, ImportError, NameError)
+# These, too, if no sentence says what is wrong: the same data or code would raise them again.
+LASTING_FAULTS = (*CODE_FAULTS, ValueError, LookupError, ArithmeticError, AssertionError)
 
 
 class CellError(BaseException):
@@ -83,7 +85,7 @@ class OtherRankError(SbkitError):
 
     def __init__(self, code: int) -> None:
         super().__init__("Another process of this run has ended; its error says why.")
-        self.code = code
+        self.exit_code = code
 
 
 class StopRequestedError(CellError, KeyboardInterrupt):
@@ -99,6 +101,10 @@ class ConfigError(SbkitError):
 
 class DataError(SbkitError):
     """Raised for a corpus, a table, an audio file or a text that cannot be used."""
+
+
+class StoreError(SbkitError):
+    """Raised for a store or network disk that is away: the same command may succeed later."""
 
 
 class BundleError(SbkitError):

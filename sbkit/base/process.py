@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
@@ -32,11 +33,13 @@ from sbkit.base.errors import (
 from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
 from sbkit.base.openmp import ThreadWaiting
+from sbkit.base.stores import is_temporary
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # The first rank prints its error this much earlier than the others. On a busy machine it was more
 # than 3 s later than another one.
 OTHER_RANKS_DELAY = 10.0  # seconds
+SAVED_FILE = "SBKIT_SAVED_FILE"  # variable of a launcher: a file that each saved checkpoint touches
 OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
@@ -82,17 +85,19 @@ def _run_to_exit_code(main: Callable[[], int | None]) -> int:
             print(error, file=sys.stderr)
         return exit_code(error)
     except Exception as error:
-        user_error = _as_user_error(error)
+        user_error = as_user_error(error)
         if user_error is None:
-            raise
+            traceback.print_exception(error)
+            return exit_code(error)
+        sentence = "\n".join((str(user_error), *getattr(error, "__notes__", ())))
         if os.environ.get("LOCAL_RANK", "0") != "0":
             # The first rank prints: torchrun ends all ranks within a second of the first exit.
             time.sleep(OTHER_RANKS_DELAY)
-        print(user_error, file=sys.stderr, flush=True)
+        print(sentence, file=sys.stderr, flush=True)
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             # torchrun prints it below its own traceback
-            details = {"py_callstack": str(user_error), "timestamp": str(int(time.time()))}
-            record = {"message": str(user_error), "extraInfo": details}
+            details = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+            record = {"message": sentence, "extraInfo": details}
             with suppress(OSError):  # its disk is full
                 Path(file).write_text(to_json({"message": record}))
         return exit_code(error)
@@ -150,12 +155,12 @@ def _give_up_if_lost(stream: TextIO) -> None:
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code of a command that ends with this error."""
+    if (code := getattr(error, "exit_code", None)) is not None:
+        return int(code)
     match error:
         case Exception() if LOST_RANK.search(str(error)) or LOST_WORKER.search(str(error)):
             return FAILED  # a launcher starts the run again
-        case OtherRankError():
-            return error.code
-        case Exception() if _as_user_error(error) is not None:
+        case Exception() if as_user_error(error) is not None and not is_temporary(error):
             return BAD_INPUT
         case StopRequestedError():
             return ASKED_TO_STOP
@@ -166,7 +171,7 @@ def exit_code(error: BaseException) -> int:
     return FAILED
 
 
-def _as_user_error(error: Exception) -> SbkitError | None:
+def as_user_error(error: Exception) -> SbkitError | None:
     """Return an explanation if a user can fix the error: input, files, memory, a lost rank."""
     text = str(error.args[0]) if isinstance(error, SbkitError) else str(error)
     if ERROR_OF_WORKER.search(text):  # its traceback follows, and then the error itself

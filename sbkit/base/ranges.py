@@ -235,8 +235,13 @@ KEYS: Mapping[str, Key] = {
     ),
     "stall_seconds": Key(
         Range(low=0, high=DAY, advice="Pass 0 for no watch."),
-        120,
+        900,  # a failover of Lustre may take as long, while all that read there are blocked
         "a run without a step for so long names what hangs; several processes end; 0: never",
+    ),
+    "store_patience": Key(
+        Range(low=0, high=DAY, advice="Pass 0 to try once."),
+        600,
+        "seconds for which reads and saves are tried again while a store or network disk is away",
     ),
     # Without a default, because SpeechBrain refuses it beside `ckpt_interval_steps`.
     "ckpt_interval_minutes": Key(Range(advice="Pass 0 to save only after an epoch.")),  # or below 0

@@ -7,10 +7,12 @@ checkpoint. This one fills a folder under another name, adds checksums, and rena
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
 from sbkit.base.checksums import CHECKSUMS, find_damage
-from sbkit.base.errors import BundleError, ConfigError, SbkitError
+from sbkit.base.errors import BundleError, ConfigError, SbkitError, StoreError
 from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, write_text_atomically
+from sbkit.base.process import SAVED_FILE
+from sbkit.base.stores import wait_for_store
 from sbkit.checkpoint.folder import (
     checkpoint_folders,
     locked_folder,
@@ -146,11 +150,14 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         with self.claimed():
             try:
                 if rank() == 0:
+                    save = partial(self._save_whole, *arguments, **options)
                     try:
-                        checkpoint = self._save_whole(*arguments, **options)
+                        checkpoint = save()
                     except SAVE_ERRORS as error:  # a disk may fail for a moment
                         logger.warning(f"Saving failed ({error}); it is tried once more.")
-                        checkpoint = self._save_whole(*arguments, **options)
+                        checkpoint = wait_for_store(save)
+            except StoreError as error:
+                trouble = error
             except SAVE_ERRORS as error:
                 trouble = SbkitError(
                     f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Make room, "
@@ -158,6 +165,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 )
                 trouble.__cause__ = error
         leave_together(trouble)
+        if SAVED_FILE in os.environ:
+            Path(os.environ[SAVED_FILE]).touch()
         return checkpoint
 
     def _save_whole(self, *arguments: Any, **options: Any) -> Checkpoint:

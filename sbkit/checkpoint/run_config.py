@@ -40,7 +40,7 @@ MACHINE_KEYS = frozenset(
     {
         *("output_folder", "device", "num_workers", "audio_store"),
         "grad_accumulation_factor",  # changes with the number of processes, not the steps
-        *("check", "log_every", "noprogressbar", "stall_seconds"),
+        *("check", "log_every", "noprogressbar", "stall_seconds", "store_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps"),
         *("debug", "debug_batches", "debug_epochs"),
     }

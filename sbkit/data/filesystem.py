@@ -4,22 +4,20 @@ Users configure keys and endpoints as fsspec and the store document it: in files
 such as FSSPEC_S3_KEY.
 """
 
-import errno
 import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from sbkit.base.errors import CODE_FAULTS, DataError, translate
+from sbkit.base.errors import CODE_FAULTS, DataError, SbkitError, StoreError, translate
 from sbkit.base.files import os_errors_name, pointer_sentence, write_bytes_atomically
+from sbkit.base.stores import DISK_FULL_ERRORS, NOT_WRITABLE_ERRORS, is_temporary
 
-NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNPACKING_ERRORS = (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 # By default aiohttp, which fsspec calls, ignores the proxies that http_proxy and https_proxy name.
@@ -30,7 +28,7 @@ ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
 class Storage:
-    """A folder on this machine or in an object store; its methods raise DataError.
+    """A folder on this machine or in an object store; its methods raise DataError or StoreError.
 
     If the folder is on this machine, `write` and `move_in` raise OSError (`disk_errors`).
 
@@ -74,7 +72,9 @@ class Storage:
         with _access_errors(self.url):
             try:
                 return list(system.sizes(paths))  # an object store is asked concurrently
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if is_temporary(error, of_store=True):
+                    raise
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def read(self, name: str) -> bytes:
@@ -140,14 +140,17 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return system, str(path)
 
 
-def _access_errors(url: str) -> AbstractContextManager[None]:
-    """Turn errors of a file system into DataError; each raises classes of its own."""
-
-    def describe(error: Exception) -> str:
+@contextmanager
+def _access_errors(url: str) -> Iterator[None]:
+    """Turn errors of a file system, which has its own classes, into StoreError or DataError."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (SbkitError, *CODE_FAULTS)):
+            raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return f"{url} cannot be reached: {type(error).__name__}, {reason[:200]}."
-
-    return translate(Exception, DataError, describe, passing=CODE_FAULTS)
+        sentence = f"{url} cannot be reached: {type(error).__name__}, {reason[:200].rstrip('.')}."
+        raise (StoreError if is_temporary(error, of_store=True) else DataError)(sentence) from error
 
 
 def disk_errors(location: Path | str) -> AbstractContextManager[None]:

@@ -13,12 +13,11 @@ space; or lazy, no shard, where the clip's own file is decoded whenever it is re
 import io
 import json
 import logging
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,9 +32,10 @@ from datasets import Audio, Features
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
-from sbkit.base.content_cache import find_kept
+from sbkit.base.content_cache import default_cache, find_kept
 from sbkit.base.errors import DataError
 from sbkit.base.files import LOCK_PREFIX, from_plain, fsync, is_abandoned, os_errors_name, task_lock
+from sbkit.base.stores import wait_for_store
 from sbkit.data.clip_decoding import by_file, decode_clips
 from sbkit.data.filesystem import Storage, read_ranges
 from sbkit.data.manifest import MIX_FAULT
@@ -78,7 +78,7 @@ def read_rows(
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
         locations = columns[AUDIO]
-        columns[AUDIO] = _read_audio(locations)
+        columns[AUDIO] = wait_for_store(partial(_read_audio, locations))
         for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             if location["start"] is None:
@@ -120,20 +120,24 @@ def _shard_file(name: str) -> str:
     """Return the path or URL of a shard; shards of the cache are named relative to it."""
     path = name if "://" in name else find_kept(name)
     if path is None:
+        default_cache().stat()  # raises OSError if its disk is away
         raise DataError(f"{name} is in no cache any more. Start again.")
     return str(path)
 
 
 def _read_file(location: AudioLocation) -> Samples:
     """Decode a file that has the size that it had when the data was prepared."""
-    samples = read_audio(location["file"], location["sample_rate"])
-    size = os.stat(location["file"]).st_size  # noqa: PTH116 - in half the time of Path.stat
-    if size != location["size"]:
+    # The whole file, because libsndfile takes a read that fails for the end of the file.
+    content = Path(location["file"]).read_bytes()
+    if len(content) != location["size"]:
         raise DataError(
-            f"{location['file']} has {size} bytes, but had {location['size']} when the data was "
-            "prepared. Start again."
+            f"{location['file']} has {len(content)} bytes, but had {location['size']} when the "
+            "data was prepared. Start again."
         )
-    return samples
+    try:
+        return read_audio(content, location["sample_rate"])
+    except AudioError as error:
+        raise DataError(f"{location['file']}: {error}") from error
 
 
 def _decode(content: bytes, location: AudioLocation) -> Samples:

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.base.errors import BAD_INPUT, DeviceError, OtherRankError, StopRequestedError
+from sbkit.base.errors import DeviceError, OtherRankError, StopRequestedError
 from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
 from sbkit.base.torch_internals import abort_process_group
 
@@ -227,8 +227,9 @@ def gather_on_main_rank(value: T) -> list[T]:
 
 def leave_together(error: Exception | None) -> None:
     """Stop all ranks if any has an error: ranks with one raise it, others OtherRankError."""
-    if any(gather_over_ranks(error is not None)):
-        raise error or OtherRankError(BAD_INPUT)
+    codes = gather_over_ranks(None if error is None else exit_code(error))
+    if code := next(filter(None, codes), None):
+        raise error or OtherRankError(code)
 
 
 def _gather(value: T) -> list[T]:

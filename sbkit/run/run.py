@@ -25,6 +25,7 @@ from sbkit.base.imports import reading_data
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
+from sbkit.base.stores import wait_for_store
 from sbkit.bundle.config import missing_model
 from sbkit.check.check import check_before_training, check_run
 from sbkit.check.checked_run import DeclaredRun, Finding
@@ -76,7 +77,7 @@ from sbkit.train.setup import (
     read_values,
     write_label_files,
 )
-from sbkit.train.stopping import is_finished
+from sbkit.train.stopping import is_finished, restartable
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +193,12 @@ class Run:
         values = self.values
         self._require_current()
         values.require_in_range()
-        with self._session() as text_log:
+        patience = self.settings["store_patience"]
+        brain: Brain | None = None
+        with (
+            restartable(self.folder, patience, lambda: brain.position if brain else (0, 0)),
+            self._session() as text_log,
+        ):
             placement = choose_placement(values)
             waiting = describe_waiting(torch.get_num_threads())
             logger.info(f"{placement.device}: {waiting}; {describe_allocator()}")
@@ -200,7 +206,9 @@ class Run:
                 warn_of_unused_gpu("torch")
             with main_rank_first():  # which makes the labels, that the others find
                 is_checked = rank() == 0 and values.settings.get("check", True)
-                data = check_first(values) if is_checked else prepare_data(values, placement)
+                data = wait_for_store(
+                    lambda: check_first(values) if is_checked else prepare_data(values, placement)
+                )
                 write_labels(data)
             setup = self._setup = build_run(data)  # the objects of the YAML, and the loaders
             open_run_folder(setup)

@@ -36,6 +36,7 @@ from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
+from sbkit.base.stores import store_patience
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
@@ -288,6 +289,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """The folder that the run writes to; None for a recipe without `output_folder`."""
         folder = self._hparam("output_folder", None)
         return None if folder is None else Path(folder)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch and the optimizer step; zeros until the last checkpoint is loaded."""
+        return self.hparams.epoch_counter.current, self.optimizer_step
 
     def _hparam(self, name: str, default: object) -> Any:
         return getattr(getattr(self, "hparams", None), name, default)
@@ -963,10 +969,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @contextmanager
     def _watch(self) -> Iterator[None]:
-        seconds = self._hparam("stall_seconds", KEYS["stall_seconds"].default)
-        seconds = seconds or 0  # None for never
+        seconds, patience = (
+            self._hparam(name, KEYS[name].default) or 0  # None for never
+            for name in ("stall_seconds", "store_patience")
+        )
         with (
             Watchdog(self.run_folder, stall_seconds=seconds) as self.watchdog,
+            store_patience(patience, self.run_folder),
             reporting(self.ping, show_progress=not self.noprogressbar),
         ):
             yield

@@ -7,14 +7,24 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-from sbkit.base.errors import StopRequestedError
-from sbkit.base.process import handle_signals
+import torch.distributed as dist
+
+from sbkit.base.errors import (
+    BAD_INPUT,
+    FAILED,
+    LASTING_FAULTS,
+    OtherRankError,
+    StopRequestedError,
+)
+from sbkit.base.files import read_file, write_text_atomically
+from sbkit.base.process import LOST_RANK, as_user_error, exit_code, handle_signals
+from sbkit.base.stores import store_patience, wait_for_store
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
@@ -27,6 +37,7 @@ SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ran
 MAX_STEPS_BETWEEN_QUESTIONS = 25  # later steps may be slower
 STALE_VALIDATIONS = "stale_validations"  # keys of a checkpoint's meta file
 FIT_SECONDS = "fit_seconds"
+LAST_FAILURE = "last_failure.txt"  # in the folder of a run that may start again
 
 
 class StopSignals:
@@ -226,6 +237,43 @@ class SaveOrLeave:
         raise StopRequestedError(
             f"Stopped at step {step}; checkpoint saved. The same command or call resumes."
         )
+
+
+@contextmanager
+def restartable(
+    folder: Path, patience: float, position: Callable[[], tuple[int, int]]
+) -> Iterator[None]:
+    """Let a run that has taken a step fail with FAILED, so that a launcher starts it again.
+
+    Not if data or code are at fault, or if it failed at this step before: LAST_FAILURE says so.
+
+    patience: for stores that are away, until training starts. A new run has none, and tells its
+        user at once.
+    position: returns the epoch and the step; zeros until the last checkpoint is loaded.
+    """
+    file, last = folder / LAST_FAILURE, ""
+    with store_patience(patience), suppress(OSError):  # it is missing, most of the time
+        last = wait_for_store(lambda: read_file(file)).decode()
+    has_begun = last != "" or newest_checkpoint(folder / CHECKPOINTS) is not None
+    try:
+        with store_patience(patience if has_begun else 0):
+            yield
+    except Exception as error:
+        is_lost_rank = isinstance(error, dist.DistError) or LOST_RANK.search(str(error))
+        if exit_code(error) != FAILED or is_lost_rank:
+            raise
+        epoch, step = position()
+        place = f"In epoch {epoch}, after step {step}: "
+        is_second = last.startswith(place)
+        if is_second:
+            error.add_note(f"The run failed here before, so it is not started again. {last}")
+        if is_second or isinstance(error, LASTING_FAULTS) or not (has_begun or step):
+            vars(error)["exit_code"] = BAD_INPUT
+        elif not isinstance(error, OtherRankError):  # that rank writes
+            with suppress(OSError):  # the disk of the run is away
+                write_text_atomically(file, f"{place}{as_user_error(error) or repr(error)}")
+        raise
+    file.unlink(missing_ok=True)
 
 
 # ---- early stopping and the last epoch

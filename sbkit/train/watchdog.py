@@ -5,6 +5,8 @@ the utterances it works on. Ranks wait for one another, so when one hangs, all o
 first rank to notice writes a note for the others. Then each rank prints the positions of all ranks
 and its own stack, and the job ends.
 
+Ranks do not hang while one waits for a store that is away.
+
 Nobody waits for a single process, which may stand in a debugger: it logs a warning with its stack,
 once for each stall, and goes on.
 """
@@ -24,6 +26,7 @@ from typing import Self
 
 from sbkit.base.errors import STALLED
 from sbkit.base.machine import SHORTAGES
+from sbkit.base.stores import WAIT
 from sbkit.distributed.ranks import rank, world_size
 
 logger = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class Watchdog:
     def __init__(self, folder: Path | None, *, stall_seconds: float) -> None:
         self._is_watching = folder is not None and stall_seconds > 0
         self._folder = (folder or Path()) / HEARTBEAT_FOLDER
+        self._wait = (folder or Path()) / WAIT
         self._stall_seconds = stall_seconds
         # Compared by identity: each ping makes a new string, even with the same text.
         self._position = "in start"
@@ -58,7 +62,7 @@ class Watchdog:
     def __enter__(self) -> Self:
         if not self._is_watching:
             return self
-        for file in (self._file, self._folder / NOTE):
+        for file in (self._file, self._folder / NOTE, self._wait):
             file.unlink(missing_ok=True)
         # Not earlier: threads refer to standard error, and thereby to all variables of a notebook.
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -70,8 +74,9 @@ class Watchdog:
             return
         self._stopped.set()
         self._thread.join()
-        self._file.unlink(missing_ok=True)
         with suppress(OSError):  # another rank's file may still be there
+            self._file.unlink(missing_ok=True)
+            self._wait.unlink(missing_ok=True)
             self._folder.rmdir()
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
@@ -88,12 +93,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         last_position = ""
-        stalled_seconds = 0.0
+        stalled_seconds = wait = 0.0
         while not self._stopped.wait(TICK_SECONDS):
             position = self._position
             if position is last_position:
                 # Ticks are counted, instead of reading the clock: a suspended run does not hang.
-                stalled_seconds += TICK_SECONDS
+                last_wait, wait = wait, self._last_wait()
+                stalled_seconds = stalled_seconds + TICK_SECONDS if wait == last_wait else 0.0
             else:
                 last_position = position
                 stalled_seconds = 0.0
@@ -108,6 +114,13 @@ class Watchdog:
             elif is_stalled:
                 self._warn()
                 stalled_seconds = -math.inf  # once for each stall
+
+    def _last_wait(self) -> float:
+        """Return when a rank last waited for a store, which may be that of the folder itself."""
+        try:
+            return self._wait.stat().st_mtime
+        except OSError as error:
+            return 0.0 if isinstance(error, FileNotFoundError) else time.time()
 
     def _warn(self) -> None:
         frame = sys._current_frames().get(self._watched_thread)

@@ -11,6 +11,7 @@ import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, DataError
 from sbkit.base.process import exit_code, run_main
+from sbkit.base.stores import is_temporary
 
 LOST_WORKER = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 WORKER = "Caught OSError in DataLoader worker process 0.\nOriginal Traceback:\n  line\n{}\n"
@@ -36,9 +37,13 @@ def test_signal_exits_with_its_code(number: signal.Signals, code: int) -> None:
 @pytest.mark.parametrize(
     "raised", [RecursionError("a bug"), ConnectionRefusedError(errno.ECONNREFUSED, "refused")]
 )
-def test_error_that_user_cannot_fix_is_raised(raised: Exception) -> None:
-    with pytest.raises(type(raised)):
+def test_error_that_user_cannot_fix_is_printed_with_its_calls(
+    raised: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
         run_main(lambda: _raise(raised))
+    assert caught.value.code == FAILED
+    assert "in _raise\n    raise error\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_error_of_machine_becomes_sentence_and_code(
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         run_main(lambda: _raise(raised))
-    code = FAILED if raised in (LOST_RANK, LOST_WORKER) else BAD_INPUT
+    code = FAILED if raised in (LOST_RANK, LOST_WORKER) or is_temporary(raised) else BAD_INPUT
     assert caught.value.code == exit_code(raised) == code
     error = capsys.readouterr().err
     assert printed in error

@@ -82,6 +82,6 @@ def test_keys_that_a_yaml_leaves_out_have_their_defaults_wherever_they_are_decla
         assert ("\nstall_seconds: " in capsys.readouterr().out) == is_shown
     run(["check", str(yaml), "--defaults", "--log_every=7"])
     shown = capsys.readouterr().out
-    assert "`stall_seconds` is 120 by default." in shown and "`log_every`" not in shown
+    assert "`stall_seconds` is 900 by default." in shown and "`log_every`" not in shown
     (tmp_path / "theirs.yaml").write_text("seed: 1\n")  # a YAML of SpeechBrain's
     assert read_settings(tmp_path / "theirs.yaml", {}) == {"seed": 1}

@@ -18,7 +18,8 @@ from speechbrain.utils.epoch_loop import EpochCounter
 from torch.utils.data import TensorDataset
 
 from recipes.asr.recipe import AsrBrain
-from sbkit.base.errors import BAD_INPUT, ConfigError
+from sbkit.base.errors import BAD_INPUT, FAILED, ConfigError, DataError, StoreError
+from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -30,6 +31,7 @@ from sbkit.train.stopping import (
     StopSignals,
     TimeLimit,
     is_finished,
+    restartable,
     stale_validations,
 )
 from tests.runs import Workplace, read_json, records_of
@@ -283,6 +285,47 @@ def test_early_stopping_counts_validations_since_the_best(
 
 
 DISK_FAILS = OSError(errno.EIO, "Input/output error", "disk")
+LOST_RANK = RuntimeError("[gloo/transport/tcp/pair.cc:538] Read [::1]: Connection reset by peer")
+ENDS = {"before the first step": 0, "once": 7, "again": 7, "later": 8, "there again": 7}
+JUDGED, ALWAYS, NEVER = (2, 1, 2, 1, 1), (2, 2, 2, 2, 2), (1, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "codes"),
+    [
+        (StoreError("s3://lake is away."), JUDGED),
+        (DISK_FAILS, JUDGED),
+        (MemoryError(), JUDGED),
+        (RuntimeError("CUDA error: an ECC error"), JUDGED),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), JUDGED),
+        (DataError("A clip is damaged."), ALWAYS),
+        (OSError(errno.ENOSPC, "No space left on device", "/nfs/x"), ALWAYS),
+        (AttributeError("'types.SimpleNamespace' object has no attribute 'rate'"), ALWAYS),
+        (KeyError("rate"), ALWAYS),
+        (LOST_RANK, NEVER),  # this rank is not at fault
+    ],
+    ids=repr,
+)
+def test_run_that_fails_starts_again_once_at_each_step(
+    error: Exception, codes: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(step: int) -> None:
+        with restartable(tmp_path, 0, lambda: (3, step)):
+            raise error
+
+    for code, (end, step) in zip(codes, ENDS.items(), strict=True):
+        vars(error).clear()
+        with pytest.raises(SystemExit) as caught:
+            run_main(partial(fail, step))
+        assert caught.value.code == code, end
+        text = getattr(error, "filename", None) or str(error)[-20:] or "MemoryError"
+        is_second = end == "again" and codes is JUDGED
+        printed = capsys.readouterr().err
+        assert printed.count("The run failed here before") == is_second
+        assert printed.count(text) == 1 + is_second
+    with restartable(tmp_path, 0, lambda: (3, 9)):
+        pass
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow
@@ -293,7 +336,7 @@ def test_longer_run_keeps_the_results_of_the_shorter_one_under_other_names(
     one, two = "--number_of_epochs=1", "--number_of_epochs=2"
     assert workplace.train_here(tmp_path, one) == 0
     with patch.object(AsrBrain, "fit", side_effect=DISK_FAILS):
-        assert workplace.train_here(tmp_path, two) == BAD_INPUT
+        assert workplace.train_here(tmp_path, two) == FAILED
     assert workplace.train_here(tmp_path, one) == 0
     of_one_epoch = (tmp_path / "summary.json").read_bytes()
     assert workplace.train_here(tmp_path, two) == 0
@@ -328,7 +371,8 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     for dies_in in (*steps, ""):
         taken.clear()
         code = workplace.train_here(tmp_path, *options)
-        assert code == (BAD_INPUT if dies_in else 0)
+        # No step is between these failures.
+        assert code == (0 if not dies_in else FAILED if dies_in == steps[0] else BAD_INPUT)
         assert (tmp_path / "summary.json").exists() is not bool(dies_in)
         starts[dies_in] = [*taken]
     fit, write, formats, score, report = steps

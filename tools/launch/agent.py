@@ -7,8 +7,11 @@ with a traceback and exit code 1, and it restarts ranks that stopped on purpose.
 import os
 import signal
 import sys
+import time
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -19,11 +22,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
-from sbkit.base.process import run_main
+from sbkit.base.process import SAVED_FILE, run_main
 
 torchrun: Any = import_module("torch.distributed.run")
 launcher: Any = import_module("torch.distributed.launcher.api")
 
+SECONDS_OF_WORK = 3600
 STOPPED_BY_AGENT = -signal.SIGTERM  # exit code of ranks that it stops because another has failed
 
 
@@ -32,12 +36,15 @@ class Agent(LocalElasticAgent):
 
     In an elastic run, ranks that were asked to stop restart as well: another machine has joined or
     left the run. If this machine is to leave, the agent itself gets the signal, and it ends.
+
+    All restarts are given back after an hour without a failure in which a checkpoint was saved.
     """
 
     def __init__(self, *, is_elastic: bool, **options: Any) -> None:
         """Take torchrun's options for its own agent."""
         super().__init__(**options)
         self._is_elastic = is_elastic
+        self._last_failure = time.time()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
@@ -46,6 +53,11 @@ class Agent(LocalElasticAgent):
             self._remaining_restarts += 1  # torchrun counts it down, as if they had died
         elif codes and codes <= {ASKED_TO_STOP, BAD_INPUT}:
             self._remaining_restarts = 0
+        elif codes:
+            saved = Path(os.environ[SAVED_FILE]).stat().st_mtime
+            last, self._last_failure = self._last_failure, time.time()
+            if saved > last and self._last_failure - last > SECONDS_OF_WORK:
+                self._remaining_restarts = worker_group.spec.max_restarts
         return result
 
 
@@ -61,11 +73,14 @@ def main() -> int:
     # #135712, #167288).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
-        torchrun.run(options)
+        with NamedTemporaryFile(prefix="sbkit-") as saved:
+            os.environ[SAVED_FILE] = saved.name
+            torchrun.run(options)
     except SignalException:
         return ASKED_TO_STOP
     except ChildFailedError as error:
-        _, first = error.get_first_failure()
+        failures = error.failures.values()
+        first = min(failures, key=lambda f: (f.exitcode == STOPPED_BY_AGENT, f.timestamp))
         message: Any = first.message  # a mapping if a rank has said why it refused its input
         print(error if isinstance(message, str) else message["message"], file=sys.stderr)
         return first.exitcode if first.exitcode > 0 else 128 - first.exitcode

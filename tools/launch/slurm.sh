@@ -5,7 +5,7 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
 # Train on the nodes of a SLURM job. Two minutes before its time is up, the job saves a checkpoint,
-# ends, and queues itself again. From the root of the checkout:
+# ends, and queues itself again; so it does if a store stays away. From the root of the checkout:
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-gpu=8 --time=12:00:00 \
 #       tools/launch/slurm.sh hparams/ctc.yaml [--setting=value ...]
@@ -32,6 +32,9 @@ wait "$step" || code=$? # the signal interrupts it
 if [ -n "$asked" ]; then
     code=0
     wait "$step" || code=$?
-    [ "$code" = 0 ] || scontrol requeue "$SLURM_JOB_ID"
+fi
+# After exit code 1 the same command may succeed later; a job that fails at once is not queued for ever.
+if [ "$code" != 0 ] && [ -n "$asked" ] || { [ "$code" = 1 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; }; then
+    scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -5,7 +5,8 @@
 # Environment variables change the defaults, and set any other option of torchrun (PET_ and its name):
 #
 #   PET_NPROC_PER_NODE   processes on this machine; default: one for each GPU, or one
-#   PET_MAX_RESTARTS     restarts of all processes from the last checkpoint after one died; default: 3
+#   PET_MAX_RESTARTS     restarts of all processes from the last checkpoint after one died; default: 3;
+#                        given back after an hour of work
 #   OMP_NUM_THREADS      threads of each process; default: an equal share of the cores
 
 set -euo pipefail

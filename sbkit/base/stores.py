@@ -1,0 +1,93 @@
+"""Stores of files, on a disk, a network or in a cloud: which faults pass, and waiting for that."""
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from sbkit.base.errors import LASTING_FAULTS, SbkitError, StoreError
+
+logger = logging.getLogger(__name__)
+
+WAIT = "heartbeats/waiting"  # in a run folder; touched while a process waits
+PING_SECONDS = 1.0
+MAX_PAUSE = 30.0  # seconds between two tries; the first is one second
+NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Of a store that answers, or a limit of this process; others, such as ESTALE, are of one away.
+LASTING_ERRORS = (
+    *(None, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.EBADF, errno.EMFILE, errno.ENFILE, errno.EADDRINUSE),
+    *(*NOT_WRITABLE_ERRORS, *DISK_FULL_ERRORS),
+)
+REFUSALS = {*range(400, 500)} - {408, 425, 429}  # HTTP; those say "later"
+
+T = TypeVar("T")
+
+_patience: tuple[float, Path | None] = (0.0, None)
+
+
+@contextmanager
+def store_patience(seconds: float, run_folder: Path | None = None) -> Iterator[None]:
+    """Let `wait_for_store` wait for so long in the block and in workers that it forks.
+
+    run_folder: gets the file WAIT, for the watchdogs of all ranks.
+    """
+    global _patience
+    before, _patience = _patience, (seconds, run_folder)
+    try:
+        yield
+    finally:
+        _patience = before
+
+
+def is_temporary(error: BaseException | None, *, of_store: bool = False) -> bool:
+    """Return whether the same may succeed later: a store is away, or memory is short.
+
+    of_store: whether a file system raised it; its faults are temporary until proven otherwise.
+    """
+    if isinstance(error, SbkitError):
+        return isinstance(error, StoreError) or is_temporary(error.__cause__)
+    number = getattr(error, "errno", None)
+    if number is not None or not of_store:
+        return isinstance(error, MemoryError) or number not in LASTING_ERRORS
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        return is_temporary(error.__cause__, of_store=True)  # fsspec's HTTP hides any fault so
+    names = ("status", "code", "status_code")  # aiohttp, gcsfs, azure
+    status = next(filter(None, (getattr(error, name, None) for name in names)), 0)
+    is_refused = status in REFUSALS or str(error).startswith("Forbidden")  # all that gcsfs says
+    lasting = (FileNotFoundError, PermissionError, *LASTING_FAULTS)
+    return not is_refused and not isinstance(error, lasting)
+
+
+def wait_for_store(work: Callable[[], T]) -> T:
+    """Return what ``work`` returns; while a store is away, call it again, with growing pauses.
+
+    Raises StoreError if the patience is over, and other errors at once.
+    """
+    seconds, run_folder = _patience
+    end, pause = 0.0, 1.0
+    while True:
+        try:
+            return work()
+        except (OSError, SbkitError) as error:
+            if not is_temporary(error):
+                raise
+            reason = str(error).removesuffix(".")
+            end = end or time.monotonic() + seconds
+            seconds_left = end - time.monotonic()
+            if seconds_left <= 0:
+                tried = f" It was tried for {seconds:g} s (`store_patience`)." if seconds else ""
+                raise StoreError(f"{reason}.{tried}") from error
+        if pause == 1:
+            logger.warning(f"{reason}. It is tried again for up to {seconds:g} s.")
+        wake = time.monotonic() + min(pause, seconds_left)
+        while (left := wake - time.monotonic()) > 0:
+            with suppress(OSError):  # the run may be on the disk that is away
+                if run_folder:
+                    (run_folder / WAIT).touch()
+            time.sleep(min(left, PING_SECONDS))
+        pause = min(2 * pause, MAX_PAUSE)
