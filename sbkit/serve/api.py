@@ -8,10 +8,9 @@ import math
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache
 from io import IOBase
 from itertools import chain
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar
@@ -21,14 +20,13 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.messages import listed
+from sbkit.base.messages import listed, note_once
 from sbkit.serve.middleware import (
     EVENT_STREAM,
     ApiError,
     Json,
     JsonObject,
     event,
-    logger,
     request_facts,
     wrong_field,
 )
@@ -44,7 +42,6 @@ STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment,
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
-# Models of OpenAI's API; a name that goes on with a hyphen, such as a date, stands for the same.
 OPENAI_MODELS: Mapping[type, Sequence[str]] = {
     RecognitionService: (
         *("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1"),
@@ -78,6 +75,7 @@ AUDIO_ENCODINGS = {
     "audio/pcmu": AudioEncoding("ULAW", rate=8_000, sample_bytes=1),
     "audio/pcma": AudioEncoding("ALAW", rate=8_000, sample_bytes=1),
 }
+NO_EFFECT = "note: `{}`, which a client sends, has no effect here."
 BETA_FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
@@ -128,20 +126,11 @@ class ServedModels:
             raise unknown_model(name, [])
         aliases = self.aliases.get(engine_class, ())
         if name not in engines:
-            if name and not self._is_alias(name, aliases):
+            if name and not is_among(name, aliases):
                 raise unknown_model(name, [*engines, *aliases])
             name = next(iter(engines))
         request_facts.get({})["model"] = name
         return engines[name]
-
-    def has(self, name: str) -> bool:
-        """Return whether clients may use a name."""
-        return name in self.names or self._is_alias(name, self.names)
-
-    @staticmethod
-    def _is_alias(name: str, aliases: Sequence[str]) -> bool:
-        official = [alias for alias in chain(*OPENAI_MODELS.values()) if alias in aliases]
-        return name in aliases or any(name.startswith(f"{model}-") for model in official)
 
     def pick_recognizer(self, name: str, languages: Sequence[str]) -> RecognitionService:
         """Return the recognizer with a name; raises ApiError for other languages than its own.
@@ -174,6 +163,12 @@ class ServedModels:
         return default_voice
 
 
+def is_among(name: str, names: Collection[str]) -> bool:
+    """Return whether a name is among others, also a longer one of OpenAI's, such as with a date."""
+    official = {*chain(*OPENAI_MODELS.values())}.intersection(names)
+    return name in names or any(name.startswith(f"{model}-") for model in official)
+
+
 def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
     """Return the error about a model that is not among those for this type of request."""
     message = "This server has no model for this request."
@@ -202,16 +197,10 @@ class Fields(BaseModel, extra="forbid"):
             for name, value in fields.items()
             if value is not None or name == "turn_detection"
         }
-        for name in set(cls.without_effect) & set(given):
-            log_without_effect(name)
+        for name in {*cls.without_effect} & {*given}:
+            note_once(NO_EFFECT.format(name))
             del given[name]
         return given
-
-
-@cache
-def log_without_effect(name: str) -> None:
-    """Log, once in a server's life, what clients send without an effect."""
-    logger.info("`%s` of a client has no effect here", name)
 
 
 ParsedFields = TypeVar("ParsedFields", bound=Fields)
@@ -381,7 +370,7 @@ class AudioInput(Fields):
                 expected = "null, since the model takes whole clips"
                 raise wrong_field("turn_detection", expected, detection.type)
             if detection.type == "semantic_vad":
-                log_without_effect(detection.type)
+                note_once(NO_EFFECT.format(detection.type))
             ms = detection.silence_duration_ms or round(1000 * silence)
             detection = TurnDetection(silence_duration_ms=ms)
         self.turn_detection = detection

@@ -30,6 +30,7 @@ from sbkit.serve.api import (
     ServedModels,
     SpeechFields,
     TranscriptionFields,
+    is_among,
     parse_fields,
     parse_object,
     speech_response,
@@ -188,7 +189,7 @@ class Service:
 
     async def _one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if not self.models.has(name):
+        if not is_among(name, self.models.names):
             raise unknown_model(name, self.models.names)
         return JSONResponse(self._model(name))
 

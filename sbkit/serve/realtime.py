@@ -25,7 +25,6 @@ from sbkit.audio.io import END, Resampler, Samples, to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.serve.api import (
-    BETA_FORMATS,
     AudioInput,
     BetaSession,
     ClientEvent,
@@ -220,7 +219,7 @@ class RealtimeSession:
                     await self._send("session.updated", session=self._plain())
                 case "transcription_session.update":
                     await self._update(parse_fields(BetaSession, event.session))
-                    await self._send("transcription_session.updated", session=self._beta_plain())
+                    await self._send("transcription_session.updated", session=self._plain())
                 case "input_audio_buffer.append":
                     await self._append(event.audio)
                 case "input_audio_buffer.commit":
@@ -396,17 +395,6 @@ class RealtimeSession:
             "object": "realtime.transcription_session",
             "type": "transcription",
             "audio": {"input": self._options.model_dump()},
-        }
-
-    def _beta_plain(self) -> JsonObject:
-        options = self._options.model_dump()
-        names = {kind: name for name, kind in BETA_FORMATS.items()}
-        return {
-            "id": self._id,
-            "object": "realtime.transcription_session",
-            "input_audio_format": names[self._options.format.type],
-            "input_audio_transcription": options["transcription"],
-            "turn_detection": options["turn_detection"],
         }
 
     @property
