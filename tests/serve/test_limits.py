@@ -60,7 +60,7 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "too long": (413, "more than 20 s of audio", {"audio": silence(20.1)}),
     "too large": (413, "more than 2 MB", {"audio": bytes(2_100_000)}),
     "too large, in chunks": (413, "more than 2 MB", {"content": large_form(), "headers": BOUNDARY}),
-    "another model": (404, "one of tones, gpt-", form(model="x")),
+    "another model": (404, "one of tones, gpt-", form(model="whisper-11")),
     "another language": (400, "`language` must be en, the model's, but is fr", form(language="fr")),
     "two channels": (400, "`channel` must be a valid integer", form(channel="[0, 1]")),
     "no such channel": (422, "has no channel 1: it has 1, counted from 0", form(channel="1")),

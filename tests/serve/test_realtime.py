@@ -248,7 +248,7 @@ BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
     "too little": (json.dumps({"type": "input_audio_buffer.commit"}), "0.1 s of audio"),
     "another rate": (update(format={"type": "audio/pcm", "rate": 16000}), "must be 24000"),
     "another format": (update(format={"type": "audio/opus"}), "'audio/pcm', 'audio/pcmu' or"),
-    "another model": (update(transcription={"model": "x"}), "one of tones, gpt-"),
+    "another model": (update(transcription={"model": "tones-2"}), "one of tones, gpt-"),
     "another language": (update(transcription={"language": "fr"}), "`language` must be en"),
     "a long silence": (silence_of(60_001), "less than or equal to 60000, but is 60001"),
     "infinity": (silence_of(math.inf), "a finite number, but is inf"),
