@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from sbkit.serve.tts import Voice
     from sbkit.tasks.detection.predict import VoiceDetector
 
-RECOGNIZER_ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1")
-VOICE_ALIASES = ("gpt-4o-mini-tts", "tts-1", "tts-1-hd")
-
 
 def add_commands(parser: Parser) -> None:
     """Add `serve`."""
@@ -64,12 +61,11 @@ def serve(options: Namespace) -> int:
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.runtime.model_thread import require_effective
     from sbkit.runtime.runtimes import AUTO, FIRST_GPU, warn_once
-    from sbkit.serve.api import ServedModel, ServedModels
+    from sbkit.serve.api import OPENAI_MODELS, ServedModel, ServedModels
     from sbkit.serve.app import Service
     from sbkit.serve.middleware import ApiKeys, Limits, Metrics, State
-    from sbkit.serve.recognition import RecognitionService, Workers
+    from sbkit.serve.recognition import Workers
     from sbkit.serve.server import Server, bind
-    from sbkit.serve.tts import Voice
     from sbkit.tasks.detection.predict import open_detector
 
     names = [folder.resolve().name for folder in options.models]
@@ -103,13 +99,8 @@ def serve(options: Namespace) -> int:
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
             card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(ServedModel(name=name, engine=engine, created=created, readme=card))
-        kinds = {type(model.engine) for model in models}
-        default_aliases = {RecognitionService: RECOGNIZER_ALIASES, Voice: VOICE_ALIASES}
-        aliases = {
-            kind: options.alias or default
-            for kind, default in default_aliases.items()
-            if kind in kinds
-        }
+        kinds = [type(model.engine) for model in models]
+        aliases = {kind: options.alias or OPENAI_MODELS[kind] for kind in kinds}
         reason = warn_once(options.runtime) if options.device == AUTO else None
         service = Service(
             models=ServedModels(models=models, aliases=aliases),

@@ -1,6 +1,6 @@
 """OpenAI's API: read the fields of requests, and write answers in its form.
 
-Fields that a request does not need are ignored; a session refuses those that it does not know.
+Official fields that have no effect here are accepted and logged once; unknown ones are refused.
 """
 
 import json
@@ -8,19 +8,19 @@ import math
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from io import IOBase
 from itertools import chain
-from typing import Annotated, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.messages import listed
+from sbkit.base.messages import listed, note_once
 from sbkit.serve.middleware import (
     EVENT_STREAM,
     ApiError,
@@ -42,6 +42,13 @@ STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment,
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
+OPENAI_MODELS: Mapping[type, Sequence[str]] = {
+    RecognitionService: (
+        *("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1"),
+        *("gpt-live-transcribe", "gpt-realtime-whisper"),
+    ),
+    Voice: ("gpt-4o-mini-tts", "tts-1", "tts-1-hd"),
+}
 # Voices of OpenAI's API; any of them stands for the model's own voice.
 OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
@@ -68,13 +75,13 @@ AUDIO_ENCODINGS = {
     "audio/pcmu": AudioEncoding("ULAW", rate=8_000, sample_bytes=1),
     "audio/pcma": AudioEncoding("ALAW", rate=8_000, sample_bytes=1),
 }
-# Fields of sessions that are accepted, though recognizers and detectors here have no such option.
-WITHOUT_EFFECT = ["noise_reduction", "delay", "threshold", "prefix_padding_ms"]
-WITHOUT_EFFECT += ["create_response", "interrupt_response"]
+NO_EFFECT = "note: `{}`, which a client sends, has no effect here."
+BETA_FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
 Phrases = Annotated[str, Field(max_length=1 << 16)]
+Keywords = Annotated[list[Phrases], Field(max_length=MAX_PROMPT_PHRASES)]
 Engine = TypeVar("Engine", bound=RecognitionService | Voice)
 
 
@@ -119,7 +126,7 @@ class ServedModels:
             raise unknown_model(name, [])
         aliases = self.aliases.get(engine_class, ())
         if name not in engines:
-            if name and name not in aliases:
+            if name and not is_among(name, aliases):
                 raise unknown_model(name, [*engines, *aliases])
             name = next(iter(engines))
         request_facts.get({})["model"] = name
@@ -156,6 +163,12 @@ class ServedModels:
         return default_voice
 
 
+def is_among(name: str, names: Collection[str]) -> bool:
+    """Return whether a name is among others, also a longer one of OpenAI's, such as with a date."""
+    official = {*chain(*OPENAI_MODELS.values())}.intersection(names)
+    return name in names or any(name.startswith(f"{model}-") for model in official)
+
+
 def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
     """Return the error about a model that is not among those for this type of request."""
     message = "This server has no model for this request."
@@ -165,8 +178,13 @@ def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
     return ApiError(404, message, "model")
 
 
-class Fields(BaseModel):
-    """Fields of a request; those that this server does not need are ignored."""
+class Fields(BaseModel, extra="forbid"):
+    """Fields of a request.
+
+    without_effect: official ones that are accepted, though nothing here has such an option.
+    """
+
+    without_effect: ClassVar[Sequence[str]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -174,11 +192,15 @@ class Fields(BaseModel):
         """Take a null for a missing field; in ``turn_detection`` it means that there is none."""
         if not isinstance(fields, dict):
             return fields
-        return {
+        given = {
             name: value
             for name, value in fields.items()
-            if (value is not None or name == "turn_detection") and name not in WITHOUT_EFFECT
+            if value is not None or name == "turn_detection"
         }
+        for name in {*cls.without_effect} & {*given}:
+            note_once(NO_EFFECT.format(name))
+            del given[name]
+        return given
 
 
 ParsedFields = TypeVar("ParsedFields", bound=Fields)
@@ -207,7 +229,7 @@ def parse_fields(fields_class: type[ParsedFields], fields: Json) -> ParsedFields
         # Without "should", it is about an integer of thousands of digits.
         expected = first["msg"].partition(" should ")[2] or "have fewer digits"
         if first["type"] == "extra_forbidden":
-            expected = "be left out of a session"
+            expected = "be left out, since it is unknown here"
         message = f"`{name}` must {expected}, but is {repr(first['input'])[:100]}."
         raise ApiError(400, message, name) from None
 
@@ -215,12 +237,17 @@ def parse_fields(fields_class: type[ParsedFields], fields: Json) -> ParsedFields
 class TranscriptionFields(Fields):
     """The fields of a request for a transcript, besides its file."""
 
+    without_effect = (
+        *("chunking_strategy", "include", "known_speaker_names", "known_speaker_references"),
+        "temperature",
+    )
     model: str = ""
     language: str = ""
     languages: list[str] = []
-    prompt: str = ""  # phrases that the decoder expects
+    prompt: Phrases = ""  # phrases that the decoder expects
+    keywords: Keywords = []
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
-    timestamp_granularities: list[Literal["word", "segment"]] = []
+    timestamp_granularities: list[Literal["word", "segment"]] = []  # of verbose_json
     stream: bool = False  # whether to send the text as events
     channel: Annotated[int, Field(ge=0)] | None = None  # of the file; None: all are mixed
 
@@ -230,16 +257,18 @@ class TranscriptionFields(Fields):
         if not isinstance(form.get("file"), UploadFile):
             actual = "a text" if "file" in form else "missing"
             raise wrong_field("file", FILE_FIELD, actual)
-        fields: JsonObject = {name: value for name, value in form.items() if value != ""}
-        for name in ("languages", "timestamp_granularities"):
-            fields[name] = [*form.getlist(name), *form.getlist(f"{name}[]")]
+        lists = [name for name, field in cls.model_fields.items() if field.default == []]
+        fields: JsonObject = {name: [] for name in lists}
+        for key, value in form.multi_items():
+            name = key.partition("[")[0]  # clients write NAME[] for lists, NAME[KEY] for objects
+            if name in lists:
+                fields[name].append(value)
+            elif name != "file" and value != "":
+                fields[name] = value
         return parse_fields(cls, fields)
 
     @model_validator(mode="after")
     def _check_format(self) -> Self:
-        if self.timestamp_granularities and self.response_format != "verbose_json":
-            expected = "verbose_json with `timestamp_granularities[]`"
-            raise wrong_field("response_format", expected, self.response_format)
         if self.stream and self.response_format not in STREAMED_FORMATS:
             raise wrong_field("stream", f"false with {self.response_format}", "true")
         return self
@@ -248,6 +277,7 @@ class TranscriptionFields(Fields):
 class SpeechFields(Fields):
     """The fields of a request for speech."""
 
+    without_effect = ("instructions",)
     model: str = ""
     voice: str | None = None
     input: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -262,7 +292,7 @@ class SpeechFields(Fields):
         return voice.get("id") if isinstance(voice, dict) else voice
 
 
-class AudioFormat(Fields, extra="forbid"):
+class AudioFormat(Fields):
     """The format of the audio that a session receives."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
@@ -277,26 +307,32 @@ class AudioFormat(Fields, extra="forbid"):
         return self
 
 
-class TranscriptionOptions(Fields, extra="forbid"):
+class TranscriptionOptions(Fields):
     """What a session transcribes."""
 
+    without_effect = ("delay",)
     model: str = ""
     language: str = ""
     languages: list[str] = []
     prompt: Phrases = ""
-    keywords: Annotated[list[Phrases], Field(max_length=MAX_PROMPT_PHRASES)] = []
+    keywords: Keywords = []
 
 
-class TurnDetection(Fields, extra="forbid"):
-    """How the server finds the end of a turn."""
+class TurnDetection(Fields):
+    """How the server finds the end of a turn: always by silence."""
 
-    type: Literal["server_vad"] = "server_vad"
+    without_effect = (
+        *("create_response", "eagerness", "idle_timeout_ms", "interrupt_response"),
+        *("prefix_padding_ms", "threshold"),
+    )
+    type: Literal["server_vad", "semantic_vad"] = "server_vad"
     silence_duration_ms: Annotated[int, Field(ge=1, le=60_000)] | None = None
 
 
-class AudioInput(Fields, extra="forbid"):
+class AudioInput(Fields):
     """The options of a realtime session."""
 
+    without_effect: ClassVar[Sequence[str]] = ("noise_reduction",)
     format: AudioFormat = AudioFormat()
     transcription: TranscriptionOptions = TranscriptionOptions()
     turn_detection: TurnDetection | None = None  # None: the client ends turns
@@ -308,7 +344,7 @@ class AudioInput(Fields, extra="forbid"):
     @property
     def phrases(self) -> tuple[str, ...]:
         """The phrases that the decoder expects."""
-        return split_phrases("\n".join([self.transcription.prompt, *self.transcription.keywords]))
+        return split_phrases(self.transcription.prompt, *self.transcription.keywords)
 
     @property
     def silence_seconds(self) -> float | None:
@@ -333,21 +369,39 @@ class AudioInput(Fields, extra="forbid"):
             if silence is None:
                 expected = "null, since the model takes whole clips"
                 raise wrong_field("turn_detection", expected, detection.type)
+            if detection.type == "semantic_vad":
+                note_once(NO_EFFECT.format(detection.type))
             ms = detection.silence_duration_ms or round(1000 * silence)
             detection = TurnDetection(silence_duration_ms=ms)
         self.turn_detection = detection
         return recognizer
 
 
-class SessionAudio(Fields, extra="forbid"):
+class BetaSession(AudioInput):
+    """The same options as the former beta writes them, in `transcription_session.update`."""
+
+    without_effect = ("client_secret", "include", "input_audio_noise_reduction", "modalities")
+    format: AudioFormat = Field(AudioFormat(), alias="input_audio_format")
+    transcription: TranscriptionOptions = Field(
+        TranscriptionOptions(), alias="input_audio_transcription"
+    )
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _read_format(cls, name: Json) -> Json:
+        return {"type": BETA_FORMATS.get(name, name)} if isinstance(name, str) else name
+
+
+class SessionAudio(Fields):
     """The audio of a session."""
 
     input: AudioInput = AudioInput()
 
 
-class SessionFields(Fields, extra="forbid"):
+class SessionFields(Fields):
     """The fields of a session that a client can change."""
 
+    without_effect = ("include",)
     type: Literal["transcription"] = "transcription"
     audio: SessionAudio = SessionAudio()
 
@@ -357,21 +411,23 @@ class ClientEvent(Fields):
 
     type: Literal[
         "session.update",
+        "transcription_session.update",
         "input_audio_buffer.append",
         "input_audio_buffer.commit",
         "input_audio_buffer.clear",
     ]
-    session: SessionFields = SessionFields()
+    event_id: Json = None
+    session: JsonObject = {}
     audio: str = ""  # in base64
 
 
-def split_phrases(prompt: str) -> tuple[str, ...]:
-    """Split a prompt at punctuation and line ends.
+def split_phrases(*prompts: str) -> tuple[str, ...]:
+    """Split prompts at punctuation and line ends.
 
     >>> split_phrases("Ada Lovelace of the U.S.A., the analytical engine. Dr. Smith: 3.5 mm")
     ('Ada Lovelace of the U.S.A.', 'the analytical engine', 'Dr. Smith', '3.5 mm')
     """
-    phrases = [phrase.strip() for phrase in PHRASE_END.split(prompt)]
+    phrases = [phrase.strip() for phrase in PHRASE_END.split("\n".join(prompts))]
     return tuple(dict.fromkeys(filter(None, phrases)))[:MAX_PROMPT_PHRASES]
 
 
@@ -379,7 +435,7 @@ async def transcription_response(
     fields: TranscriptionFields, file: IOBase, recognizer: RecognitionService
 ) -> Response:
     """Transcribe a file, which the recognizer closes, and return its text as requested."""
-    phrases = split_phrases(fields.prompt)
+    phrases = split_phrases(fields.prompt, *fields.keywords)
     with_word_times = fields.response_format not in STREAMED_FORMATS
     results = recognizer.transcribe(
         file, times=with_word_times, phrases=phrases, channel=fields.channel

@@ -1,6 +1,7 @@
 """The application: routes of Starlette for transcripts, speech, models, health and metrics."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -29,6 +30,7 @@ from sbkit.serve.api import (
     ServedModels,
     SpeechFields,
     TranscriptionFields,
+    is_among,
     parse_fields,
     parse_object,
     speech_response,
@@ -57,7 +59,7 @@ from sbkit.serve.tts import Voice
 
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 PATHS = (TRANSCRIPTIONS, SPEECH, "/v1/realtime", "/v1/audio/voices", "/v1/models", "/health/ready")
-FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
+FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
 LONG_PART = "Part exceeded maximum size"  # Starlette 1.7 to 1.10 does not name the field
 CORS: Any = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
 CORS["expose_headers"] = (NOTES_HEADER,)
@@ -154,7 +156,7 @@ class Service:
             if error.status_code == 413:
                 raise too_large(f"{max_bytes / 1e6:g} MB", "body") from None
             if error.detail.startswith(LONG_PART):
-                raise wrong_field("file", FILE_FIELD, "a field of over 64 KB") from None
+                raise wrong_field("file", FILE_FIELD, "a field of over 1 MB") from None
             raise
 
     async def _realtime(self, socket: WebSocket) -> None:
@@ -187,7 +189,7 @@ class Service:
 
     async def _one_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in self.models.names:
+        if not is_among(name, self.models.names):
             raise unknown_model(name, self.models.names)
         return JSONResponse(self._model(name))
 
@@ -255,5 +257,7 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
 
 async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Raise ApiError, with the path that was probably meant."""
-    hint = did_you_mean(scope["path"].rstrip("/").lower(), PATHS)
+    path = scope["path"].rstrip("/").lower()
+    is_probe = re.search(r"(^|/)(health|ready|live|ping|status)[\w-]*$", path)
+    hint = did_you_mean("/health/ready" if is_probe else path, PATHS)
     raise ApiError(404, f"This server has no path {scope['path'][:100]}.{hint}")

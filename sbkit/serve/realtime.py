@@ -26,6 +26,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.serve.api import (
     AudioInput,
+    BetaSession,
     ClientEvent,
     ServedModels,
     SessionFields,
@@ -57,6 +58,8 @@ SPEECH_PADDING_SECONDS = 0.3  # of audio before the speech of a turn: OpenAI's `
 # A detector finds the start of speech within this time; earlier audio is dropped.
 DETECTION_SECONDS = 1.0
 SUBPROTOCOL = "realtime"  # one of those that browsers offer
+# Base64 as browsers and URLs write it: with line breaks, other characters for + and /, unpadded.
+BASE64_VARIANTS = str.maketrans("-_", "+/", " \t\r\n=")
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
 GOING_AWAY, FAILED = 1001, 1011  # WebSocket close codes
 NO_SAMPLES = np.zeros(0, np.int16)
@@ -151,6 +154,7 @@ class RealtimeSession:
         self._id = f"sess_{uuid4().hex}"
         self._stopping = asyncio.ensure_future(self.state.stopping.wait())
         self._now = 0.0
+        self._half_sample = b""  # the byte of a sample whose other byte is still to come
         self._until = monotonic() + self.limits.max_session_seconds
         self._last_item: str | None = None
 
@@ -210,25 +214,29 @@ class RealtimeSession:
             event = parse_fields(ClientEvent, fields)
             match event.type:
                 case "session.update":
-                    await self._update(event.session)
+                    session = parse_fields(SessionFields, event.session)
+                    await self._update(session.audio.input)
+                    await self._send("session.updated", session=self._plain())
+                case "transcription_session.update":
+                    await self._update(parse_fields(BetaSession, event.session))
+                    await self._send("transcription_session.updated", session=self._plain())
                 case "input_audio_buffer.append":
                     await self._append(event.audio)
                 case "input_audio_buffer.commit":
                     await self._commit()
                 case "input_audio_buffer.clear":
+                    self._half_sample = b""
                     self._begin_stream()
                     await self._send(f"{BUFFER}.cleared")
         except ApiError as error:
             await self._fail(error, event_id)
 
-    async def _update(self, session: SessionFields) -> None:
+    async def _update(self, options: AudioInput) -> None:
         if self._in_turn:
             expected = "between turns: commit or clear the audio first"
             raise wrong_field("session.update", expected, "within one")
-        options = session.audio.input
         changes = {name: getattr(options, name) for name in options.model_fields_set}
         await self._configure(self._options.model_copy(update=changes))
-        await self._send("session.updated", session=self._plain())
 
     async def _configure(self, options: AudioInput) -> None:
         first, *_ = self.models.engines(RecognitionService)
@@ -247,6 +255,7 @@ class RealtimeSession:
         if detector is not None and silence is not None:
             self._speech_turns = SpeechTurns(detector, silence=silence, start=self._now)
         self._begin_turn(seconds_to_samples(self._now, self._rate))
+        self._item.begin = self._now  # exactly, so that a later time means new audio
 
     def _begin_turn(self, start: int) -> None:
         self._turn = self._make_turn(start)
@@ -254,12 +263,14 @@ class RealtimeSession:
 
     async def _append(self, audio: str) -> None:
         try:
-            content = b64decode(audio, validate=True)
+            audio = audio.translate(BASE64_VARIANTS)
+            content = b64decode(audio + "=" * (-len(audio) % 4), validate=True)
         except ValueError:
             raise wrong_field("audio", "base64", "not") from None
         subtype, rate, sample_bytes = self._options.encoding
-        if len(content) % sample_bytes:
-            raise wrong_field("audio", "whole samples of 16 bits", f"{len(content)} bytes")
+        content = self._half_sample + content
+        num_whole = len(content) - len(content) % sample_bytes
+        content, self._half_sample = content[:num_whole], content[num_whole:]
         format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
         max_seconds = min(self.limits.max_seconds, self.limits.max_bytes / 2 / self._rate)
         for start in range(0, len(content), BLOCK_BYTES):
@@ -327,11 +338,12 @@ class RealtimeSession:
 
     async def _commit(self) -> None:
         """End the turn and its stream."""
-        if self._now - self._item.begin < MIN_TURN_SECONDS:
+        if round(self._now - self._item.begin, 6) < MIN_TURN_SECONDS:
             message = f"The turn has less than {MIN_TURN_SECONDS:g} s of audio. Append more."
             raise ApiError(400, message, code="input_audio_buffer_commit_empty")
         samples = to_int16(self._resampler.push(END, is_last=True))
         await self._finish(self._now, samples)
+        self._half_sample = b""
         self._begin_stream()
 
     async def _finish(self, end: float, samples: Samples = NO_SAMPLES) -> None:

@@ -23,6 +23,7 @@ from sbkit.serve.app import Service
 from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, ApiKeys, logger
 
 HEADER_SECONDS = 10.0  # for a client to send the header of a request
+KEEP_ALIVE_SECONDS = 75  # for the next request on a connection; proxies reuse theirs for 60
 PING_SECONDS = 20.0  # from a pong to the next ping, and for the pong to arrive
 # For connections that were accepted just before the end. Under 24 clients, a stop reset 2 to 20
 # requests without this pause, and at most one with it, whose connection was not yet accepted.
@@ -94,6 +95,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 service.app(keys),
                 http=Protocol,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 limit_concurrency=service.limits.max_connections + 1,
                 ws=Socket,
                 ws_per_message_deflate=False,

@@ -110,8 +110,11 @@ def language_code(text: str) -> str:
 
     >>> language_code("German"), language_code("deu-DE"), language_code("hsb")
     ('de', 'de', 'hsb')
+    >>> language_code("Language.EN"), language_code("English (US)")
+    ('en', 'en')
     """
-    code = primary_language(text)
+    name = re.sub(r"^[A-Z][A-Za-z]+\.(?=[A-Za-z_]+$)", "", text.strip())  # of an enumeration
+    code = primary_language(re.split(r"\W", name)[0])
     return _TWO_LETTER_OF.get(code, code)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.base.errors import BAD_INPUT, StopRequestedError
+from sbkit.base.errors import BAD_INPUT, DeviceError, StopRequestedError
 from sbkit.base.process import OTHER_RANKS_DELAY
 from sbkit.distributed import ranks
 from sbkit.distributed.ranks import from_main_rank, process_group, sum_over_ranks
@@ -82,6 +82,7 @@ def test_process_group_is_aborted_only_after_an_error(
 ) -> None:
     calls = list[str]()
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # each of which started torchrun
     monkeypatch.setattr(ranks, "_join", lambda device: None)
     monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: calls.append("destroyed"))
     monkeypatch.setattr(ranks, "abort_process_group", lambda: calls.append("aborted"))
@@ -90,6 +91,15 @@ def test_process_group_is_aborted_only_after_an_error(
         if error is not None:
             raise error
     assert calls == ["aborted" if is_aborted else "destroyed"]
+
+
+def test_tasks_of_srun_without_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "2")  # of a job, whose script is one process
+    with process_group(torch.device("cpu")):
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    refusal = pytest.raises(DeviceError, match="srun --ntasks=1 torchrun --nproc_per_node=2")
+    with refusal, process_group(torch.device("cpu")):
+        pass
 
 
 @pytest.mark.ddp

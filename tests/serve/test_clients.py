@@ -19,8 +19,10 @@ import soundfile
 import soxr
 
 from sbkit.commands.cli import run
+from sbkit.serve.api import OPENAI_MODELS
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.recognition import RecognitionService
+from sbkit.serve.tts import Voice
 from tests.processes import read_quietly
 from tests.runtime.tones import RATE, UnsureModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
@@ -50,12 +52,15 @@ def create(server: RunningServer, audio: bytes, **more: Any) -> Any:
     ],
 )
 def test_transcriptions_in_text_formats(server: RunningServer, format: str, expected: str) -> None:
-    assert create(server, server.say(TEXT), response_format=format) == expected
+    """Granularities change nothing, as without verbose_json they have nothing to apply to."""
+    for granularities in ([], ["word"], ["segment"]):
+        fields = {"response_format": format, "timestamp_granularities": granularities}
+        assert create(server, server.say(TEXT), **fields) == expected
 
 
 def test_transcriptions_in_json_and_verbose_json(server: RunningServer) -> None:
     audio = server.say(TEXT)
-    plain = create(server, audio, model="tones", temperature=0.2, extra_body={"nonsense": "1"})
+    plain = create(server, audio, model="tones", timestamp_granularities=["word"])
     assert (plain.text, plain.usage.seconds) == (TEXT, 3)
     verbose = create(server, audio, response_format="verbose_json")
     assert (verbose.text, verbose.duration, verbose.words) == (TEXT, pytest.approx(2.28), None)
@@ -146,10 +151,11 @@ def test_models_and_voices_are_listed(server: RunningServer) -> None:
     voice = {"id": "anna", "name": "anna", "language": "en"}
     assert server.get("/v1/audio/voices").json() == {"voices": [voice]}
     names = [model.id for model in server.openai.models.list()]
-    assert names == ["tones", "anna", "whisper-1", "tts-1"]
-    assert server.openai.models.retrieve("tones").owned_by == "sbkit"
-    with pytest.raises(openai.NotFoundError, match="must be one of tones, anna, whisper-1, tts-1"):
-        server.openai.models.retrieve("another")
+    assert names == ["tones", "anna", *OPENAI_MODELS[RecognitionService], *OPENAI_MODELS[Voice]]
+    for name in ("tones", "gpt-4o-transcribe-2027-01-31"):
+        assert server.openai.models.retrieve(name).owned_by == "sbkit"
+    with pytest.raises(openai.NotFoundError, match="must be one of tones, anna, gpt-transcribe"):
+        server.openai.models.retrieve("tones-2027")
 
 
 def test_concurrent_clients_share_batches_and_get_their_own_texts(server: RunningServer) -> None:
@@ -203,6 +209,7 @@ def test_transcription_prompt_is_expected_by_the_decoder(
     with running_server(tmp_path, tones=tones) as unsure:
         plain = create(unsure, audio).text
         assert create(unsure, audio, prompt="We speak of: the fix, /etc/passwd").text == "the fix"
+        assert create(unsure, audio, keywords=["the fix"]).text == "the fix"
         assert create(unsure, audio, prompt="/etc/hosts.txt").text == plain
         prompts = [f"the fix, {'abc'[n % 3]} {'def'[n // 3]}" for n in range(9)]
         with ThreadPoolExecutor(9) as clients:

@@ -64,6 +64,7 @@ def test_server_closes_connections_that_send_no_header_in_time(
 
 def test_server_limits_connections(tmp_path: Path) -> None:
     with running_server(tmp_path, max_connections=3) as server, ExitStack() as stack:
+        assert server.http_server.config.timeout_keep_alive > 60  # for which proxies reuse theirs
         wait_for(lambda: not server.http_server.server_state.connections)
         streams = [stack.enter_context(server.connect()) for _ in range(3)]
         wait_for(lambda: len(server.http_server.server_state.connections) == 3)

@@ -1,8 +1,11 @@
-"""Third-party clients transcribe, speak and converse, if the extra `clients` is installed."""
+"""Third-party clients transcribe, speak and converse, where they are installed."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +14,65 @@ import soundfile
 
 from tests.runs import ROOT
 from tests.runtime.tones import RATE, silence, speak, streaming_bundle
-from tests.serve.server import ToneSpeaker, running_server
+from tests.serve.server import RunningServer, ToneSpeaker, running_server
+
+VERCEL = """
+const {createOpenAI} = require("@ai-sdk/openai")
+const [url, model] = process.argv.slice(1)
+const client = createOpenAI({baseURL: `${url}/v1`, apiKey: "a key"})
+require("ai").experimental_transcribe({
+  model: client.transcription(model),
+  audio: require("fs").readFileSync(0),
+  providerOptions: {openai: {language: "en", include: ["logprobs"], temperature: 0}},
+}).then(({text}) => process.stdout.write(text))
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    tones = streaming_bundle(tmp_path)
+    with running_server(tmp_path, tones=tones, speaker=ToneSpeaker, language="en") as server:
+        yield server
 
 
 @pytest.mark.slow(40)
 @pytest.mark.skipif(not find_spec("pipecat"), reason="needs the extra clients")
 @pytest.mark.skipif(not find_spec("livekit"), reason="needs the extra clients")
-def test_pipecat_and_livekit_transcribe_and_the_voice_assistant_answers(tmp_path: Path) -> None:
-    tones, file = streaming_bundle(tmp_path), tmp_path / "talk.wav"
-    soundfile.write(file, np.concatenate([speak(tones[1], "the dog"), silence(2.0)]), RATE)
-    with running_server(tmp_path, tones=tones, speaker=ToneSpeaker, language="en") as server:
-        command = [sys.executable, "-m", "tests.serve.stock_clients", server.url, str(file)]
-        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+def test_pipecat_and_livekit_transcribe_and_the_voice_assistant_answers(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "talk.wav"
+    soundfile.write(file, np.append(speak(server.tokenizer, "the dog"), silence(2.0)), RATE)
+    command = [sys.executable, "-m", "tests.serve.stock_clients", server.url, str(file)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     texts = ["the dog"] * 6
     texts += ["> the dog", "< the dog", "the dog"]  # recognized, answered, and the answer as heard
     assert process.stdout.splitlines() == texts, process.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["whisper-1", "gpt-realtime-whisper"])
+def test_bridge_of_home_assistant_transcribes(server: RunningServer, model: str) -> None:
+    # It imports wyoming without the warning that Python 3.12 gives for its module audioop.
+    pytest.importorskip("wyoming_openai", reason="needs the extra clients, with Python 3.12")
+    from wyoming import asr, audio, event
+
+    command = [sys.executable, "-m", "wyoming_openai", "--uri", "stdio://", "--languages", "en"]
+    command += ["--stt-openai-url", f"{server.url}/v1", "--stt-openai-key", "a key"]
+    command += ["--stt-models", "whisper-1", "--stt-realtime-models", "gpt-realtime-whisper"]
+    clip = {"rate": RATE, "width": 2, "channels": 1}
+    speech = audio.AudioChunk(audio=speak(server.tokenizer, "the dog").tobytes(), **clip)
+    events = BytesIO()
+    for part in (asr.Transcribe(name=model), audio.AudioStart(**clip), speech, audio.AudioStop()):
+        event.write_event(part.event(), events)
+    process = subprocess.run(command, input=events.getvalue(), capture_output=True, timeout=120)
+    assert b'"text": "the dog"' in process.stdout, process.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("NODE_PATH" not in os.environ, reason="needs npm install ai @ai-sdk/openai@3")
+@pytest.mark.parametrize("model", ["whisper-1", "gpt-4o-transcribe"])
+def test_sdk_of_vercel_transcribes(server: RunningServer, model: str) -> None:
+    command, audio = ["node", "-e", VERCEL, server.url, model], server.say("the dog")
+    process = subprocess.run(command, input=audio, capture_output=True, timeout=120)
+    assert process.stdout == b"the dog", process.stderr
