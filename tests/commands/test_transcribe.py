@@ -9,8 +9,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -20,9 +21,10 @@ import soundfile
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import FILES_FAILED, SbkitError
-from sbkit.commands.cli import run
+from sbkit.commands.cli import build_parser, run
 from sbkit.tasks.recognition.predict import Transcriber
-from sbkit.tasks.recognition.recordings import find_audio
+from sbkit.tasks.recognition.recordings import Recording, find_audio
+from sbkit.tasks.recognition.results import Entry, Results, assign_names, text_options
 from sbkit.text.recognized_word import Word
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT
@@ -46,7 +48,7 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def names(*arguments: str) -> list[str]:
     with find_audio(arguments) as files:
-        return [*map(str, files)]
+        return [str(file.path) for file in files]
 
 
 def test_find_audio_lists_files_folders_and_patterns(talks: Path) -> None:
@@ -184,58 +186,177 @@ def test_page_lists_every_field_of_json(talks: Path, capsys: Captured) -> None:
     assert result == 3 * result[:1]
 
 
+def results(folder: Path) -> list[str]:
+    files = [file for file in folder.rglob("*.*") if not file.match("sbkit-results*.jsonl")]
+    return sorted(str(file.relative_to(folder)) for file in files)
+
+
 def test_transcribe_out_writes_a_file_per_recording(talks: Path, capsys: Captured) -> None:
     for kind in ("srt", "vtt", "tsv", "text", "json"):
         assert run(["transcribe", "model", "talks", "--format", kind, "--out", kind]) == 0
-        assert sorted(file.name for file in (talks / kind).iterdir()) == [
-            f"{name}.{'txt' if kind == 'text' else kind}" for name in "abc"
+        assert results(talks / kind) == [
+            f"{name}.{'txt' if kind == 'text' else kind}" for name in ("a", "b", "old/c")
         ]
     assert capsys.readouterr().out == ""
     assert (talks / "text/b.txt").read_text() == "the dog\n"
-    assert (talks / "vtt/c.vtt").read_text().startswith("WEBVTT\n\n00:00:00.0")
+    assert (talks / "vtt/old/c.vtt").read_text().startswith("WEBVTT\n\n00:00:00.0")
 
 
 @pytest.mark.parametrize(
-    ("files", "written"),
+    ("given", "written"),
     [
-        (["x/1.wav", "y/1.wav", "z/2.wav"], ["x/1.txt", "y/1.txt", "z/2.txt"]),
-        (["1.wav", "1.mp3"], ["1.mp3.txt", "1.wav.txt"]),
-        (["x/1.wav", "x/1.flac", "y/1.wav"], ["x/1.flac.txt", "x/1.wav.txt", "y/1.wav.txt"]),
-        (["x/1.wav", "x/../x/1.wav", "y/2.wav"], ["1.txt", "2.txt"]),
+        ("x/1.wav y/1.wav y/2.wav", "1.txt 1.wav.txt 2.txt"),
+        ("x y", "1.txt 1.mp3.txt 1.wav.txt 1.wav.2.txt 2.txt"),
+        ("y/1.wav .", "1.txt x/1.txt x/1.mp3.txt x/1.wav.txt y/2.txt"),
+        ("*/1.*", "x/1.txt x/1.mp3.txt x/1.wav.txt y/1.txt"),
+        ("x/1.wav x/../x/1.wav ./x/1.*", "1.txt 1.mp3.txt 1.wav.txt"),
     ],
 )
-def test_equal_names_keep_their_folders_and_endings(
-    talks: Path, files: list[str], written: list[str]
+def test_results_are_named_below_what_is_given(
+    talks: Path, monkeypatch: pytest.MonkeyPatch, given: str, written: str
 ) -> None:
-    for name in files:
+    for name in ("x/1.wav", "x/1.flac", "x/1.mp3", "y/1.wav", "y/2.wav"):
         (talks / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy("talks/a.wav", talks / "in" / name)
-    assert run(["transcribe", "model", *(f"in/{name}" for name in files), "--out", "out"]) == 0
-    assert sorted(str(file.relative_to("out")) for file in Path("out").rglob("*.txt")) == written
+    monkeypatch.chdir("in")
+    assert run(["transcribe", "model", *given.split(), "--out", "../out"]) == 0
+    assert results(talks / "out") == sorted(written.split())
 
 
-@pytest.mark.parametrize("options", ["", "--format json", "--format vtt", "--part 1/1"])
-def test_same_command_goes_on_after_a_stop(talks: Path, capsys: Captured, options: str) -> None:
-    (talks / "model").mkdir()
-    (talks / "model/config.json").touch()
-    write_checksums(talks / "model")
-    now = time.time()
+def retime(name: str) -> None:
+    """Let a file look older, like one that was moved there."""
+    os.utime(name, (time.time() - 1e6,) * 2)
 
-    def written(*more: str, **ages: float) -> str:
-        results = sorted((talks / "out").glob("*.*"))
-        for file in [*results, *(talks / "talks").rglob("*.*"), talks / "model/config.json"]:
-            age = ages.get(file.name.replace(".", "_"), 45 if file in results else 60)
-            os.utime(file, (now - age,) * 2)
-        assert run(["transcribe", "model", "talks", "--out", "out", *options.split(), *more]) == 0
-        files = sorted((talks / "out").glob("[!.]*"))
-        return "".join(file.stem for file in files if file.stat().st_mtime > now - 40)
 
-    assert written() == "abc"
-    assert written(b_flac=30) == "b"  # its recording was replaced
-    assert "2 of 3 skipped: results are newer" in capsys.readouterr().err
-    next((talks / "out").glob("a.*")).unlink()
-    assert written() == "a"
-    assert written(config_json=30) == written("--again") == "abc"
+def change_model() -> None:
+    Path("model/config.json").write_text(str(time.time_ns()))
+    write_checksums(Path("model"))
+
+
+def edit_result() -> None:
+    Path("out/a.txt").write_text("A fox.")
+
+
+def cut_record() -> None:
+    record = Path("out/sbkit-results.jsonl")
+    record.write_bytes(record.read_bytes()[:-20])
+
+
+ALL_RESULTS = ["a.txt", "b.txt", "old/c.txt"]
+CHANGES: dict[str, tuple[Callable[[], object], list[str], str]] = {
+    # between two runs: which results the second one writes, and what it says
+    "none": (lambda: None, [], "transcribe: none.*0 written, 0 failed, 3 skipped"),
+    "new": (
+        lambda: shutil.copy("talks/b.flac", "talks/b.aac"),
+        ["b.aac.txt"],
+        "belong to other recordings: b.aac.txt.*: 1 new\n1 written, 0 failed, 3 skipped",
+    ),
+    "an older recording": (lambda: retime("talks/b.flac"), ["b.txt"], ": 1 recording changed\n"),
+    "result removed": (Path("out/a.txt").unlink, ["a.txt"], ": 1 result missing\n"),
+    "model": (change_model, ALL_RESULTS, ": 3 model changed\n"),
+    "phrases": (lambda: Path("words").write_text("fox"), ALL_RESULTS, ": 3 options changed\n"),
+    "edited": (edit_result, [], ": none\n"),
+    "edited, and model": (
+        lambda: (edit_result(), change_model()),
+        ["b.txt", "old/c.txt"],
+        "talks/a.wav: out/a.txt was edited, so it is kept.*2 written, 1 failed",
+    ),
+    "no record": (
+        lambda: Path("out/sbkit-results.jsonl").unlink(),
+        [],
+        "out/a.txt is not in the record, so it is kept.*0 written, 3 failed",
+    ),
+    "cut record": (cut_record, [], "out/old/c.txt is not in the record.*1 failed, 2 skipped"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_second_run_does_what_is_missing(talks: Path, capsys: Captured, change: str) -> None:
+    make_change, written, says = CHANGES[change]
+    Path("model").mkdir()
+    change_model()
+    Path("words").write_text("dog")
+    options = "--out out --quiet --hotwords words --errors errors"
+    command = ["transcribe", "model", "talks", *options.split()]
+
+    def run_again(*more: str) -> tuple[int, list[str]]:
+        before = {name: (talks / "out" / name).stat() for name in results(talks / "out")}
+        code = run([*command, *more])
+        names = results(talks / "out")
+        return code, [n for n in names if (talks / "out" / n).stat() != before.get(n)]
+
+    assert run_again() == (0, ALL_RESULTS)
+    make_change()
+    capsys.readouterr()
+    code, names = run_again()
+    assert names == written
+    lines = capsys.readouterr().err
+    assert re.search(says, lines, re.DOTALL)
+    is_complete = " 0 failed" in lines
+    assert code == (0 if is_complete else FILES_FAILED)
+    assert (Path("errors").read_text() == "") is is_complete
+    assert run_again("--again") == (0, results(talks / "out"))
+    assert run_again() == (0, [])
+
+
+def test_record_has_every_option_with_an_effect(tmp_path: Path) -> None:
+    parser = build_parser().commands.choices["transcribe"]
+    (tmp_path / "phrases").write_text("fox")
+
+    def recorded(*arguments: str) -> dict[str, Any]:
+        line = ["transcribe", "model", "a.wav", "--share=1/1", *arguments]
+        return text_options(build_parser().parse_args(line))
+
+    neutral = set[str]()
+    for action in parser._actions:
+        if action.option_strings and action.dest != "help":
+            value = [*(action.choices or ["2"])][-1]
+            if action.dest == "share":
+                value = "2/2"
+            options = [f"{action.option_strings[0]}={value}"]
+            options = options if action.nargs != 0 else action.option_strings[:1]
+            if recorded(*options) == recorded():
+                neutral.add(action.dest)
+    assert neutral == {"out", "again", "errors", "quiet", "device", "share", "imports"}
+    before = recorded("--hotwords", str(tmp_path / "phrases"))
+    (tmp_path / "phrases").write_text("dog")
+    assert recorded("--hotwords", str(tmp_path / "phrases")) != before
+
+
+def test_shares_and_later_recordings_keep_names() -> None:
+    stems = ("talk", "day/talk", "talk.mp3", "talk.mp3.2", "talk.2")
+    random = Random(1)
+    for _ in range(200):
+        paths = sorted({f"{stem}{suffix}" for stem in stems for suffix in (".wav", ".mp3", "")})
+        given = [
+            Recording(Path(path), Path(path), f"/{folder}/{path}")
+            for path in random.sample(paths, 6)
+            for folder in random.sample("abc", 2)
+        ]
+        names = assign_names(given, [], ".srt")
+        assert len({*names.values()}) == len(given)
+        entries = [Entry(name, (), id, (), "", {}) for id, name in names.items()]
+        early = random.sample(entries, 5)
+        late = random.sample(given, len(given))
+        assert assign_names(late, early, ".srt") == names
+        others = [item._replace(id=f"/new{item.id}") for item in given]
+        grown = assign_names([*others, *given], entries, ".srt")
+        assert grown == grown | names and len({*grown.values()}) == 2 * len(given)
+
+
+def test_two_commands_do_not_write_one_result(talks: Path) -> None:
+    shutil.copytree("talks", "other")
+    planned = []
+    for folder in ("talks", "other"):
+        options = build_parser().parse_args(["transcribe", "model", folder, "--out", "out"])
+        options.bundle = Path("model")
+        with find_audio([folder]) as files:
+            planned.append((Results(options, files), files[0]))
+    (first, one), (second, other) = planned
+    first.write(one, "one")
+    with pytest.raises(SbkitError, match="out/a.txt was written by another command. Start again"):
+        second.write(other, "other")
+    assert Path("out/a.txt").read_text() == "one\n"
 
 
 def test_result_that_cannot_be_written_stops_no_other(
@@ -243,9 +364,9 @@ def test_result_that_cannot_be_written_stops_no_other(
 ) -> None:
     (talks / "talks/a.wav").rename(talks / f"talks/{'x' * 251}.wav")  # .json is a byte too long
     (talks / "out/b.json").mkdir(parents=True)
-    command = ["transcribe", "model", "talks", "--out", "out", "--format"]
+    command = ["transcribe", "model", "talks", "--out", "out", "--again", "--format"]
     assert run([*command, "json"]) == FILES_FAILED
-    assert (talks / "out/c.json").exists()
+    assert (talks / "out/old/c.json").exists()
     *_, folder, long, end = capsys.readouterr().err.splitlines()
     assert ("b.json cannot" in folder, "xxx.json cannot" in long) == (True, True)
     assert end == "1 written, 2 failed; the errors are above"
@@ -257,7 +378,7 @@ def test_result_that_cannot_be_written_stops_no_other(
 
 def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
     for part in ("1/2", "2/2", "4/4"):
-        assert run(["transcribe", "model", "talks", "--part", part, "--quiet"]) == 0
+        assert run(["transcribe", "model", "talks", "--share", part, "--quiet"]) == 0
     lines = ["talks/a.wav\ta fox", "talks/old/c.mp3\tlazy dog", "talks/b.flac\tthe dog"]
     assert capsys.readouterr().out.splitlines() == lines
 
@@ -267,7 +388,7 @@ def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
     [
         (["talks/?.*", "--format", "tsv"], "prints one recording, not 2"),
         (["talks", "--out", "/proc/here"], "`--out`: /proc/here cannot be written to"),
-        (["talks", "--part", "3"], "K from 1 to N, such as 3/16, but is 3"),
+        (["talks", "--share", "3"], "K from 1 to N, such as 3/16, but is 3"),
     ],
 )
 @pytest.mark.usefixtures("talks")

@@ -4,40 +4,38 @@ A file that fails does not stop the others. Its error goes to standard error, to
 ``--errors``, and into the exit code.
 """
 
-import errno
 import json
-import math
-import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from sbkit.base.checksums import read_checksums
-from sbkit.base.errors import FILES_FAILED, ConfigError, DataError, SbkitError
-from sbkit.base.files import require_writable, write_text_atomically
+from sbkit.base.errors import FILES_FAILED, ConfigError, SbkitError
 from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
 
 if TYPE_CHECKING:
     from sbkit.tasks.recognition.predict import Transcript
+    from sbkit.tasks.recognition.recordings import Recording
+    from sbkit.tasks.recognition.results import PrintedResults
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
 
 
 def add_commands(parser: Parser) -> None:
     """Add `transcribe`."""
-    groups = "model files runtime decoding vad quiet import part"
+    groups = "model files runtime decoding vad quiet import share"
     add = parser.add_command(
         "transcribe", transcribe, "transcribe audio files", groups, opens_bundle=True
     )
     add("--format", choices=("text", "json", *TIMED_FORMATS), default="text")
     add("--out", metavar="DIR", type=Path, help="write one file per recording there")
-    again = "also transcribe files whose result in DIR is newer than they and the model are"
+    again = "transcribe all files again, and overwrite what is in DIR"
     add("--again", action="store_true", help=again)
     channel = "the channel to transcribe, counted from 0 (default: all are mixed)"
     add("--channel", metavar="N", type=int, help=channel)
@@ -55,45 +53,69 @@ def transcribe(options: Namespace) -> int:
 
         return transcribe_live(options)
     from sbkit.tasks.recognition.recordings import find_audio, open_transcriber, show_seconds
+    from sbkit.tasks.recognition.results import PrintedResults, Results
 
-    with find_audio(options.files, options.raw_rate) as files:
-        outputs = _output_files(options, files)  # of all parts, which may share a folder
-        share = _unfinished(options, (options.part or Share()).of(files), outputs)
-        if not share:
-            return 0
-        file = options.errors  # is opened early: if it cannot be written, nothing is read
-        with (
-            nullcontext() if file is None else file.open("w", encoding="utf-8") as errors,
-            open_transcriber(options, times=options.format != "text") as transcriber,
-            show_seconds("transcribing", share) as on_seconds,
-        ):
-            results = transcriber.stream(share, on_seconds=on_seconds, channel=options.channel)
-            return _write_results(options, share, outputs, results, errors)
+    file = options.errors
+    with (
+        find_audio(options.files, options.raw_rate) as recordings,
+        nullcontext() if file is None else file.open("w", encoding="utf-8") as errors,
+        ExitStack() as stack,
+    ):
+        if options.out is None and len(recordings) > 1 and options.format in TIMED_FORMATS:
+            fault = f"--format {options.format} prints one recording, not {len(recordings)}."
+            raise ConfigError(f"{fault} Pass --out DIR.")
+        share = (options.share or Share()).of(recordings)
+        has_names = options.format == "text" and (len(share) > 1 or options.share is not None)
+        results = PrintedResults(with_names=has_names)
+        if options.out is not None:
+            results = Results(options, recordings)  # of all shares, which may have the same folder
+        reasons = {recording: results.reason(recording) for recording in share}
+        due = [recording for recording in share if reasons[recording]]
+        if len(due) < len(share) or {*reasons.values()} != {"new"}:
+            counts = Counter(filter(None, reasons.values()))
+            line = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+            print(f"To transcribe: {line or 'none'}", file=sys.stderr)
+        refusals = [(recording, results.refusal(recording)) for recording in due]
+        refused = [(recording, error) for recording, error in refusals if error is not None]
+        ready = [recording for recording, error in refusals if error is None]
+        transcripts: Iterable[Transcript | SbkitError] = ()
+        if ready:
+            paths = [recording.path for recording in ready]
+            times = options.format != "text"
+            transcriber = stack.enter_context(open_transcriber(options, times=times))
+            on_seconds = stack.enter_context(show_seconds("transcribing", paths))
+            transcripts = transcriber.stream(paths, on_seconds=on_seconds, channel=options.channel)
+        outcomes = chain(refused, zip(ready, transcripts, strict=True))
+        return _write_results(options, share, results, outcomes, errors)
 
 
 def _write_results(
     options: Namespace,
-    files: Sequence[Path],
-    outputs: Mapping[Path, Path],
-    results: "Iterable[Transcript | SbkitError]",
+    files: Sequence["Recording"],
+    results: "PrintedResults",
+    outcomes: "Iterable[tuple[Recording, Transcript | SbkitError]]",
     errors: TextIO | None,
 ) -> int:
-    """Write the result of each file, or print its error; return the exit code."""
+    """Write the result of each recording, or print its error; return the exit code."""
+    num_written = 0
     num_failed = 0
-    for file, result in zip(files, results, strict=True):
+    for recording, outcome in outcomes:
         try:
-            if isinstance(result, SbkitError):
-                raise result
-            has_name = len(files) > 1 or options.part is not None
-            _write(file, result, options.format, outputs.get(file), with_name=has_name)
+            if isinstance(outcome, SbkitError):
+                raise outcome
+            results.write(recording, _to_text(outcome, options.format))
+            num_written += 1
         except SbkitError as error:
             num_failed += 1
             print(error, file=sys.stderr)
             if errors is not None:
-                line = json.dumps({"file": str(file), "error": str(error)}, ensure_ascii=False)
+                fault = {"file": str(recording.path), "error": str(error)}
+                line = json.dumps(fault, ensure_ascii=False)
                 print(printable_json(line), file=errors, flush=True)
-    if len(files) > 1:
-        line = f"{len(files) - num_failed} written, {num_failed} failed"
+    num_skipped = len(files) - num_written - num_failed
+    if len(files) > 1 or num_skipped:
+        line = f"{num_written} written, {num_failed} failed"
+        line += f", {num_skipped} skipped" if num_skipped else ""
         if num_failed:
             place = "above" if errors is None else f"in {printable(str(options.errors))}"
             line += f"; the errors are {place}"
@@ -101,73 +123,12 @@ def _write_results(
     return FILES_FAILED if num_failed else 0
 
 
-def _write(
-    file: Path, result: "Transcript", format: str, output: Path | None, *, with_name: bool
-) -> None:
-    """Write a result, or print it, after the name of its file if there are several.
-
-    Raises SbkitError if it cannot be written there; OSError if nothing can, as on a full disk.
-    """
+def _to_text(result: "Transcript", format: str) -> str:
+    """Return a result in a format, without the last line end."""
     from sbkit.tasks.recognition.subtitles import to_srt, to_tsv, to_vtt
 
-    text = str(result)
     if format == "json":
-        text = printable_json(json.dumps(result.plain(), ensure_ascii=False))
-    elif format in TIMED_FORMATS:
-        text = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
-    elif with_name and output is None:
-        text = f"{printable(str(file))}\t{text}"
-    if output is None:
-        print(text, flush=True)
-        return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(output, text + "\n")
-    except OSError as error:
-        if error.errno in DISK_ERRORS:
-            raise
-        raise DataError(f"{output} cannot be written ({error.strerror}).") from error
-
-
-def _output_files(options: Namespace, files: Sequence[Path]) -> dict[Path, Path]:
-    """Return the file of each recording's result, below `--out`; none if results are printed."""
-    if options.out is None:
-        if len(files) > 1 and options.format in TIMED_FORMATS:
-            raise ConfigError(
-                f"--format {options.format} prints one recording, not {len(files)}. Pass --out DIR."
-            )
-        return {}
-    require_writable(options.out, option="--out")
-    paths = [Path(os.path.normpath(file.absolute())) for file in files]
-    root = os.path.commonpath([path.parent for path in paths])
-    paths = [path.relative_to(root) for path in paths]
-    names = [path.stem for path in paths]
-    if len({*names}) < len({*paths}):
-        names = [str(path.with_suffix("")) for path in paths]
-    if len({*names}) < len({*paths}):  # a.wav and a.mp3
-        names = [*map(str, paths)]
-    ending = "txt" if options.format == "text" else options.format
-    outputs = [options.out / f"{name}.{ending}" for name in names]
-    return dict(zip(files, outputs, strict=True))
-
-
-def _unfinished(
-    options: Namespace, files: Sequence[Path], outputs: Mapping[Path, Path]
-) -> Sequence[Path]:
-    """Return the files that have no result newer than they and the model, and count the others."""
-    if options.again or not outputs:
-        return files
-    model = [options.bundle / name for name in read_checksums(options.bundle)]
-    model_time = max((file.stat().st_mtime for file in model if file.exists()), default=math.inf)
-
-    def is_finished(file: Path) -> bool:
-        with suppress(OSError):  # one of them is missing, or the name is too long
-            result_time = outputs[file].stat().st_mtime
-            return outputs[file].is_file() and result_time > max(model_time, file.stat().st_mtime)
-        return False
-
-    unfinished = [file for file in files if not is_finished(file)]
-    if num_skipped := len(files) - len(unfinished):
-        line = f"{num_skipped} of {len(files)} skipped: results are newer than audio and model"
-        print(f"{line}. --again transcribes all, as for other options.", file=sys.stderr)
-    return unfinished
+        return printable_json(json.dumps(result.plain(), ensure_ascii=False))
+    if format in TIMED_FORMATS:
+        return {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
+    return str(result)

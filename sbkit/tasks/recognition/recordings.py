@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from glob import has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import soundfile
 
@@ -26,9 +26,17 @@ from sbkit.tasks.recognition.predict import Transcriber
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
 
+class Recording(NamedTuple):
+    """A recording that a command reads."""
+
+    path: Path
+    name: Path  # below the given folder; of a single file, its name
+    id: str  # its absolute path, or - for standard input
+
+
 @contextmanager
-def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Path]]:
-    """List the files that arguments name, in their order; those of a folder or pattern are sorted.
+def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Recording]]:
+    """List the files that arguments name, each once, in their order; in a folder they are sorted.
 
     `find_audio_files` searches folders and patterns. Standard input is first written to a temporary
     file: readers seek, which a pipe cannot. Missing files are listed, too; the error is raised when
@@ -38,7 +46,7 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
     """
     if raw_rate is not None and str(STANDARD) not in arguments:
         raise ConfigError("`--raw-rate` describes standard input, but no FILE is -.")
-    files: list[Path] = []
+    recordings: dict[str, Recording] = {}
     with TemporaryDirectory() as folder:
         for argument in arguments:
             path = Path(argument)
@@ -47,15 +55,21 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
                 _save_standard_input(path, raw_rate)
             parts = path.parts
             num_plain = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
-            matches = [path]
+            matches, root = [path], path.parent
             if path.is_dir():
-                matches = find_audio_files(path)
+                root = path
+                matches = find_audio_files(root)
             elif num_plain < len(parts) and not path.exists():
-                matches = find_audio_files(Path(*parts[:num_plain]), parts[num_plain:])
+                root = Path(*parts[:num_plain])
+                matches = find_audio_files(root, parts[num_plain:])
             if not matches:
                 raise DataError(f"{argument} has no audio files.")
-            files += matches
-        yield files
+            for file in matches:
+                id = os.path.normpath(file.absolute())
+                if Path(argument) == STANDARD:
+                    id = str(STANDARD)
+                recordings.setdefault(id, Recording(file, file.relative_to(root), id))
+        yield [*recordings.values()]
 
 
 def _save_standard_input(file: Path, raw_rate: int | None) -> None:
