@@ -7,8 +7,7 @@ A file that fails does not stop the others. Its error goes to standard error, to
 import json
 import sys
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -21,8 +20,7 @@ from sbkit.cli.clip_table import Share
 
 if TYPE_CHECKING:
     from sbkit.tasks.recognition.predict import Transcript
-    from sbkit.tasks.recognition.recordings import Recording
-    from sbkit.tasks.recognition.results import PrintedResults
+    from sbkit.tasks.recognition.results import Results
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 
@@ -53,69 +51,68 @@ def transcribe(options: Namespace) -> int:
 
         return transcribe_live(options)
     from sbkit.tasks.recognition.recordings import find_audio, open_transcriber, show_seconds
-    from sbkit.tasks.recognition.results import PrintedResults, Results
+    from sbkit.tasks.recognition.results import Results
 
-    file = options.errors
+    file = options.errors  # is opened early: if it cannot be written, nothing is read
     with (
-        find_audio(options.files, options.raw_rate) as recordings,
+        find_audio(options.files, options.raw_rate) as names,
         nullcontext() if file is None else file.open("w", encoding="utf-8") as errors,
         ExitStack() as stack,
     ):
-        if options.out is None and len(recordings) > 1 and options.format in TIMED_FORMATS:
-            fault = f"--format {options.format} prints one recording, not {len(recordings)}."
+        if options.out is None and len(names) > 1 and options.format in TIMED_FORMATS:
+            fault = f"--format {options.format} prints one recording, not {len(names)}."
             raise ConfigError(f"{fault} Pass --out DIR.")
-        share = (options.share or Share()).of(recordings)
-        has_names = options.format == "text" and (len(share) > 1 or options.share is not None)
-        results = PrintedResults(with_names=has_names)
+        share = (options.share or Share()).of([*names])
+        results = None
+        due: Mapping[Path, SbkitError | None] = dict.fromkeys(share)
         if options.out is not None:
-            results = Results(options, recordings)  # of all shares, which may have the same folder
-        reasons = {recording: results.reason(recording) for recording in share}
-        due = [recording for recording in share if reasons[recording]]
-        if len(due) < len(share) or {*reasons.values()} != {"new"}:
-            counts = Counter(filter(None, reasons.values()))
-            line = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-            print(f"To transcribe: {line or 'none'}", file=sys.stderr)
-        refusals = [(recording, results.refusal(recording)) for recording in due]
-        refused = [(recording, error) for recording, error in refusals if error is not None]
-        ready = [recording for recording, error in refusals if error is None]
+            results = Results(options, names)
+            due = results.due(share)
+        ready = [file for file, error in due.items() if error is None]
         transcripts: Iterable[Transcript | SbkitError] = ()
         if ready:
-            paths = [recording.path for recording in ready]
             times = options.format != "text"
             transcriber = stack.enter_context(open_transcriber(options, times=times))
-            on_seconds = stack.enter_context(show_seconds("transcribing", paths))
-            transcripts = transcriber.stream(paths, on_seconds=on_seconds, channel=options.channel)
+            on_seconds = stack.enter_context(show_seconds("transcribing", ready))
+            transcripts = transcriber.stream(ready, on_seconds=on_seconds, channel=options.channel)
+        refused = ((file, error) for file, error in due.items() if error is not None)
         outcomes = chain(refused, zip(ready, transcripts, strict=True))
         return _write_results(options, share, results, outcomes, errors)
 
 
 def _write_results(
     options: Namespace,
-    files: Sequence["Recording"],
-    results: "PrintedResults",
-    outcomes: "Iterable[tuple[Recording, Transcript | SbkitError]]",
+    files: Sequence[Path],
+    results: "Results | None",
+    outcomes: "Iterable[tuple[Path, Transcript | SbkitError]]",
     errors: TextIO | None,
 ) -> int:
-    """Write the result of each recording, or print its error; return the exit code."""
+    """Write the result of each file that is due, or print its error; return the exit code."""
     num_written = 0
     num_failed = 0
-    for recording, outcome in outcomes:
+    for file, outcome in outcomes:
         try:
             if isinstance(outcome, SbkitError):
                 raise outcome
-            results.write(recording, _to_text(outcome, options.format))
+            text = _to_text(outcome, options.format)
+            if results is not None:
+                results.write(file, f"{text}\n")
+            elif options.format == "text" and (len(files) > 1 or options.share is not None):
+                print(f"{printable(str(file))}\t{text}", flush=True)
+            else:
+                print(text, flush=True)
             num_written += 1
         except SbkitError as error:
             num_failed += 1
             print(error, file=sys.stderr)
             if errors is not None:
-                fault = {"file": str(recording.path), "error": str(error)}
-                line = json.dumps(fault, ensure_ascii=False)
+                line = json.dumps({"file": str(file), "error": str(error)}, ensure_ascii=False)
                 print(printable_json(line), file=errors, flush=True)
     num_skipped = len(files) - num_written - num_failed
     if len(files) > 1 or num_skipped:
         line = f"{num_written} written, {num_failed} failed"
-        line += f", {num_skipped} skipped" if num_skipped else ""
+        if num_skipped:
+            line += f", {num_skipped} skipped"
         if num_failed:
             place = "above" if errors is None else f"in {printable(str(options.errors))}"
             line += f"; the errors are {place}"

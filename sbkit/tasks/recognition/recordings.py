@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from glob import has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import soundfile
 
@@ -26,18 +26,11 @@ from sbkit.tasks.recognition.predict import Transcriber
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
 
-class Recording(NamedTuple):
-    """A recording that a command reads."""
-
-    path: Path
-    name: Path  # below the given folder; of a single file, its name
-    id: str  # its absolute path, or - for standard input
-
-
 @contextmanager
-def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Recording]]:
-    """List the files that arguments name, each once, in their order; in a folder they are sorted.
+def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[dict[Path, Path]]:
+    """List the files that arguments name, in their order; those of a folder or pattern are sorted.
 
+    Each file is listed once, with its path below the folder or pattern; a given file has its name.
     `find_audio_files` searches folders and patterns. Standard input is first written to a temporary
     file: readers seek, which a pipe cannot. Missing files are listed, too; the error is raised when
     they are read.
@@ -46,7 +39,7 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
     """
     if raw_rate is not None and str(STANDARD) not in arguments:
         raise ConfigError("`--raw-rate` describes standard input, but no FILE is -.")
-    recordings: dict[str, Recording] = {}
+    listed: dict[str, tuple[Path, Path]] = {}
     with TemporaryDirectory() as folder:
         for argument in arguments:
             path = Path(argument)
@@ -55,7 +48,8 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
                 _save_standard_input(path, raw_rate)
             parts = path.parts
             num_plain = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
-            matches, root = [path], path.parent
+            root = path.parent
+            matches = [path]
             if path.is_dir():
                 root = path
                 matches = find_audio_files(root)
@@ -65,11 +59,13 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
             if not matches:
                 raise DataError(f"{argument} has no audio files.")
             for file in matches:
-                id = os.path.normpath(file.absolute())
-                if Path(argument) == STANDARD:
-                    id = str(STANDARD)
-                recordings.setdefault(id, Recording(file, file.relative_to(root), id))
-        yield [*recordings.values()]
+                listed.setdefault(absolute_name(file), (file, file.relative_to(root)))
+        yield dict(listed.values())
+
+
+def absolute_name(file: Path) -> str:
+    """Return the absolute path of a file, which names it once: without `..`, links kept."""
+    return os.path.normpath(file.absolute())
 
 
 def _save_standard_input(file: Path, raw_rate: int | None) -> None:

@@ -8,29 +8,21 @@ sbkit-results.K-of-N.jsonl  the lines of a share; all such files are read
 """
 
 import errno
-import hashlib
-import os
+import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from json import loads
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.checksums import checksum, read_checksums
+from sbkit.base import files
+from sbkit.base.checksums import CHECKSUMS, checksum
 from sbkit.base.errors import DataError
-from sbkit.base.files import (
-    from_plain,
-    fsync,
-    require_writable,
-    task_lock,
-    to_json,
-    write_text_atomically,
-)
 from sbkit.base.messages import listed, printable
-from sbkit.tasks.recognition.recordings import Recording
+from sbkit.tasks.recognition.recordings import absolute_name
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
 # Simple options without an effect on the text; all others are compared with the record.
@@ -39,179 +31,140 @@ NEUTRAL_OPTIONS = ("command", "opens_bundle", "bundle", "out", "again", "errors"
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the record. Versions are a file's size (bytes) and time (ns); () without a file."""
+    """A line of the record; versions are a size in bytes and a time in ns, zeros without a file."""
 
-    result: str  # below the folder of the record
-    result_version: tuple[int, ...]  # as it was written
-    recording: str  # its id
-    recording_version: tuple[int, ...]
-    model: str  # a digest of the bundle
-    options: Mapping[str, Any]  # with an effect on the text
+    result: str  # its path below the folder of the record
+    version: tuple[int, ...]  # of the result
+    recording: str  # its absolute path
+    made_from: Mapping[str, Any]  # the version of the recording, the model and the options
 
 
-REASONS = {
-    "recording_version": "recording changed",
-    "model": "model changed",
-    "options": "options changed",
-}
+NO_ENTRY = Entry("", (0, 0), "", {})
 
 
-class PrintedResults:
-    """Results on standard output."""
+class Results:
+    """The results of recordings in a folder; the names are the same for all shares."""
 
-    def __init__(self, *, with_names: bool) -> None:
-        """Print the texts; with names, after the path of the recording and a tab."""
-        self._with_names = with_names
-
-    def reason(self, recording: Recording) -> str | None:
-        """Return why the result of a recording is due, or None if it is done."""
-        return "new"
-
-    def refusal(self, recording: Recording) -> DataError | None:
-        """Return an error if the due result would replace a file that is not as recorded."""
-        return None
-
-    def write(self, recording: Recording, text: str) -> None:
-        """Write a result.
-
-        Raises DataError if its file cannot be written; OSError if none can, as on a full disk.
-        """
-        print(f"{printable(str(recording.path))}\t{text}" if self._with_names else text, flush=True)
-
-
-class Results(PrintedResults):
-    """Results in a folder; the names are the same for all shares of the recordings."""
-
-    def __init__(self, options: Namespace, recordings: Sequence[Recording]) -> None:
-        require_writable(options.out, option="--out")
+    def __init__(self, options: Namespace, recordings: Mapping[Path, Path]) -> None:
+        """Plan the results of recordings, each given with its name."""
+        files.require_writable(options.out, option="--out")
         self._folder: Path = options.out
-        share = options.share
-        part = f".{share.number}-of-{share.total}" if share else ""
-        self._record = options.out / f"sbkit-results{part}.jsonl"
-        self._recorded = {entry.result: entry for entry in _read_record(options.out)}
         self._again = options.again
+        share = f".{options.share.number}-of-{options.share.total}" if options.share else ""
+        self._record = options.out / f"sbkit-results{share}.jsonl"
+        with self._record.open("a+b") as record:
+            record.seek(0)
+            if record.read()[-1:] not in (b"", b"\n"):  # killed within its last line
+                record.write(b"\n")
+        self._recorded = {entry.result: entry for entry in _read_record(options.out)}
         suffix = ".txt" if options.format == "text" else f".{options.format}"
-        names = assign_names(recordings, self._recorded.values(), suffix)
-        model = _digest(options.bundle)
-        effective_options = text_options(options)
-        self._planned = {
-            recording.id: Entry(
-                names[recording.id],
-                _version(options.out / names[recording.id]),
-                recording.id,
-                _version(recording.path),
-                model,
-                effective_options,
-            )
-            for recording in recordings
-        }
+        common = {"model": _content(options.bundle), "options": text_options(options)}
+        self._planned: dict[Path, Entry] = {}
+        for file, name in assign_names(recordings, self._recorded.values(), suffix).items():
+            made_from = {"recording": [*files.size_and_mtime(file)], **common}
+            version = files.size_and_mtime(options.out / name)
+            self._planned[file] = Entry(name, version, absolute_name(file), made_from)
 
-    def reason(self, recording: Recording) -> str | None:
-        planned = self._planned[recording.id]
-        recorded = self._recorded.get(planned.result)
-        if recorded is None:
+    def due(self, recordings: Iterable[Path]) -> dict[Path, DataError | None]:
+        """Return the recordings without a current result, and print why.
+
+        Those whose result must not be overwritten have an error.
+        """
+        due: dict[Path, DataError | None] = {}
+        reasons: Counter[str] = Counter()
+        for file in recordings:
+            planned = self._planned[file]
+            recorded = self._recorded.get(planned.result, NO_ENTRY)
+            if reason := self._reason(planned, recorded):
+                reasons[reason] += 1
+                due[file] = None
+                is_foreign = planned.version not in (NO_ENTRY.version, recorded.version)
+                if is_foreign and not self._again:
+                    due[file] = DataError(
+                        f"{self._folder / planned.result} was edited, or is not in the record, "
+                        "and is kept. Move it away, or pass --again."
+                    )
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        print(f"To transcribe: {counts or 'none'}", file=sys.stderr)
+        return due
+
+    def _reason(self, planned: Entry, recorded: Entry) -> str | None:
+        if recorded is NO_ENTRY:
             return "new"
-        if not planned.result_version:
+        if planned.version == NO_ENTRY.version:
             return "result missing"
-        changed = (name for name in REASONS if getattr(planned, name) != getattr(recorded, name))
-        return next(map(REASONS.get, changed), "again" if self._again else None)
+        now, before = planned.made_from, recorded.made_from
+        changes = (f"{name} changed" for name in now if before.get(name) != now[name])
+        return next(changes, "again" if self._again else None)
 
-    def refusal(self, recording: Recording) -> DataError | None:
-        planned = self._planned[recording.id]
-        recorded = self._recorded.get(planned.result)
-        if self._again or not planned.result_version:
-            return None
-        if recorded is not None and recorded.result_version == planned.result_version:
-            return None
-        state = "is not in the record" if recorded is None else "was edited"
-        return DataError(
-            f"{recording.path}: {self._folder / planned.result} {state}, so it is kept. Move it "
-            "away, or overwrite it by --again."
-        )
+    def write(self, recording: Path, text: str) -> None:
+        """Write a result and its line of the record.
 
-    def write(self, recording: Recording, text: str) -> None:
-        planned = self._planned[recording.id]
+        Raises DataError if it cannot be written there; OSError if nothing can, as on a full disk.
+        """
+        planned = self._planned[recording]
         file = self._folder / planned.result
-        with task_lock(self._folder, planned.result, wait=True):
-            if _version(file) != planned.result_version:
+        with files.task_lock(self._folder, planned.result, wait=True):
+            if files.size_and_mtime(file) != planned.version:
                 raise DataError(f"{file} was written by another command. Start again.")
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_text_atomically(file, f"{text}\n")
+                files.write_text_atomically(file, text)
             except OSError as error:
                 if error.errno in DISK_ERRORS:
                     raise
                 raise DataError(f"{file} cannot be written ({error.strerror}).") from error
-            self._append(replace(planned, result_version=_version(file)))
-
-    def _append(self, entry: Entry) -> None:
-        with self._record.open("a+b") as record:
-            if record.tell():
-                record.seek(-1, os.SEEK_END)
-                if record.read() != b"\n":  # the last line was cut off
-                    record.write(b"\n")
-            record.write(f"{to_json(asdict(entry))}\n".encode())
-            record.flush()
-            fsync(record.fileno())
+            line = files.to_json(asdict(replace(planned, version=files.size_and_mtime(file))))
+            with self._record.open("ab") as record:
+                record.write(f"{line}\n".encode())
 
 
 def _read_record(folder: Path) -> list[Entry]:
-    """Return the readable lines of all shares, the latest result last."""
+    """Return the readable lines of all shares, those of the latest results last."""
     entries: list[Entry] = []
     for file in folder.glob("sbkit-results*.jsonl"):
         for line in file.read_bytes().splitlines():
             with suppress(ValueError):  # it is damaged
-                entries.append(from_plain(Entry, loads(line)))
-    return sorted(entries, key=lambda entry: entry.result_version[1:])
+                entries.append(files.from_plain(Entry, json.loads(line)))
+    return sorted(entries, key=lambda entry: entry.version[1:])
 
 
 def assign_names(
-    recordings: Iterable[Recording], recorded: Iterable[Entry], suffix: str
-) -> dict[str, str]:
-    """Return the name of each recording's result, by id.
+    recordings: Mapping[Path, Path], recorded: Iterable[Entry], suffix: str
+) -> dict[Path, str]:
+    """Return the name of each recording's result.
 
-    A share that starts late finds names of an early one in the record, and still gives the others
-    the same names: what it finds are those that it would have given.
+    A share that starts late finds names of an early one in the record, and gives the others the
+    same names: those in the record are what it would have given.
     """
     owners = {entry.result: entry.recording for entry in recorded}
     names = {owner: name for name, owner in owners.items() if name.endswith(suffix)}
     longer_names: list[str] = []
-    for recording in sorted(recordings, key=lambda recording: recording.id):
-        if recording.id not in names:
-            candidates = [f"{recording.name.with_suffix('')}{suffix}"]
-            while owners.setdefault(candidates[-1], recording.id) != recording.id:
-                number = f".{len(candidates)}" if len(candidates) > 1 else ""
-                candidates.append(f"{recording.name}{number}{suffix}")
-            names[recording.id] = candidates[-1]
-            longer_names += candidates[1:][-1:]
+    for owner, name in sorted((absolute_name(file), name) for file, name in recordings.items()):
+        number = 0
+        while owner not in names:
+            stem = [name.with_suffix(""), name, f"{name}.{number}"][min(number, 2)]
+            if owners.setdefault(f"{stem}{suffix}", owner) == owner:
+                names[owner] = f"{stem}{suffix}"
+                longer_names += [names[owner]] * (number > 0)
+            number += 1
     if longer_names:
         line = f"Shorter names belong to other recordings: {listed(longer_names)}"
         print(printable(line), file=sys.stderr)
-    return names
-
-
-def _version(file: Path) -> tuple[int, ...]:
-    with suppress(OSError):  # it is missing, or its name is too long
-        status = file.stat()
-        return status.st_size, status.st_mtime_ns
-    return ()
+    return {file: names[absolute_name(file)] for file in recordings}
 
 
 def text_options(options: Namespace) -> dict[str, Any]:
-    """Return the options with an effect on the text; a file or bundle stands for its content."""
-    values = vars(options).items()
-    given = {name: value for name, value in values if isinstance(value, str | int | float | Path)}
-    return {name: _content(given[name]) for name in given.keys() - {*NEUTRAL_OPTIONS}}
+    """Return the options with an effect on the text."""
+    return {
+        name: _content(value)
+        for name, value in vars(options).items()
+        if isinstance(value, str | int | float | Path) and name not in NEUTRAL_OPTIONS
+    }
 
 
-def _content(value: Any) -> Any:
-    with suppress(OSError, TypeError, ValueError):  # it is no path
-        if Path(value).is_file():
-            return checksum(Path(value))
-        if Path(value).is_dir():
-            return _digest(Path(value))
-    return value
-
-
-def _digest(bundle: Path) -> str:
-    return hashlib.sha256(to_json(read_checksums(bundle)).encode()).hexdigest()
+def _content(value: Any) -> str:
+    """Return the checksum of a file or a bundle that a value names, or the value."""
+    with suppress(OSError, TypeError, ValueError):  # it names none
+        return checksum(Path(value, CHECKSUMS) if Path(value).is_dir() else Path(value))
+    return str(value)
