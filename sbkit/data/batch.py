@@ -4,6 +4,7 @@ Legend: B utterances, S samples, L tokens.
 """
 
 import atexit
+import logging
 import multiprocessing
 import os
 import shutil
@@ -30,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
 from sbkit.base.content_cache import file_digests
-from sbkit.base.errors import FAILED, ConfigError
+from sbkit.base.errors import FAILED, ConfigError, DataError
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
@@ -38,10 +39,12 @@ from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
 from sbkit.data.mix import require_utterances, sources_of
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.data.shard import AUDIO, Row, read_rows
-from sbkit.data.splits import Splits, sample_counts, shard_numbers, take_columns
+from sbkit.data.splits import LEFT_OUT_FILE, Splits, sample_counts, shard_numbers, take_columns
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 LEAVE_SIGNAL = signal.SIGUSR2  # the only one that ends a worker
 MAX_SOCKET_PATH = 107  # bytes, of Linux
@@ -50,6 +53,8 @@ BATCHES_AHEAD = 2  # of each worker, torch's default
 # With more clips, features are measured on as many drawn ones: their mean misses that of all by
 # 0.6 % of a deviation, in five languages.
 MAX_MEASURED_CLIPS = 5000
+MIN_DAMAGED_CLIPS, MAX_DAMAGED_SHARE = 5, 1e-4  # of a training set may be damaged
+DAMAGED = "damaged"  # the reason in `LEFT_OUT_FILE`
 
 Loader = DataLoader[Row]
 Collate = Callable[[Sequence[Row]], "Batch"]
@@ -137,11 +142,41 @@ class TextBatch(Batch):
 # From rows to batches
 
 
+class DamagedClips:
+    """The damaged clips of a training set: each counts for nothing, and few may be damaged.
+
+    All processes list them in one file of the run folder.
+    """
+
+    def __init__(self, listing: Path, num_clips: int) -> None:
+        self._listing = listing
+        self._max_clips = max(MIN_DAMAGED_CLIPS, int(num_clips * MAX_DAMAGED_SHARE))
+        self.ids: set[str] = set()
+
+    def add(self, id: str, error: DataError) -> None:
+        """Count a clip; raise DataError if there are too many."""
+        if id in self.ids:
+            return
+        self.ids.add(id)
+        logger.warning(f"{id} counts for nothing: {error}")
+        if self._listing.is_file():  # not in a check
+            lines = self._listing.read_text("utf-8").splitlines()
+            rows = [line.split("\t") for line in lines]
+            self.ids |= {row[1] for row in rows if row[2:3] == [DAMAGED]}
+            row = ("train", id, DAMAGED, str(error))
+            with self._listing.open("a", encoding="utf-8") as listing:
+                listing.write("\t".join(row) + "\n")
+        if len(self.ids) > self._max_clips:
+            raise DataError(f"More than {self._max_clips} clips of train are damaged. {error}")
+
+
 class UtteranceDataset(Dataset[Row]):
     """Read the rows of many examples at once, and join the rows of each example."""
 
-    def __init__(self, store: datasets.Dataset) -> None:
+    def __init__(self, store: datasets.Dataset, damaged: DamagedClips | None = None) -> None:
+        """Read a store; without ``damaged``, a damaged clip is an error."""
         self._store = store
+        self._damaged = damaged
 
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
@@ -151,8 +186,16 @@ class UtteranceDataset(Dataset[Row]):
         examples = [item if isinstance(item, Example) else Example((item,), 0) for item in planned]
         examples.sort(key=lambda example: example.percent)
         indices = [index for example in examples for index in example.rows]
-        rows = read_rows(self._store, indices, batch_size=len(indices))
-        return [_join(list(islice(rows, len(example.rows))), example) for example in examples]
+        damaged = self._damaged
+        on_damage = None if damaged is None else damaged.add
+        rows = read_rows(self._store, indices, len(indices), on_damage)
+        joined: list[Row] = []
+        for example in examples:
+            parts = list(islice(rows, len(example.rows)))
+            if damaged is not None and any(row["id"] in damaged.ids for row in parts):
+                example = replace(example, weight=0)
+            joined.append(_join(parts, example))
+        return joined
 
     def __len__(self) -> int:
         return len(self._store)
@@ -282,21 +325,23 @@ def make_loaders(
         pin_memory=placement.device.type == "cuda",
     )
 
-    def in_order(split: datasets.Dataset) -> Loader:
+    def in_order(split: datasets.Dataset, damaged: DamagedClips | None = None) -> Loader:
         seconds = settings["eval_batch_seconds"]
         sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
-        return load(split, sampler=sampler)
+        return load(split, sampler=sampler, damaged=damaged)
 
+    listing = Path(settings["output_folder"], LEFT_OUT_FILE)
+    damaged = DamagedClips(listing, len(splits.train))
     measured = splits.train
     if len(measured) > MAX_MEASURED_CLIPS:  # one is drawn from each of as many equal parts
         edges = np.arange(MAX_MEASURED_CLIPS + 1) * len(measured) // MAX_MEASURED_CLIPS
         rows = np.random.default_rng(settings["seed"]).integers(edges[:-1], edges[1:])
         measured = measured.select(rows)
     return Loaders(
-        train=load(splits.train, sampler=train),
+        train=load(splits.train, sampler=train, damaged=damaged),
         valid={name: in_order(split) for name, split in splits.valid.items()},
         test={name: in_order(split) for name, split in splits.test.items()},
-        measure=in_order(measured),
+        measure=in_order(measured, damaged),
         splits=splits,
     )
 
@@ -308,6 +353,7 @@ def make_loader(
     collate: Collate,
     num_workers: int,
     pin_memory: bool,
+    damaged: DamagedClips | None = None,
 ) -> Loader:
     """Load the sampler's micro-batches in its order."""
     if num_workers > 0:
@@ -316,7 +362,7 @@ def make_loader(
         # The user has chosen `num_workers`, and torch would comment on it at every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
-        UtteranceDataset(store),
+        UtteranceDataset(store, damaged),
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=num_workers,

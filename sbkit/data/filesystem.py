@@ -5,14 +5,16 @@ such as FSSPEC_S3_KEY.
 """
 
 import errno
+import gzip
 import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from sbkit.base.errors import CODE_FAULTS, DataError, translate
@@ -21,6 +23,7 @@ from sbkit.base.files import os_errors_name, pointer_sentence, write_bytes_atomi
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNPACKING_ERRORS = (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError)
+PARSING_ERRORS = (*UNPACKING_ERRORS, LookupError, RecursionError, pa.ArrowException)
 
 # By default aiohttp, which fsspec calls, ignores the proxies that http_proxy and https_proxy name.
 for protocol in ("http", "https"):
@@ -150,14 +153,19 @@ def _access_errors(url: str) -> AbstractContextManager[None]:
     return translate(Exception, DataError, describe, passing=CODE_FAULTS)
 
 
-def disk_errors(location: Path | str) -> AbstractContextManager[None]:
-    """Raise DataError if the disk of ``location`` is full or ``location`` cannot be written to."""
+def disk_errors(
+    location: Path | str, variable: str = "SBKIT_CACHE"
+) -> AbstractContextManager[None]:
+    """Raise DataError if the disk of ``location`` is full or ``location`` cannot be written to.
+
+    variable: names the folder in the environment.
+    """
 
     def describe(error: OSError) -> str | None:
         if error.errno in DISK_FULL_ERRORS:
             return (
                 f"The disk of {location} is full. Free space, such as by `sbkit cache prune`, or "
-                "set SBKIT_CACHE to a folder on another disk; the same command resumes."
+                f"set {variable} to a folder on another disk; the same command resumes."
             )
         if error.errno in NOT_WRITABLE_ERRORS:
             return (
@@ -173,11 +181,23 @@ def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractCon
     """Turn errors of tarfile and its decompressors into DataError: "FILE FAILURE (ERROR). FIX"."""
 
     def describe(error: Exception) -> str | None:
-        is_of_system = isinstance(error, OSError) and error.errno is not None
+        # Parsers raise OSError itself, without a number; systems and stores subclasses of it, too.
+        is_unnumbered = getattr(error, "errno", None) is None
+        is_of_system = isinstance(error, OSError) and not (
+            is_unnumbered and type(error) in (OSError, gzip.BadGzipFile)
+        )
         fault = f"{file} {failure} ({str(error)[:200]}). {fix}"
         return None if is_of_system else pointer_sentence(file) or fault
 
-    return translate(UNPACKING_ERRORS, DataError, describe)
+    return translate(PARSING_ERRORS, DataError, describe)
+
+
+@contextmanager
+def table_errors(file: str) -> Iterator[None]:
+    """Turn errors of a table or tar into DataError; those of its store do not blame the file."""
+    failure = "must be parquet, JSON Lines in UTF-8 or tar, but cannot be read"
+    with _access_errors(file), unpacking_errors(file, failure, fix="Correct it."):
+        yield
 
 
 def iter_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

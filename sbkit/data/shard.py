@@ -59,9 +59,12 @@ AUDIO_TYPE = pa.struct(
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 CLIPS_PER_REQUEST = 50
 BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
+TABLE_ERRORS = (OSError, ValueError, LookupError, TypeError)  # of a damaged table
 FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
+# Told the id of a clip with other bytes than were written, and the error; it is read as silence.
+OnDamage = Callable[[str, DataError], object]
 # A row of a prepared split. Its `audio` holds the samples (S,) and its `samples` their number; all
 # other columns hold text.
 Row = Mapping[str, Any]
@@ -72,15 +75,26 @@ AudioLocation = Mapping[str, Any]  # a value of AUDIO_TYPE
 
 
 def read_rows(
-    split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
+    split: datasets.Dataset,
+    indices: Sequence[int],
+    batch_size: int = CLIPS_PER_REQUEST,
+    on_damage: OnDamage | None = None,
 ) -> Iterator[Row]:
-    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together."""
+    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
+
+    on_damage: without it, damage is an error.
+    """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
         locations = columns[AUDIO]
         columns[AUDIO] = _read_audio(locations)
         for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
+            if isinstance(row[AUDIO], DataError):
+                if on_damage is None:
+                    raise row[AUDIO]
+                on_damage(row["id"], row[AUDIO])
+                row[AUDIO] = np.zeros(row["samples"], np.int16)
             if location["start"] is None:
                 rate = location["sample_rate"]
                 _warn_of_duration(row["id"], row["samples"] / rate, len(row[AUDIO]) / rate)
@@ -95,19 +109,19 @@ def _warn_of_duration(id: str, stated: float, decoded: float) -> None:
 
 
 def read_clips(
-    split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
+    split: datasets.Dataset, indices: Sequence[int], on_damage: OnDamage | None = None
 ) -> Iterator[Samples]:
     """Yield the samples (S,) of rows of a prepared split, like `read_rows`."""
     clips = split.select_columns(["id", "samples", AUDIO])
-    return (row[AUDIO] for row in read_rows(clips, indices, batch_size))
+    return (row[AUDIO] for row in read_rows(clips, indices, on_damage=on_damage))
 
 
-def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
+def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples | DataError]:
     """Read clips, with a single call of `read_ranges` for all that are in shards."""
     in_shards = [location for location in locations if location["start"] is not None]
     ranges = [(_shard_file(part["file"]), part["start"], part["size"]) for part in in_shards]
     contents = iter(read_ranges(ranges))
-    clips: list[Samples] = []
+    clips: list[Samples | DataError] = []
     for location in locations:
         if location["start"] is None:
             clips.append(_read_file(location))
@@ -136,12 +150,17 @@ def _read_file(location: AudioLocation) -> Samples:
     return samples
 
 
-def _decode(content: bytes, location: AudioLocation) -> Samples:
+def _decode(content: bytes, location: AudioLocation) -> Samples | DataError:
+    """Decode a clip, or return an error if it is damaged."""
     if zlib.crc32(content) != location["crc32"]:
         start = location["start"]
-        raise DataError(
-            f"{location['file']} is damaged: bytes {start} to {start + location['size']} have "
-            "another checksum than when they were written."
+        file = _shard_file(location["file"])
+        cure = f"`sbkit prepare --verify {file.rpartition('/')[0]}` lists all such shards."
+        if not location["shard"]:
+            cure = "Remove it; the next start decodes its clips again."
+        return DataError(
+            f"{file} is damaged: bytes {start} to {start + location['size']} have another checksum "
+            f"than when they were written. {cure}"
         )
     if content.startswith(b"RIFF"):
         return np.frombuffer(content, "<i2", offset=WAV_HEADER_BYTES)
@@ -271,11 +290,22 @@ def locate_audio(file: Path) -> tuple[pa.Array, pa.Array]:
 def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     """Read a table that `ShardWriter.publish` wrote.
 
-    Raises ValueError, OSError, LookupError or TypeError if it is damaged, or not such a table.
+    Raises one of TABLE_ERRORS if it is damaged, or not such a table.
     """
     table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
     facts = from_plain(ShardFacts, json.loads((table.schema.metadata or {})[FACTS_KEY]))
     return table.replace_schema_metadata(None), facts
+
+
+def is_as_written(table: pa.Table, file: str) -> bool:
+    """Read all clips of a shard, and check whether they have the checksums of its table."""
+    rows = table[AUDIO].to_pylist()
+    for start in range(0, len(rows), CLIPS_PER_REQUEST):
+        some = rows[start : start + CLIPS_PER_REQUEST]
+        contents = read_ranges([(file, row["start"], row["size"]) for row in some])
+        if [*map(zlib.crc32, contents)] != [row["crc32"] for row in some]:
+            return False
+    return True
 
 
 def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:

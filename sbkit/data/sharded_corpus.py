@@ -6,7 +6,7 @@ SPLIT-KEY-NNN.parquet  its clips, and the position of their audio
 
 To write a corpus, each split is divided into units, whose names follow from their content. On a
 disk with locks, each process takes units that no other one holds; elsewhere it takes its share by
-SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards writes the index.
+`--share`, SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards writes the index.
 """
 
 import hashlib
@@ -48,9 +48,11 @@ from sbkit.data.manifest import (
 from sbkit.data.read_manifests import TableFolders, file_version
 from sbkit.data.shard import (
     AUDIO,
+    TABLE_ERRORS,
     ShardFacts,
     ShardWriter,
     has_mix_faults,
+    is_as_written,
     read_shard_table,
     remove_leftovers,
     share_work,
@@ -194,11 +196,33 @@ def read_index(storage: Storage) -> Index:
         ) from error
 
 
+def find_damaged_shards(storage: Storage) -> list[str]:
+    """Read all that an index names, and return the shards with another checksum than written."""
+    names = [*chain.from_iterable(read_index(storage).splits.values())]
+    with progress_bar("verifying shards", len(names)) as advance:
+
+        def is_whole(name: str) -> bool:
+            advance(1)
+            table_bytes, audio_bytes = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
+            if table_bytes is None:
+                return False
+            content = storage.read(f"{name}.parquet")
+            try:
+                table, facts = read_shard_table(content)
+            except TABLE_ERRORS:
+                return False
+            return facts.bytes == audio_bytes and is_as_written(
+                table, storage.url_of(f"{name}.arrow")
+            )
+
+        return [name for name in names if not is_whole(name)]
+
+
 def _read_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
     content = storage.read(f"{name}.parquet")
     try:
         return read_shard_table(content)
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except TABLE_ERRORS as error:
         raise DataError(
             f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Remove it. "
             f"{PREPARE_AGAIN}"
@@ -252,13 +276,20 @@ def write_shards(
     sources: Mapping[str, Manifest | TableFolders],
     roles: Mapping[str, Sequence[str]],
     corpus: Mapping[str, str | None] | None = None,
+    share: tuple[int, int] | None = None,
 ) -> Index | None:
-    """Write the missing shards of each split; return the index, None while others still work."""
+    """Write the missing shards of each split; return the index, None while others still work.
+
+    share: the index of this process and their number; by default, as this module says.
+    """
     if options.store not in STORE_SIZES:
         raise ConfigError(
             f"`audio_store` must be pcm or flac, but is {options.store}. Set `audio_store: flac`."
         )
-    with disk_errors(storage.url), TemporaryDirectory() as folder:
+    with (
+        TemporaryDirectory() as folder,
+        disk_errors(storage.url) if storage.folder else disk_errors(folder, "TMPDIR"),
+    ):
         scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
@@ -270,7 +301,11 @@ def write_shards(
             names = [options.name(split, file, file_version(file)) for file in source.files]
             parts = [partial(source.read, file, scratch) for file in source.files]
             units[split] = [*map(Unit, names, parts)]
-        _write_units(storage, options, scratch, [*chain.from_iterable(units.values())])
+        if share is None and storage.folder is None:
+            share = work_share(os.environ)
+        first, step = share or (0, 1)
+        all_units = [*chain.from_iterable(units.values())]
+        _write_units(storage, options, scratch, all_units[first::step])
         shard_names = _finish(storage, options, units)
         if shard_names is None:
             logger.info("Other processes are still writing; the last one writes the index.")
@@ -325,10 +360,7 @@ def _single_part(part: Manifest, start: int) -> Iterator[Manifest]:
 def _write_units(
     storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
 ) -> None:
-    """Write the units that no other process writes; without locks, a share of all units."""
-    if storage.folder is None:
-        index, processes = work_share(os.environ)
-        units = units[index::processes]
+    """Write the units that no other process writes."""
     with progress_bar("writing shards", len(units)) as advance:
 
         def write(unit: Unit) -> None:
