@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import FILES_FAILED, ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural, printable
 from sbkit.cli.arguments import Parser
@@ -46,10 +46,7 @@ def cache(options: Namespace) -> None:
 
 
 def prepare_data(options: Namespace) -> int:
-    """Prepare the data of a run and describe it, or write it as shards; no run folder is made.
-
-    Or verify shards. Returns the exit code.
-    """
+    """Prepare the data of a run and describe it, write it as shards, or verify shards."""
     from sbkit.base.content_cache import default_cache, verifying
     from sbkit.config.overrides import parse_overrides
     from sbkit.data.data_report import measure_data, write_data_report
@@ -98,16 +95,14 @@ def verify_shards(location: str) -> int:
     from sbkit.data.sharded_corpus import find_damaged_shards
 
     storage = Storage(location)
-    damaged = find_damaged_shards(storage)
-    for name in damaged:
-        print(printable(storage.url_of(f"{name}.parquet")))
-    if damaged:
-        raise DataError(
-            f"{plural(len(damaged), 'shard')} of {storage.url} damaged or missing. Remove the "
-            "files above. `sbkit prepare YAML --shards` then writes these shards again."
-        )
-    logger.info(f"{storage.url}: all shards are as they were written.")
-    return 0
+    num_damaged = 0
+    for name in find_damaged_shards(storage):
+        print(printable(storage.url_of(f"{name}.parquet")), flush=True)
+        num_damaged += 1
+    logger.info(f"{plural(num_damaged, 'damaged shard')} in {storage.url}")
+    if num_damaged:
+        logger.info("Remove the tables above. `sbkit prepare YAML --shards` writes them again.")
+    return FILES_FAILED if num_damaged else 0
 
 
 def write_run_as_shards(

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -53,11 +53,12 @@ BATCHES_AHEAD = 2  # of each worker, torch's default
 # With more clips, features are measured on as many drawn ones: their mean misses that of all by
 # 0.6 % of a deviation, in five languages.
 MAX_MEASURED_CLIPS = 5000
-MIN_DAMAGED_CLIPS, MAX_DAMAGED_SHARE = 5, 1e-4  # of a training set may be damaged
-DAMAGED = "damaged"  # the reason in `LEFT_OUT_FILE`
+# A training set may have 5 damaged clips, or one in 10,000. Ten terabytes have a few wrong bits.
+MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000
 
 Loader = DataLoader[Row]
 Collate = Callable[[Sequence[Row]], "Batch"]
+OnDamage = Callable[[str, DataError], None]
 
 
 def user_columns(names: Sequence[str]) -> list[str]:
@@ -142,41 +143,34 @@ class TextBatch(Batch):
 # From rows to batches
 
 
-class DamagedClips:
-    """The damaged clips of a training set: each counts for nothing, and few may be damaged.
+def refuse_damage(id: str, error: DataError) -> None:
+    """Raise the error of a damaged clip, as an evaluation does."""
+    raise error
 
-    All processes list them in one file of the run folder.
+
+def list_damage(listing: Path, max_clips: int, id: str, error: DataError) -> None:
+    """List a damaged clip, which counts for nothing; raise DataError if there are too many.
+
+    listing: that of a run, which all of its processes share; a check has none.
     """
-
-    def __init__(self, listing: Path, num_clips: int) -> None:
-        self._listing = listing
-        self._max_clips = max(MIN_DAMAGED_CLIPS, int(num_clips * MAX_DAMAGED_SHARE))
-        self.ids: set[str] = set()
-
-    def add(self, id: str, error: DataError) -> None:
-        """Count a clip; raise DataError if there are too many."""
-        if id in self.ids:
-            return
-        self.ids.add(id)
+    listed = listing.read_text("utf-8") if listing.is_file() else ""
+    line = f"train\t{id}\tdamaged\t{error}\n"
+    if listed and line not in listed:
         logger.warning(f"{id} counts for nothing: {error}")
-        if self._listing.is_file():  # not in a check
-            lines = self._listing.read_text("utf-8").splitlines()
-            rows = [line.split("\t") for line in lines]
-            self.ids |= {row[1] for row in rows if row[2:3] == [DAMAGED]}
-            row = ("train", id, DAMAGED, str(error))
-            with self._listing.open("a", encoding="utf-8") as listing:
-                listing.write("\t".join(row) + "\n")
-        if len(self.ids) > self._max_clips:
-            raise DataError(f"More than {self._max_clips} clips of train are damaged. {error}")
+        with listing.open("a", encoding="utf-8") as file:
+            file.write(line)
+        listed += line
+    if listed.count("\tdamaged\t") > max_clips:
+        raise DataError(f"More than {max_clips} clips of train are damaged. {error}")
 
 
 class UtteranceDataset(Dataset[Row]):
     """Read the rows of many examples at once, and join the rows of each example."""
 
-    def __init__(self, store: datasets.Dataset, damaged: DamagedClips | None = None) -> None:
-        """Read a store; without ``damaged``, a damaged clip is an error."""
+    def __init__(self, store: datasets.Dataset, on_damage: OnDamage = refuse_damage) -> None:
+        """Read a store; ``on_damage`` is called before a damaged clip is used with weight 0."""
         self._store = store
-        self._damaged = damaged
+        self._on_damage = on_damage
 
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
@@ -186,16 +180,12 @@ class UtteranceDataset(Dataset[Row]):
         examples = [item if isinstance(item, Example) else Example((item,), 0) for item in planned]
         examples.sort(key=lambda example: example.percent)
         indices = [index for example in examples for index in example.rows]
-        damaged = self._damaged
-        on_damage = None if damaged is None else damaged.add
-        rows = read_rows(self._store, indices, len(indices), on_damage)
-        joined: list[Row] = []
-        for example in examples:
-            parts = list(islice(rows, len(example.rows)))
-            if damaged is not None and any(row["id"] in damaged.ids for row in parts):
-                example = replace(example, weight=0)
-            joined.append(_join(parts, example))
-        return joined
+        damaged: dict[str, DataError] = {}
+        rows = read_rows(self._store, indices, len(indices), damaged)
+        parts = [list(islice(rows, len(example.rows))) for example in examples]
+        for id, error in damaged.items():
+            self._on_damage(id, error)
+        return [_join(*pair, damaged) for pair in zip(parts, examples, strict=True)]
 
     def __len__(self) -> int:
         return len(self._store)
@@ -208,7 +198,7 @@ class UtteranceDataset(Dataset[Row]):
         return [self._store._fingerprint, *file_digests(Path("/"), names).digests.to_pylist()]
 
 
-def _join(rows: Sequence[Row], example: Example) -> Row:
+def _join(rows: Sequence[Row], example: Example, damaged: Container[str]) -> Row:
     """Concatenate the rows of an example; different values of a column are joined by "+"."""
     columns = {
         name: "+".join(dict.fromkeys(row[name] or "" for row in rows))
@@ -220,7 +210,7 @@ def _join(rows: Sequence[Row], example: Example) -> Row:
         "audio": np.concatenate([row["audio"] for row in rows]),
         "samples": sum(row["samples"] for row in rows),
         "percent": example.percent,
-        "weight": example.weight,
+        "weight": 0 if any(row["id"] in damaged for row in rows) else example.weight,
         MIX_SOURCE: rows[0].get(MIX_SOURCE, 0),  # joined rows have the same source
     }
 
@@ -325,23 +315,24 @@ def make_loaders(
         pin_memory=placement.device.type == "cuda",
     )
 
-    def in_order(split: datasets.Dataset, damaged: DamagedClips | None = None) -> Loader:
+    def in_order(split: datasets.Dataset, on_damage: OnDamage = refuse_damage) -> Loader:
         seconds = settings["eval_batch_seconds"]
         sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
-        return load(split, sampler=sampler, damaged=damaged)
+        return load(split, sampler=sampler, on_damage=on_damage)
 
     listing = Path(settings["output_folder"], LEFT_OUT_FILE)
-    damaged = DamagedClips(listing, len(splits.train))
+    max_clips = max(MIN_DAMAGED_CLIPS, len(splits.train) // CLIPS_PER_DAMAGED_CLIP)
+    on_damage = partial(list_damage, listing, max_clips)
     measured = splits.train
     if len(measured) > MAX_MEASURED_CLIPS:  # one is drawn from each of as many equal parts
         edges = np.arange(MAX_MEASURED_CLIPS + 1) * len(measured) // MAX_MEASURED_CLIPS
         rows = np.random.default_rng(settings["seed"]).integers(edges[:-1], edges[1:])
         measured = measured.select(rows)
     return Loaders(
-        train=load(splits.train, sampler=train, damaged=damaged),
+        train=load(splits.train, sampler=train, on_damage=on_damage),
         valid={name: in_order(split) for name, split in splits.valid.items()},
         test={name: in_order(split) for name, split in splits.test.items()},
-        measure=in_order(measured, damaged),
+        measure=in_order(measured, on_damage),
         splits=splits,
     )
 
@@ -353,7 +344,7 @@ def make_loader(
     collate: Collate,
     num_workers: int,
     pin_memory: bool,
-    damaged: DamagedClips | None = None,
+    on_damage: OnDamage = refuse_damage,
 ) -> Loader:
     """Load the sampler's micro-batches in its order."""
     if num_workers > 0:
@@ -362,7 +353,7 @@ def make_loader(
         # The user has chosen `num_workers`, and torch would comment on it at every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
-        UtteranceDataset(store, damaged),
+        UtteranceDataset(store, on_damage),
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=num_workers,

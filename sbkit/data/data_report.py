@@ -223,7 +223,7 @@ def _measure_levels(split: datasets.Dataset) -> Facts:
     rows = [] if is_lazy else spread_rows(len(split), MAX_LEVEL_CLIPS)
     levels = []
     num_clipped = 0
-    for samples in read_clips(split, rows, on_damage=lambda *_: None):
+    for samples in read_clips(split, rows, damaged={}):
         clip = np.append(samples, 0) / FULL_SCALE
         levels.append(10 * np.log10(max(np.square(clip).mean(), MIN_POWER)))
         num_clipped += bool(np.abs(clip).max() >= CLIPPING_LEVEL)

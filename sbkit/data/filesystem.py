@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -153,19 +154,14 @@ def _access_errors(url: str) -> AbstractContextManager[None]:
     return translate(Exception, DataError, describe, passing=CODE_FAULTS)
 
 
-def disk_errors(
-    location: Path | str, variable: str = "SBKIT_CACHE"
-) -> AbstractContextManager[None]:
-    """Raise DataError if the disk of ``location`` is full or ``location`` cannot be written to.
-
-    variable: names the folder in the environment.
-    """
+def disk_errors(location: Path | str, named: str = "SBKIT_CACHE") -> AbstractContextManager[None]:
+    """Raise DataError if the disk of ``location`` is full or ``location`` cannot be written to."""
 
     def describe(error: OSError) -> str | None:
         if error.errno in DISK_FULL_ERRORS:
             return (
                 f"The disk of {location} is full. Free space, such as by `sbkit cache prune`, or "
-                f"set {variable} to a folder on another disk; the same command resumes."
+                f"set {named} to a folder on another disk; the same command resumes."
             )
         if error.errno in NOT_WRITABLE_ERRORS:
             return (
@@ -180,12 +176,10 @@ def disk_errors(
 def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractContextManager[None]:
     """Turn errors of tarfile and its decompressors into DataError: "FILE FAILURE (ERROR). FIX"."""
 
-    def describe(error: Exception) -> str | None:
-        # Parsers raise OSError itself, without a number; systems and stores subclasses of it, too.
-        is_unnumbered = getattr(error, "errno", None) is None
-        is_of_system = isinstance(error, OSError) and not (
-            is_unnumbered and type(error) in (OSError, gzip.BadGzipFile)
-        )
+    def describe(error: Any) -> str | None:
+        # The OSError of a parser has no number; that of a store may, but is of a subclass then.
+        is_parsers = type(error) in (OSError, gzip.BadGzipFile) and error.errno is None
+        is_of_system = isinstance(error, OSError) and not is_parsers
         fault = f"{file} {failure} ({str(error)[:200]}). {fix}"
         return None if is_of_system else pointer_sentence(file) or fault
 

@@ -63,8 +63,6 @@ TABLE_ERRORS = (OSError, ValueError, LookupError, TypeError)  # of a damaged tab
 FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
-# Told the id of a clip with other bytes than were written, and the error; it is read as silence.
-OnDamage = Callable[[str, DataError], object]
 # A row of a prepared split. Its `audio` holds the samples (S,) and its `samples` their number; all
 # other columns hold text.
 Row = Mapping[str, Any]
@@ -78,11 +76,11 @@ def read_rows(
     split: datasets.Dataset,
     indices: Sequence[int],
     batch_size: int = CLIPS_PER_REQUEST,
-    on_damage: OnDamage | None = None,
+    damaged: dict[str, DataError] | None = None,
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
-    on_damage: without it, damage is an error.
+    damaged: collects the errors of damaged clips by id; these are read as silence.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
@@ -91,9 +89,9 @@ def read_rows(
         for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             if isinstance(row[AUDIO], DataError):
-                if on_damage is None:
+                if damaged is None:
                     raise row[AUDIO]
-                on_damage(row["id"], row[AUDIO])
+                damaged[row["id"]] = row[AUDIO]
                 row[AUDIO] = np.zeros(row["samples"], np.int16)
             if location["start"] is None:
                 rate = location["sample_rate"]
@@ -109,11 +107,11 @@ def _warn_of_duration(id: str, stated: float, decoded: float) -> None:
 
 
 def read_clips(
-    split: datasets.Dataset, indices: Sequence[int], on_damage: OnDamage | None = None
+    split: datasets.Dataset, indices: Sequence[int], damaged: dict[str, DataError] | None = None
 ) -> Iterator[Samples]:
     """Yield the samples (S,) of rows of a prepared split, like `read_rows`."""
     clips = split.select_columns(["id", "samples", AUDIO])
-    return (row[AUDIO] for row in read_rows(clips, indices, on_damage=on_damage))
+    return (row[AUDIO] for row in read_rows(clips, indices, damaged=damaged))
 
 
 def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples | DataError]:

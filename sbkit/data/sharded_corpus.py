@@ -16,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, count
@@ -196,26 +196,21 @@ def read_index(storage: Storage) -> Index:
         ) from error
 
 
-def find_damaged_shards(storage: Storage) -> list[str]:
-    """Read all that an index names, and return the shards with another checksum than written."""
+def find_damaged_shards(storage: Storage) -> Iterator[str]:
+    """Read all that an index names, and yield the shards that are not as they were written."""
     names = [*chain.from_iterable(read_index(storage).splits.values())]
     with progress_bar("verifying shards", len(names)) as advance:
-
-        def is_whole(name: str) -> bool:
-            advance(1)
+        for name in names:
+            is_whole = False
             table_bytes, audio_bytes = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
-            if table_bytes is None:
-                return False
-            content = storage.read(f"{name}.parquet")
-            try:
-                table, facts = read_shard_table(content)
-            except TABLE_ERRORS:
-                return False
-            return facts.bytes == audio_bytes and is_as_written(
-                table, storage.url_of(f"{name}.arrow")
-            )
-
-        return [name for name in names if not is_whole(name)]
+            if table_bytes is not None:
+                with suppress(*TABLE_ERRORS):
+                    table, facts = read_shard_table(storage.read(f"{name}.parquet"))
+                    file = storage.url_of(f"{name}.arrow")
+                    is_whole = facts.bytes == audio_bytes and is_as_written(table, file)
+            if not is_whole:
+                yield name
+            advance(1)
 
 
 def _read_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
