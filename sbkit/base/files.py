@@ -304,9 +304,9 @@ def task_lock(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
         os.close(lock)
     try:
         yield is_held
-    finally:
         if is_held:
             file.unlink(missing_ok=True)
+    finally:
         os.close(lock)
 
 

@@ -433,8 +433,7 @@ def check_silence(run: CheckedRun) -> Iterator[Finding]:
     silent = {}
     for name, split in run.data.splits.named().items():
         rows = spread_rows(len(split), MAX_SAMPLED_CLIPS)
-        clips = read_clips(split, rows, damaged={})
-        peaks = [np.abs(clip.astype(np.int32)).max(initial=0) for clip in clips]
+        peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows)]
         silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT_PEAK]
     yield from _finding_of_rows(
         run,

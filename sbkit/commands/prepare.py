@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from sbkit.base.errors import FILES_FAILED, ConfigError
 from sbkit.base.files import require_writable
-from sbkit.base.messages import listed, plural, printable
+from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
-from sbkit.cli.clip_table import Share
 
 if TYPE_CHECKING:
     from sbkit.train.setup import RunValues
@@ -50,12 +49,14 @@ def prepare_data(options: Namespace) -> int:
     from sbkit.base.content_cache import default_cache, verifying
     from sbkit.config.overrides import parse_overrides
     from sbkit.data.data_report import measure_data, write_data_report
+    from sbkit.data.filesystem import Storage
     from sbkit.data.shard import LAZY
+    from sbkit.data.sharded_corpus import verify_shards
     from sbkit.data.splits import shard_numbers
     from sbkit.train.setup import prepare_splits, read_values
 
     if options.verify:
-        return verify_shards(options.source)
+        return FILES_FAILED if verify_shards(Storage(options.source)) else 0
     if options.shards and options.report:
         raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
     if options.share and not options.shards:
@@ -89,24 +90,8 @@ def prepare_data(options: Namespace) -> int:
     return 0
 
 
-def verify_shards(location: str) -> int:
-    """Read all shards in a folder or at a URL, and print which must be written again."""
-    from sbkit.data.filesystem import Storage
-    from sbkit.data.sharded_corpus import find_damaged_shards
-
-    storage = Storage(location)
-    num_damaged = 0
-    for name in find_damaged_shards(storage):
-        print(printable(storage.url_of(f"{name}.parquet")), flush=True)
-        num_damaged += 1
-    logger.info(f"{plural(num_damaged, 'damaged shard')} in {storage.url}")
-    if num_damaged:
-        logger.info("Remove the tables above. `sbkit prepare YAML --shards` writes them again.")
-    return FILES_FAILED if num_damaged else 0
-
-
 def write_run_as_shards(
-    values: "RunValues", destination: str, shard_size: str, share: Share | None
+    values: "RunValues", destination: str, shard_size: str, share: tuple[int, int] | None
 ) -> None:
     """Write the data of a run as shards, or this process's share of them.
 
@@ -141,13 +126,7 @@ def write_run_as_shards(
         for reason, count in manifest.filtered.items():
             logger.info(f"{split}: {count} left out, {reason}")
     facts = describe_corpus(corpus, values.settings)
-    written = write_shards(
-        Storage(destination),
-        options,
-        {**sources, **manifests},
-        roles,
-        facts,
-        share=share and (share.number - 1, share.total),
-    )
+    sources |= manifests
+    written = write_shards(Storage(destination), options, sources, roles, facts, share)
     if written is not None:
         logger.info(f"Train with --data_folder={destination}")

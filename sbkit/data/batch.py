@@ -4,7 +4,6 @@ Legend: B utterances, S samples, L tokens.
 """
 
 import atexit
-import logging
 import multiprocessing
 import os
 import shutil
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -31,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
 from sbkit.base.content_cache import file_digests
-from sbkit.base.errors import FAILED, ConfigError, DataError
+from sbkit.base.errors import FAILED, ConfigError
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
@@ -39,12 +38,10 @@ from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
 from sbkit.data.mix import require_utterances, sources_of
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.data.shard import AUDIO, Row, read_rows
-from sbkit.data.splits import LEFT_OUT_FILE, Splits, sample_counts, shard_numbers, take_columns
+from sbkit.data.splits import Splits, sample_counts, shard_numbers, take_columns
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
-
-logger = logging.getLogger(__name__)
 
 LEAVE_SIGNAL = signal.SIGUSR2  # the only one that ends a worker
 MAX_SOCKET_PATH = 107  # bytes, of Linux
@@ -53,12 +50,9 @@ BATCHES_AHEAD = 2  # of each worker, torch's default
 # With more clips, features are measured on as many drawn ones: their mean misses that of all by
 # 0.6 % of a deviation, in five languages.
 MAX_MEASURED_CLIPS = 5000
-# A training set may have 5 damaged clips, or one in 10,000. Ten terabytes have a few wrong bits.
-MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000
 
 Loader = DataLoader[Row]
 Collate = Callable[[Sequence[Row]], "Batch"]
-OnDamage = Callable[[str, DataError], None]
 
 
 def user_columns(names: Sequence[str]) -> list[str]:
@@ -143,34 +137,15 @@ class TextBatch(Batch):
 # From rows to batches
 
 
-def refuse_damage(id: str, error: DataError) -> None:
-    """Raise the error of a damaged clip, as an evaluation does."""
-    raise error
-
-
-def list_damage(listing: Path, max_clips: int, id: str, error: DataError) -> None:
-    """List a damaged clip, which counts for nothing; raise DataError if there are too many.
-
-    listing: that of a run, which all of its processes share; a check has none.
-    """
-    listed = listing.read_text("utf-8") if listing.is_file() else ""
-    line = f"train\t{id}\tdamaged\t{error}\n"
-    if listed and line not in listed:
-        logger.warning(f"{id} counts for nothing: {error}")
-        with listing.open("a", encoding="utf-8") as file:
-            file.write(line)
-        listed += line
-    if listed.count("\tdamaged\t") > max_clips:
-        raise DataError(f"More than {max_clips} clips of train are damaged. {error}")
-
-
 class UtteranceDataset(Dataset[Row]):
-    """Read the rows of many examples at once, and join the rows of each example."""
+    """Read the rows of many examples at once, and join the rows of each example.
 
-    def __init__(self, store: datasets.Dataset, on_damage: OnDamage = refuse_damage) -> None:
-        """Read a store; ``on_damage`` is called before a damaged clip is used with weight 0."""
+    listing: of damaged clips, which then have a weight of 0 (`read_rows`).
+    """
+
+    def __init__(self, store: datasets.Dataset, listing: Path | None = None) -> None:
         self._store = store
-        self._on_damage = on_damage
+        self._listing = listing
 
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
@@ -180,12 +155,8 @@ class UtteranceDataset(Dataset[Row]):
         examples = [item if isinstance(item, Example) else Example((item,), 0) for item in planned]
         examples.sort(key=lambda example: example.percent)
         indices = [index for example in examples for index in example.rows]
-        damaged: dict[str, DataError] = {}
-        rows = read_rows(self._store, indices, len(indices), damaged)
-        parts = [list(islice(rows, len(example.rows))) for example in examples]
-        for id, error in damaged.items():
-            self._on_damage(id, error)
-        return [_join(*pair, damaged) for pair in zip(parts, examples, strict=True)]
+        rows = read_rows(self._store, indices, len(indices), self._listing)
+        return [_join(list(islice(rows, len(example.rows))), example) for example in examples]
 
     def __len__(self) -> int:
         return len(self._store)
@@ -198,7 +169,7 @@ class UtteranceDataset(Dataset[Row]):
         return [self._store._fingerprint, *file_digests(Path("/"), names).digests.to_pylist()]
 
 
-def _join(rows: Sequence[Row], example: Example, damaged: Container[str]) -> Row:
+def _join(rows: Sequence[Row], example: Example) -> Row:
     """Concatenate the rows of an example; different values of a column are joined by "+"."""
     columns = {
         name: "+".join(dict.fromkeys(row[name] or "" for row in rows))
@@ -210,7 +181,7 @@ def _join(rows: Sequence[Row], example: Example, damaged: Container[str]) -> Row
         "audio": np.concatenate([row["audio"] for row in rows]),
         "samples": sum(row["samples"] for row in rows),
         "percent": example.percent,
-        "weight": 0 if any(row["id"] in damaged for row in rows) else example.weight,
+        "weight": min(example.weight, *(row.get("weight", 1) for row in rows)),
         MIX_SOURCE: rows[0].get(MIX_SOURCE, 0),  # joined rows have the same source
     }
 
@@ -315,24 +286,23 @@ def make_loaders(
         pin_memory=placement.device.type == "cuda",
     )
 
-    def in_order(split: datasets.Dataset, on_damage: OnDamage = refuse_damage) -> Loader:
+    listing = Path(settings["output_folder"], "left_out.tsv")
+
+    def in_order(split: datasets.Dataset, listing: Path | None = None) -> Loader:
         seconds = settings["eval_batch_seconds"]
         sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
-        return load(split, sampler=sampler, on_damage=on_damage)
+        return load(split, sampler=sampler, listing=listing)
 
-    listing = Path(settings["output_folder"], LEFT_OUT_FILE)
-    max_clips = max(MIN_DAMAGED_CLIPS, len(splits.train) // CLIPS_PER_DAMAGED_CLIP)
-    on_damage = partial(list_damage, listing, max_clips)
     measured = splits.train
     if len(measured) > MAX_MEASURED_CLIPS:  # one is drawn from each of as many equal parts
         edges = np.arange(MAX_MEASURED_CLIPS + 1) * len(measured) // MAX_MEASURED_CLIPS
         rows = np.random.default_rng(settings["seed"]).integers(edges[:-1], edges[1:])
         measured = measured.select(rows)
     return Loaders(
-        train=load(splits.train, sampler=train, on_damage=on_damage),
+        train=load(splits.train, sampler=train, listing=listing),
         valid={name: in_order(split) for name, split in splits.valid.items()},
         test={name: in_order(split) for name, split in splits.test.items()},
-        measure=in_order(measured, on_damage),
+        measure=in_order(measured, listing),
         splits=splits,
     )
 
@@ -344,7 +314,7 @@ def make_loader(
     collate: Collate,
     num_workers: int,
     pin_memory: bool,
-    on_damage: OnDamage = refuse_damage,
+    listing: Path | None = None,
 ) -> Loader:
     """Load the sampler's micro-batches in its order."""
     if num_workers > 0:
@@ -353,7 +323,7 @@ def make_loader(
         # The user has chosen `num_workers`, and torch would comment on it at every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
-        UtteranceDataset(store, on_damage),
+        UtteranceDataset(store, listing),
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=num_workers,

@@ -55,7 +55,6 @@ from sbkit.data.manifest import DURATION_COLUMN, MIX_FAULT, Manifest, parse_dura
 from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
-    TABLE_ERRORS,
     ShardWriter,
     has_mix_faults,
     read_shard_table,
@@ -338,7 +337,7 @@ class _CachedShards:
                 table, facts = read_shard_table(file.read_bytes())
                 if audio.stat().st_size != facts.bytes:
                     raise ValueError(f"{audio.name} should have {facts.bytes} bytes")
-            except TABLE_ERRORS as error:
+            except (OSError, ValueError, LookupError, TypeError) as error:
                 logger.warning(f"{audio} is damaged ({error}); its clips are decoded again.")
                 if file.is_relative_to(default_cache()):
                     with suppress(OSError):

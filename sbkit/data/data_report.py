@@ -32,7 +32,6 @@ from sbkit.data.normalization_report import find_changes
 from sbkit.data.prepared_splits import measure_once
 from sbkit.data.shard import AUDIO, MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
-    LEFT_OUT_FILE,
     Splits,
     batch_columns,
     count_characters,
@@ -78,7 +77,7 @@ def log_data(splits: Splits, folder: Path, sample_rate: int) -> None:
             f"source {source.name}: {plural(len(source.rows), 'utterance')}, {minutes:.1f} min; "
             f"{epoch_minutes:.1f} min in an epoch"
         )
-    listing = folder / LEFT_OUT_FILE
+    listing = folder / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]
     write_excluded(listing, excluded)
     for (name, reason), count in Counter((row.split, row.reason) for row in excluded).items():
@@ -223,7 +222,7 @@ def _measure_levels(split: datasets.Dataset) -> Facts:
     rows = [] if is_lazy else spread_rows(len(split), MAX_LEVEL_CLIPS)
     levels = []
     num_clipped = 0
-    for samples in read_clips(split, rows, damaged={}):
+    for samples in read_clips(split, rows):
         clip = np.append(samples, 0) / FULL_SCALE
         levels.append(10 * np.log10(max(np.square(clip).mean(), MIN_POWER)))
         num_clipped += bool(np.abs(clip).max() >= CLIPPING_LEVEL)

@@ -10,12 +10,10 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import fsspec
-import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from sbkit.base.errors import CODE_FAULTS, DataError, translate
@@ -24,7 +22,6 @@ from sbkit.base.files import os_errors_name, pointer_sentence, write_bytes_atomi
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNPACKING_ERRORS = (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError)
-PARSING_ERRORS = (*UNPACKING_ERRORS, LookupError, RecursionError, pa.ArrowException)
 
 # By default aiohttp, which fsspec calls, ignores the proxies that http_proxy and https_proxy name.
 for protocol in ("http", "https"):
@@ -64,7 +61,7 @@ class Storage:
 
         A file on this machine is given by its path, any other by its URL.
         """
-        with _access_errors(self.url):
+        with access_errors(self.url):
             paths: list[str] = self._system.find(self._path)
         files = sorted(path for path in paths if path.endswith(tuple(suffixes)))
         if self.folder is not None:
@@ -75,14 +72,14 @@ class Storage:
         """Return the size of each file in bytes, or None if it is missing."""
         system = self._system
         paths = [f"{self._path}/{name}" for name in names]
-        with _access_errors(self.url):
+        with access_errors(self.url):
             try:
                 return list(system.sizes(paths))  # an object store is asked concurrently
             except (FileNotFoundError, NotADirectoryError):
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def read(self, name: str) -> bytes:
-        with _access_errors(self.url_of(name)):
+        with access_errors(self.url_of(name)):
             content: bytes = self._system.cat_file(f"{self._path}/{name}")
         return content
 
@@ -90,7 +87,7 @@ class Storage:
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
-        with _access_errors(self.url):
+        with access_errors(self.url):
             self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
@@ -99,7 +96,7 @@ class Storage:
             with os_errors_name(self.folder / name):
                 file.rename(self.folder / name)
             return
-        with _access_errors(self.url):
+        with access_errors(self.url):
             self._system.put_file(str(file), f"{self._path}/{name}")
         file.unlink()
 
@@ -112,7 +109,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     paths = {file: _file_system(file)[1] for file in {*files}}
     system, _ = _file_system(files[0])
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-    with _access_errors(files[0]):
+    with access_errors(files[0]):
         contents: list[bytes] = system.cat_ranges(
             [paths[file] for file in files], list(starts), ends, on_error="raise"
         )
@@ -144,7 +141,7 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return system, str(path)
 
 
-def _access_errors(url: str) -> AbstractContextManager[None]:
+def access_errors(url: str) -> AbstractContextManager[None]:
     """Turn errors of a file system into DataError; each raises classes of its own."""
 
     def describe(error: Exception) -> str:
@@ -154,14 +151,15 @@ def _access_errors(url: str) -> AbstractContextManager[None]:
     return translate(Exception, DataError, describe, passing=CODE_FAULTS)
 
 
-def disk_errors(location: Path | str, named: str = "SBKIT_CACHE") -> AbstractContextManager[None]:
+def disk_errors(location: Path | str) -> AbstractContextManager[None]:
     """Raise DataError if the disk of ``location`` is full or ``location`` cannot be written to."""
 
     def describe(error: OSError) -> str | None:
         if error.errno in DISK_FULL_ERRORS:
             return (
                 f"The disk of {location} is full. Free space, such as by `sbkit cache prune`, or "
-                f"set {named} to a folder on another disk; the same command resumes."
+                "set SBKIT_CACHE (for temporary files: TMPDIR) to a folder on another disk; the "
+                "same command resumes."
             )
         if error.errno in NOT_WRITABLE_ERRORS:
             return (
@@ -176,22 +174,15 @@ def disk_errors(location: Path | str, named: str = "SBKIT_CACHE") -> AbstractCon
 def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractContextManager[None]:
     """Turn errors of tarfile and its decompressors into DataError: "FILE FAILURE (ERROR). FIX"."""
 
-    def describe(error: Any) -> str | None:
-        # The OSError of a parser has no number; that of a store may, but is of a subclass then.
-        is_parsers = type(error) in (OSError, gzip.BadGzipFile) and error.errno is None
-        is_of_system = isinstance(error, OSError) and not is_parsers
+    def describe(error: Exception) -> str | None:
+        # A parser's OSError has no number. A store's may have none, but is of a subclass.
+        is_of_system = isinstance(error, OSError) and (
+            error.errno is not None or type(error) not in (OSError, gzip.BadGzipFile)
+        )
         fault = f"{file} {failure} ({str(error)[:200]}). {fix}"
         return None if is_of_system else pointer_sentence(file) or fault
 
-    return translate(PARSING_ERRORS, DataError, describe)
-
-
-@contextmanager
-def table_errors(file: str) -> Iterator[None]:
-    """Turn errors of a table or tar into DataError; those of its store do not blame the file."""
-    failure = "must be parquet, JSON Lines in UTF-8 or tar, but cannot be read"
-    with _access_errors(file), unpacking_errors(file, failure, fix="Correct it."):
-        yield
+    return translate(UNPACKING_ERRORS, DataError, describe)
 
 
 def iter_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -16,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, count
@@ -48,11 +48,10 @@ from sbkit.data.manifest import (
 from sbkit.data.read_manifests import TableFolders, file_version
 from sbkit.data.shard import (
     AUDIO,
-    TABLE_ERRORS,
     ShardFacts,
     ShardWriter,
+    check_audio,
     has_mix_faults,
-    is_as_written,
     read_shard_table,
     remove_leftovers,
     share_work,
@@ -196,28 +195,31 @@ def read_index(storage: Storage) -> Index:
         ) from error
 
 
-def find_damaged_shards(storage: Storage) -> Iterator[str]:
-    """Read all that an index names, and yield the shards that are not as they were written."""
+def verify_shards(storage: Storage) -> int:
+    """Read all that an index names; log the tables of damaged shards, and return their number."""
+    num_damaged = 0
     names = [*chain.from_iterable(read_index(storage).splits.values())]
     with progress_bar("verifying shards", len(names)) as advance:
         for name in names:
-            is_whole = False
-            table_bytes, audio_bytes = storage.sizes([f"{name}.parquet", f"{name}.arrow"])
-            if table_bytes is not None:
-                with suppress(*TABLE_ERRORS):
-                    table, facts = read_shard_table(storage.read(f"{name}.parquet"))
-                    file = storage.url_of(f"{name}.arrow")
-                    is_whole = facts.bytes == audio_bytes and is_as_written(table, file)
-            if not is_whole:
-                yield name
+            try:
+                table, facts = _read_table(storage, name)
+                _check_sizes(storage, {f"{name}.arrow": facts.bytes})
+                check_audio(table, storage.url_of(f"{name}.arrow"))
+            except DataError:
+                num_damaged += 1
+                logger.info(storage.url_of(f"{name}.parquet"))
             advance(1)
+    logger.info(f"{plural(num_damaged, 'damaged shard')} in {storage.url}")
+    if num_damaged:
+        logger.info("Remove the tables above. `sbkit prepare YAML --shards` writes them again.")
+    return num_damaged
 
 
 def _read_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
     content = storage.read(f"{name}.parquet")
     try:
         return read_shard_table(content)
-    except TABLE_ERRORS as error:
+    except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
             f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Remove it. "
             f"{PREPARE_AGAIN}"
@@ -271,20 +273,14 @@ def write_shards(
     sources: Mapping[str, Manifest | TableFolders],
     roles: Mapping[str, Sequence[str]],
     corpus: Mapping[str, str | None] | None = None,
-    share: tuple[int, int] | None = None,
+    share: tuple[int, int] | None = None,  # this process's number, from 1, and the total
 ) -> Index | None:
-    """Write the missing shards of each split; return the index, None while others still work.
-
-    share: the index of this process and their number; by default, as this module says.
-    """
+    """Write the missing shards of each split; return the index, None while others still work."""
     if options.store not in STORE_SIZES:
         raise ConfigError(
             f"`audio_store` must be pcm or flac, but is {options.store}. Set `audio_store: flac`."
         )
-    with (
-        TemporaryDirectory() as folder,
-        disk_errors(storage.url) if storage.folder else disk_errors(folder, "TMPDIR"),
-    ):
+    with TemporaryDirectory() as folder, disk_errors(storage.folder or folder):
         scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
@@ -296,11 +292,7 @@ def write_shards(
             names = [options.name(split, file, file_version(file)) for file in source.files]
             parts = [partial(source.read, file, scratch) for file in source.files]
             units[split] = [*map(Unit, names, parts)]
-        if share is None and storage.folder is None:
-            share = work_share(os.environ)
-        first, step = share or (0, 1)
-        all_units = [*chain.from_iterable(units.values())]
-        _write_units(storage, options, scratch, all_units[first::step])
+        _write_units(storage, options, scratch, [*chain.from_iterable(units.values())], share)
         shard_names = _finish(storage, options, units)
         if shard_names is None:
             logger.info("Other processes are still writing; the last one writes the index.")
@@ -353,9 +345,17 @@ def _single_part(part: Manifest, start: int) -> Iterator[Manifest]:
 
 
 def _write_units(
-    storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
+    storage: Storage,
+    options: ShardOptions,
+    scratch: Path,
+    units: Sequence[Unit],
+    share: tuple[int, int] | None,
 ) -> None:
-    """Write the units that no other process writes."""
+    """Write the units that no other process writes; without locks, a share of all units."""
+    if share is None:
+        share = work_share(os.environ) if storage.folder is None else (1, 1)
+    number, total = share
+    units = units[number - 1 :: total]
     with progress_bar("writing shards", len(units)) as advance:
 
         def write(unit: Unit) -> None:
@@ -370,7 +370,7 @@ def _write_units(
 
 
 def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return this process's index and the number of processes, from SLURM's array or torchrun."""
+    """Return this process's number, from 1, and the total, from SLURM's array or torchrun."""
     try:
         if any(name.startswith("SLURM_ARRAY_TASK_") for name in variables):
             first = int(variables["SLURM_ARRAY_TASK_MIN"])
@@ -387,7 +387,7 @@ def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
             "Processes that share the work need numbers without gaps, from SLURM_ARRAY_TASK_ID, "
             f"_MIN and _COUNT, or from RANK and WORLD_SIZE, but this one has {error}."
         ) from error
-    return index, processes
+    return index + 1, processes
 
 
 def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Unit) -> None:

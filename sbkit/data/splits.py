@@ -36,7 +36,6 @@ from sbkit.text.vocabulary import Vocabulary
 
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
 TOKEN_COUNTS_FOLDER = "token_counts"  # of the cache
-LEFT_OUT_FILE = "left_out.tsv"  # of a run folder: the utterances that it does not use
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"  # reasons
 TEXT_ROWS = 100_000  # in a batch
 

@@ -22,9 +22,9 @@ import soundfile
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.commands.cli import build_parser, run
+from sbkit.tasks.recognition.commands import TEXT_OPTIONS, Entry, assign_names
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.recognition.recordings import find_audio
-from sbkit.tasks.recognition.results import Entry, Results, assign_names, text_options
 from sbkit.text.recognized_word import Word
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT
@@ -207,9 +207,8 @@ def test_transcribe_out_writes_a_file_per_recording(talks: Path, capsys: Capture
     [
         ("x/1.wav y/1.wav y/2.wav", "1.txt 1.wav.txt 2.txt"),
         ("x y", "1.txt 1.mp3.txt 1.wav.txt 1.wav.2.txt 2.txt"),
-        ("y/1.wav .", "1.txt x/1.txt x/1.mp3.txt x/1.wav.txt y/2.txt"),
         ("*/1.*", "x/1.txt x/1.mp3.txt x/1.wav.txt y/1.txt"),
-        ("x/1.wav x/../x/1.wav ./x/1.*", "1.txt 1.mp3.txt 1.wav.txt"),
+        ("y/1.wav x/1.wav x/../x/1.wav .", "1.txt 1.wav.txt x/1.txt x/1.mp3.txt y/2.txt"),
     ],
 )
 def test_results_are_named_below_what_is_given(
@@ -223,18 +222,14 @@ def test_results_are_named_below_what_is_given(
     assert results(talks / "out") == sorted(written.split())
 
 
-def retime(name: str) -> None:
-    """Let a file look older, like one that was moved there."""
-    os.utime(name, (time.time() - 1e6,) * 2)
-
-
 def change_model() -> None:
     Path("model/config.json").write_text(str(time.time_ns()))
     write_checksums(Path("model"))
 
 
-def edit_result() -> None:
+def edit_result_and_model() -> None:
     Path("out/a.txt").write_text("A fox.")
+    change_model()
 
 
 def cut_record() -> None:
@@ -243,118 +238,67 @@ def cut_record() -> None:
 
 
 ALL_RESULTS = ["a.txt", "b.txt", "old/c.txt"]
-CHANGES: dict[str, tuple[Callable[[], object], list[str], str]] = {
+CHANGES: list[tuple[Callable[[], object], list[str], str]] = [
     # between two runs: which results the second one writes, and what it says
-    "none": (lambda: None, [], "transcribe: none.*0 written, 0 failed, 3 skipped"),
-    "new": (
-        lambda: shutil.copy("talks/b.flac", "talks/b.aac"),
-        ["b.aac.txt"],
-        "belong to other recordings: b.aac.txt.*: 1 new\n1 written, 0 failed, 3 skipped",
-    ),
-    "an older recording": (lambda: retime("talks/b.flac"), ["b.txt"], ": 1 recording changed\n"),
-    "result removed": (Path("out/a.txt").unlink, ["a.txt"], ": 1 result missing\n"),
-    "model": (change_model, ALL_RESULTS, ": 3 model changed\n"),
-    "phrases": (lambda: Path("words").write_text("fox"), ALL_RESULTS, ": 3 options changed\n"),
-    "edited": (edit_result, [], ": none\n"),
-    "edited, and model": (
-        lambda: [edit() for edit in (edit_result, change_model)],
-        ["b.txt", "old/c.txt"],
-        "out/a.txt was edited, or is not in the record, and is kept.*2 written, 1 failed",
-    ),
-    "no record": (
-        lambda: Path("out/sbkit-results.jsonl").unlink(),
-        [],
-        "out/b.txt was .*, and is kept.*0 written, 3 failed",
-    ),
-    "cut record": (cut_record, [], "out/old/c.txt was .*1 failed, 2 skipped"),
-}
+    (lambda: None, [], "transcribe: none.*0 written, 0 failed, 3 skipped"),
+    (lambda: shutil.copy("talks/b.flac", "talks/b.aac"), ["b.aac.txt"], ": 1 new.*, 3 skipped"),
+    (lambda: os.utime("talks/b.flac", (1, 1)), ["b.txt"], ": 1 recording changed\n"),
+    (lambda: Path("out/a.txt").unlink(), ["a.txt"], ": 1 result missing\n"),
+    (change_model, ALL_RESULTS, ": 3 model changed\n"),
+    (lambda: Path("words").write_text("fox"), ALL_RESULTS, ": 3 options changed\n"),
+    (edit_result_and_model, ALL_RESULTS[1:], "out/a.txt was edited, or .*2 written, 1 failed"),
+    (lambda: Path("out/sbkit-results.jsonl").unlink(), [], "out/b.txt was .*0 written, 3 failed"),
+    (cut_record, [], "out/old/c.txt was .* is kept.*0 written, 1 failed, 2 skipped"),
+]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_second_run_does_what_is_missing(talks: Path, capsys: Captured, change: str) -> None:
-    make_change, written, says = CHANGES[change]
+@pytest.mark.parametrize(("change", "written", "says"), CHANGES)
+def test_second_run_does_what_is_missing(
+    talks: Path, capsys: Captured, change: Callable[[], object], written: list[str], says: str
+) -> None:
     Path("model").mkdir()
     change_model()
     Path("words").write_text("dog")
-    options = "--out out --quiet --hotwords words --errors errors"
-    command = ["transcribe", "model", "talks", *options.split()]
-
-    def run_again(*more: str) -> tuple[int, list[str]]:
-        before = {name: (talks / "out" / name).stat() for name in results(talks / "out")}
-        code = run([*command, *more])
-        names = results(talks / "out")
-        return code, [n for n in names if (talks / "out" / n).stat() != before.get(n)]
-
-    assert run_again() == (0, ALL_RESULTS)
-    make_change()
+    command = ["transcribe", "model", "talks", "--out", "out", "--hotwords", "words"]
+    assert run(command) == 0
+    change()
+    before = {name: (talks / "out" / name).stat() for name in results(talks / "out")}
     capsys.readouterr()
-    code, names = run_again()
-    assert names == written
+    code = run([*command, "--errors", "errors"])
+    names = results(talks / "out")
+    assert [n for n in names if (talks / "out" / n).stat() != before.get(n)] == written
     lines = capsys.readouterr().err
     assert re.search(says, lines, re.DOTALL)
-    is_complete = " 0 failed" in lines
-    assert code == (0 if is_complete else FILES_FAILED)
-    assert (Path("errors").read_text() == "") is is_complete
-    assert run_again("--again") == (0, results(talks / "out"))
-    assert run_again() == (0, [])
+    assert code == (0 if " 0 failed" in lines else FILES_FAILED)
+    assert (Path("errors").read_text() == "") is (code == 0)
+    assert run([*command, "--again"]) == run(command) == 0
+    assert "none\n0 written, 0 failed" in capsys.readouterr().err
 
 
-def test_record_has_every_option_with_an_effect(tmp_path: Path) -> None:
-    parser = build_parser().commands.choices["transcribe"]
-    (tmp_path / "phrases").write_text("fox")
-
-    def recorded(*arguments: str) -> dict[str, Any]:
-        line = ["transcribe", "model", "a.wav", "--share=1/1", *arguments]
-        return text_options(build_parser().parse_args(line))
-
-    neutral = set[str]()
-    for action in parser._actions:
-        if action.option_strings and action.dest != "help":
-            (option,) = action.option_strings
-            value = "2/2" if action.dest == "share" else [*(action.choices or "2")][-1]
-            argument = option if action.nargs == 0 else f"{option}={value}"
-            if recorded(argument) == recorded():
-                neutral.add(action.dest)
-    assert neutral == {"out", "again", "errors", "quiet", "device", "share", "imports"}
-    before = recorded("--hotwords", str(tmp_path / "phrases"))
-    (tmp_path / "phrases").write_text("dog")
-    assert recorded("--hotwords", str(tmp_path / "phrases")) != before
+def test_record_has_every_option_with_an_effect() -> None:
+    actions = build_parser().commands.choices["transcribe"]._actions
+    options = {action.dest for action in actions if action.option_strings}
+    neutral = {"help", "out", "again", "errors", "quiet", "device", "share", "imports"}
+    assert options - neutral - {"live", "pace"} == {*TEXT_OPTIONS}  # the last two never write
 
 
 def test_shares_and_later_recordings_keep_names() -> None:
     stems = ("talk", "day/talk", "talk.mp3", "talk.mp3.2", "talk.2")
+    paths = [f"{stem}{suffix}" for stem in stems for suffix in (".wav", ".mp3", "")]
     random = Random(1)
     for _ in range(200):
-        paths = sorted({f"{stem}{suffix}" for stem in stems for suffix in (".wav", ".mp3", "")})
         given = {
-            Path(f"/{folder}/{path}"): Path(path)
+            f"/{folder}/{path}": Path(path)
             for path in random.sample(paths, 6)
             for folder in random.sample("abc", 2)
         }
         names = assign_names(given, [], ".srt")
         assert len({*names.values()}) == len(given)
-        entries = [Entry(name, (), str(file), {}) for file, name in names.items()]
-        late = dict(random.sample([*given.items()], len(given)))
-        assert assign_names(late, random.sample(entries, 5), ".srt") == names
-        others = {Path(f"/0{file}"): name for file, name in given.items()}
-        grown = assign_names({**others, **given}, entries, ".srt")
+        entries = [Entry(name, (), path, {}) for path, name in names.items()]
+        assert assign_names(given, random.sample(entries, 5), ".srt") == names
+        grown = assign_names({f"/0{path}": name for path, name in given.items()}, entries, ".srt")
         assert grown == grown | names
         assert len({*grown.values()}) == 2 * len(given)
-
-
-def test_two_commands_do_not_write_one_result(talks: Path) -> None:
-    shutil.copytree("talks", "other")
-    planned = []
-    for folder in ("talks", "other"):
-        options = build_parser().parse_args(["transcribe", "model", folder, "--out", "out"])
-        options.bundle = Path("model")
-        with find_audio([folder]) as files:
-            planned.append((Results(options, files), next(iter(files))))
-    (first, one), (second, other) = planned
-    first.write(one, "one")
-    with pytest.raises(SbkitError, match="out/a.txt was written by another command. Start again"):
-        second.write(other, "other")
-    assert Path("out/a.txt").read_text() == "one"
 
 
 def test_result_that_cannot_be_written_stops_no_other(

@@ -4,25 +4,35 @@ A file that fails does not stop the others. Its error goes to standard error, to
 ``--errors``, and into the exit code.
 """
 
+import errno
 import json
+import os
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from itertools import chain
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from sbkit.base.errors import FILES_FAILED, ConfigError, SbkitError
+from sbkit.base.checksums import CHECKSUMS, checksum
+from sbkit.base.errors import FILES_FAILED, ConfigError, DataError, SbkitError
+from sbkit.base.files import from_plain, require_writable, size_and_mtime, write_text_atomically
 from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
 
 if TYPE_CHECKING:
     from sbkit.tasks.recognition.predict import Transcript
-    from sbkit.tasks.recognition.results import Results
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
+TEXT_OPTIONS = (  # options with an effect on a result
+    *("format", "channel", "raw_rate", "decoder", "hotwords"),
+    *("vad", "runtime", "precision", "compile"),
+)
 
 
 def add_commands(parser: Parser) -> None:
@@ -51,7 +61,6 @@ def transcribe(options: Namespace) -> int:
 
         return transcribe_live(options)
     from sbkit.tasks.recognition.recordings import find_audio, open_transcriber, show_seconds
-    from sbkit.tasks.recognition.results import Results
 
     file = options.errors  # is opened early: if it cannot be written, nothing is read
     with (
@@ -62,28 +71,25 @@ def transcribe(options: Namespace) -> int:
         if options.out is None and len(names) > 1 and options.format in TIMED_FORMATS:
             fault = f"--format {options.format} prints one recording, not {len(names)}."
             raise ConfigError(f"{fault} Pass --out DIR.")
-        share = (options.share or Share()).of([*names])
-        results = None
-        due: Mapping[Path, SbkitError | None] = dict.fromkeys(share)
+        files = (options.share or Share()).of([*names])
+        due: Mapping[Path, Entry | None] = dict.fromkeys(files)
+        outcomes: Iterable[tuple[Path, Transcript | SbkitError]] = ()
         if options.out is not None:
-            results = Results(options, names)
-            due = results.due(share)
-        ready = [file for file, error in due.items() if error is None]
-        transcripts: Iterable[Transcript | SbkitError] = ()
-        if ready:
+            due, refused = plan_results(options, names, files)
+            outcomes = refused.items()
+        if due:
             times = options.format != "text"
             transcriber = stack.enter_context(open_transcriber(options, times=times))
-            on_seconds = stack.enter_context(show_seconds("transcribing", ready))
-            transcripts = transcriber.stream(ready, on_seconds=on_seconds, channel=options.channel)
-        refused = ((file, error) for file, error in due.items() if error is not None)
-        outcomes = chain(refused, zip(ready, transcripts, strict=True))
-        return _write_results(options, share, results, outcomes, errors)
+            on_seconds = stack.enter_context(show_seconds("transcribing", [*due]))
+            stream = transcriber.stream([*due], on_seconds=on_seconds, channel=options.channel)
+            outcomes = chain(outcomes, zip(due, stream, strict=True))
+        return _write_results(options, files, due, outcomes, errors)
 
 
 def _write_results(
     options: Namespace,
     files: Sequence[Path],
-    results: "Results | None",
+    due: "Mapping[Path, Entry | None]",
     outcomes: "Iterable[tuple[Path, Transcript | SbkitError]]",
     errors: TextIO | None,
 ) -> int:
@@ -95,8 +101,8 @@ def _write_results(
             if isinstance(outcome, SbkitError):
                 raise outcome
             text = _to_text(outcome, options.format)
-            if results is not None:
-                results.write(file, f"{text}\n")
+            if entry := due[file]:
+                write_result(options, entry, f"{text}\n")
             elif options.format == "text" and (len(files) > 1 or options.share is not None):
                 print(f"{printable(str(file))}\t{text}", flush=True)
             else:
@@ -109,7 +115,7 @@ def _write_results(
                 line = json.dumps({"file": str(file), "error": str(error)}, ensure_ascii=False)
                 print(printable_json(line), file=errors, flush=True)
     num_skipped = len(files) - num_written - num_failed
-    if len(files) > 1 or num_skipped:
+    if len(files) > 1:
         line = f"{num_written} written, {num_failed} failed"
         if num_skipped:
             line += f", {num_skipped} skipped"
@@ -129,3 +135,115 @@ def _to_text(result: "Transcript", format: str) -> str:
     if format in TIMED_FORMATS:
         return {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
     return str(result)
+
+
+# Results of `--out`
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the record; the version of a file is its size in bytes and its time in ns."""
+
+    result: str  # its path below the folder of the record
+    version: tuple[int, ...]  # of the result
+    recording: str  # its absolute path
+    made_from: Mapping[str, Any]  # the version of the recording, the model and the options
+
+
+NO_ENTRY = Entry("", (0, 0), "", {})  # with the version of a missing file
+
+
+def plan_results(
+    options: Namespace, recordings: Mapping[Path, Path], share: Sequence[Path]
+) -> tuple[dict[Path, Entry], dict[Path, DataError]]:
+    """Return entries of the results to write, and errors of those that must be kept; print why.
+
+    recordings: of all shares, each with its name.
+    """
+    require_writable(options.out, option="--out")
+    entries: list[Entry] = []
+    for record in options.out.glob("sbkit-results*.jsonl"):
+        for line in record.read_bytes().splitlines():
+            with suppress(ValueError):  # it is damaged
+                entries.append(from_plain(Entry, json.loads(line)))
+    entries.sort(key=lambda entry: entry.version[1:])
+    latest = {entry.result: entry for entry in entries}
+    paths = {file: os.path.normpath(file.absolute()) for file in recordings}
+    suffix = ".txt" if options.format == "text" else f".{options.format}"
+    names = assign_names({paths[file]: name for file, name in recordings.items()}, entries, suffix)
+    text_options = {option: _content(getattr(options, option)) for option in TEXT_OPTIONS}
+    common = {"model": _content(options.bundle), "options": text_options}
+    due: dict[Path, Entry] = {}
+    refused: dict[Path, DataError] = {}
+    reasons: Counter[str] = Counter()
+    for file in share:
+        name = names[paths[file]]
+        made_from = {"recording": [*size_and_mtime(file)], **common}
+        version = size_and_mtime(options.out / name)
+        before = latest.get(name, NO_ENTRY)
+        now = made_from.items()
+        changes = [f"{key} changed" for key, value in now if value != before.made_from.get(key)]
+        if before is NO_ENTRY:
+            changes = ["new"]
+        elif version == NO_ENTRY.version:
+            changes = ["result missing"]
+        elif options.again:
+            changes.append("again")
+        if not changes:
+            continue
+        reasons[changes[0]] += 1
+        if options.again or version in (NO_ENTRY.version, before.version):
+            due[file] = Entry(name, version, paths[file], made_from)
+        else:
+            fault = f"{options.out / name} was edited, or is not in the record, and is kept."
+            refused[file] = DataError(f"{fault} Move it away, or pass --again.")
+    counts = ", ".join(f"{number} {reason}" for reason, number in reasons.items())
+    print(f"To transcribe: {counts or 'none'}", file=sys.stderr)
+    return due, refused
+
+
+def write_result(options: Namespace, entry: Entry, text: str) -> None:
+    """Write a result, and then its line of the record.
+
+    Raises DataError if it cannot be written there; OSError if nothing can, as on a full disk.
+    """
+    file = options.out / entry.result
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(file, text)
+    except OSError as error:
+        if error.errno in DISK_ERRORS:
+            raise
+        raise DataError(f"{file} cannot be written ({error.strerror}).") from error
+    line = json.dumps(asdict(replace(entry, version=size_and_mtime(file))))
+    share = f".{options.share.number}-of-{options.share.total}" if options.share else ""
+    with (options.out / f"sbkit-results{share}.jsonl").open("a", encoding="utf-8") as record:
+        # The line end comes first, because the line of a killed process may have none.
+        record.write(f"\n{line}" if record.tell() else line)
+
+
+def assign_names(
+    recordings: Mapping[str, Path], entries: Iterable[Entry], suffix: str
+) -> dict[str, str]:
+    """Return the name of the result of each recording, given by its path with its own name.
+
+    A share that starts late finds names of an early one in the record, and gives the others the
+    same names: those in the record are what it would have given.
+    """
+    owners = {entry.result: entry.recording for entry in entries}
+    names = {owner: name for name, owner in owners.items() if name.endswith(suffix)}
+    for path, name in sorted(recordings.items()):
+        if path not in names:
+            stems = chain([name.with_suffix(""), name], (f"{name}.{i}" for i in count(2)))
+            results = (f"{stem}{suffix}" for stem in stems)
+            names[path] = next(result for result in results if result not in owners)
+            owners[names[path]] = path
+    return names
+
+
+def _content(value: object) -> str:
+    """Return the checksum of a file or a bundle that a value names, or the value."""
+    path = Path(str(value))
+    with suppress(OSError, ValueError):  # it names none
+        return checksum(path / CHECKSUMS if path.is_dir() else path)
+    return str(value)

@@ -30,7 +30,7 @@ COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[dict[Path, Path]]:
     """List the files that arguments name, in their order; those of a folder or pattern are sorted.
 
-    Each file is listed once, with its path below the folder or pattern; a given file has its name.
+    With each file, its path below the given folder or pattern is listed; else only its name.
     `find_audio_files` searches folders and patterns. Standard input is first written to a temporary
     file: readers seek, which a pipe cannot. Missing files are listed, too; the error is raised when
     they are read.
@@ -39,7 +39,7 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
     """
     if raw_rate is not None and str(STANDARD) not in arguments:
         raise ConfigError("`--raw-rate` describes standard input, but no FILE is -.")
-    listed: dict[str, tuple[Path, Path]] = {}
+    files: dict[Path, Path] = {}
     with TemporaryDirectory() as folder:
         for argument in arguments:
             path = Path(argument)
@@ -52,20 +52,15 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
             matches = [path]
             if path.is_dir():
                 root = path
-                matches = find_audio_files(root)
+                matches = find_audio_files(path)
             elif num_plain < len(parts) and not path.exists():
                 root = Path(*parts[:num_plain])
                 matches = find_audio_files(root, parts[num_plain:])
             if not matches:
                 raise DataError(f"{argument} has no audio files.")
             for file in matches:
-                listed.setdefault(absolute_name(file), (file, file.relative_to(root)))
-        yield dict(listed.values())
-
-
-def absolute_name(file: Path) -> str:
-    """Return the absolute path of a file, which names it once: without `..`, links kept."""
-    return os.path.normpath(file.absolute())
+                files.setdefault(file, file.relative_to(root))
+        yield files
 
 
 def _save_standard_input(file: Path, raw_rate: int | None) -> None:
