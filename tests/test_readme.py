@@ -76,7 +76,7 @@ NOT_RUN_HERE = (
     *("sbkit check YAML --learn", "sbkit score RUN"),
     "sbkit score my-model test.csv --normalizer whisper-english",
     *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
-    "sbkit prepare YAML --verify",
+    *("sbkit prepare YAML --again", "sbkit prepare --verify cv-shards"),
 )
 # For a machine without GPUs, and without these corpora.
 REPLACED_WORDS = {

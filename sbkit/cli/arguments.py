@@ -113,9 +113,9 @@ def _add_group(add: Add, group: str) -> None:
             add("--text-column", metavar="COLUMN", help="the column of the transcripts")
             encoding = "the encoding of the tables and texts, such as cp1252 (default: UTF-8)"
             add("--encoding", metavar="NAME", help=encoding)
-        case "part":
-            share = "do only the K-th of N equal parts, in an array of jobs"
-            add("--part", metavar="K/N", type=parse_share, help=share)
+        case "share":
+            share = "do only the K-th of N equal shares, in an array of jobs"
+            add("--share", metavar="K/N", type=parse_share, help=share)
         case "import":
             module = "import a module of your own that defines parts of the model; repeatable"
             repeatable = {"action": "append", "default": []}

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 class Share(NamedTuple):
-    """One of several shares of a list, which differ by at most one item: `--part 3/16`.
+    """One of several shares of a list, which differ by at most one item: `--share 3/16`.
 
     >>> parse_share("2/3").of("abcdefgh")
     'beh'
@@ -46,7 +46,7 @@ def parse_share(text: str) -> Share:
     """Parse K/N."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigError(f"`--part` must be K/N with K from 1 to N, such as 3/16, but is {text}.")
+        raise ConfigError(f"`--share` must be K/N with K from 1 to N, such as 3/16, but is {text}.")
     return Share(int(match[1]), int(match[2]))
 
 

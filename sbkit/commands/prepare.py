@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import FILES_FAILED, ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
@@ -22,10 +22,12 @@ def add_commands(parser: Parser) -> None:
     """Add `prepare` and `cache`."""
     help = "decode the data of a run; several processes may share the work"
     add = parser.add_command(
-        "prepare", prepare_data, help, "yaml", takes_overrides=True, logs_to_stdout=True
+        "prepare", prepare_data, help, "share", takes_overrides=True, logs_to_stdout=True
     )
+    add("source", metavar="YAML", help="the YAML, as given to train.py; the shards of --verify")
     add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
-    add("--verify", action="store_true", help="read all audio files again, and count changes")
+    add("--again", action="store_true", help="read all audio files again, and count changes")
+    add("--verify", action="store_true", help="read the shards in a folder or at a URL instead")
     add("--shards", metavar="DIR|URL", help="only write the data as shards there")
     add("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
 
@@ -42,29 +44,35 @@ def cache(options: Namespace) -> None:
     action(default_cache())
 
 
-def prepare_data(options: Namespace) -> None:
-    """Prepare the data of a run and describe it, or write it as shards; no run folder is made."""
+def prepare_data(options: Namespace) -> int:
+    """Prepare the data of a run and describe it, write it as shards, or verify shards."""
     from sbkit.base.content_cache import default_cache, verifying
     from sbkit.config.overrides import parse_overrides
     from sbkit.data.data_report import measure_data, write_data_report
+    from sbkit.data.filesystem import Storage
     from sbkit.data.shard import LAZY
+    from sbkit.data.sharded_corpus import verify_shards
     from sbkit.data.splits import shard_numbers
     from sbkit.train.setup import prepare_splits, read_values
 
+    if options.verify:
+        return FILES_FAILED if verify_shards(Storage(options.source)) else 0
     if options.shards and options.report:
         raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
-    values = read_values(options.yaml, parse_overrides(options.overrides))
+    if options.share and not options.shards:
+        raise ConfigError("`--share` needs --shards: other processes share the work by themselves.")
+    values = read_values(Path(options.source), parse_overrides(options.overrides))
     values.require_in_range()
     if options.shards is not None:
-        write_run_as_shards(values, options.shards, options.shard_size)
-        return
+        write_run_as_shards(values, options.shards, options.shard_size, options.share)
+        return 0
     report: Path | None = options.report
     if report is not None:
         require_writable(report, option="--report")
     rate = values.settings["sample_rate"]
     language = values.settings.get("language")
     recipe = values.load_recipe()
-    with verifying() if options.verify else nullcontext():
+    with verifying() if options.again else nullcontext():
         splits = prepare_splits(values, recipe)
     facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
@@ -79,9 +87,12 @@ def prepare_data(options: Namespace) -> None:
     if report is not None:
         _, page = write_data_report(splits, report, sample_rate=rate, language=language)
         logger.info(f"report: {page}")
+    return 0
 
 
-def write_run_as_shards(values: "RunValues", destination: str, shard_size: str) -> None:
+def write_run_as_shards(
+    values: "RunValues", destination: str, shard_size: str, share: tuple[int, int] | None
+) -> None:
     """Write the data of a run as shards, or this process's share of them.
 
     The rows that `where` and `skip_quality_tags` leave out are not written.
@@ -115,6 +126,7 @@ def write_run_as_shards(values: "RunValues", destination: str, shard_size: str) 
         for reason, count in manifest.filtered.items():
             logger.info(f"{split}: {count} left out, {reason}")
     facts = describe_corpus(corpus, values.settings)
-    written = write_shards(Storage(destination), options, {**sources, **manifests}, roles, facts)
+    sources |= manifests
+    written = write_shards(Storage(destination), options, sources, roles, facts, share)
     if written is not None:
         logger.info(f"Train with --data_folder={destination}")

@@ -138,10 +138,14 @@ class TextBatch(Batch):
 
 
 class UtteranceDataset(Dataset[Row]):
-    """Read the rows of many examples at once, and join the rows of each example."""
+    """Read the rows of many examples at once, and join the rows of each example.
 
-    def __init__(self, store: datasets.Dataset) -> None:
+    listing: of damaged clips, which then have a weight of 0 (`read_rows`).
+    """
+
+    def __init__(self, store: datasets.Dataset, listing: Path | None = None) -> None:
         self._store = store
+        self._listing = listing
 
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
@@ -151,7 +155,7 @@ class UtteranceDataset(Dataset[Row]):
         examples = [item if isinstance(item, Example) else Example((item,), 0) for item in planned]
         examples.sort(key=lambda example: example.percent)
         indices = [index for example in examples for index in example.rows]
-        rows = read_rows(self._store, indices, batch_size=len(indices))
+        rows = read_rows(self._store, indices, len(indices), self._listing)
         return [_join(list(islice(rows, len(example.rows))), example) for example in examples]
 
     def __len__(self) -> int:
@@ -177,7 +181,7 @@ def _join(rows: Sequence[Row], example: Example) -> Row:
         "audio": np.concatenate([row["audio"] for row in rows]),
         "samples": sum(row["samples"] for row in rows),
         "percent": example.percent,
-        "weight": example.weight,
+        "weight": min(example.weight, *(row.get("weight", 1) for row in rows)),
         MIX_SOURCE: rows[0].get(MIX_SOURCE, 0),  # joined rows have the same source
     }
 
@@ -282,10 +286,12 @@ def make_loaders(
         pin_memory=placement.device.type == "cuda",
     )
 
-    def in_order(split: datasets.Dataset) -> Loader:
+    listing = Path(settings["output_folder"], "left_out.tsv")
+
+    def in_order(split: datasets.Dataset, listing: Path | None = None) -> Loader:
         seconds = settings["eval_batch_seconds"]
         sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
-        return load(split, sampler=sampler)
+        return load(split, sampler=sampler, listing=listing)
 
     measured = splits.train
     if len(measured) > MAX_MEASURED_CLIPS:  # one is drawn from each of as many equal parts
@@ -293,10 +299,10 @@ def make_loaders(
         rows = np.random.default_rng(settings["seed"]).integers(edges[:-1], edges[1:])
         measured = measured.select(rows)
     return Loaders(
-        train=load(splits.train, sampler=train),
+        train=load(splits.train, sampler=train, listing=listing),
         valid={name: in_order(split) for name, split in splits.valid.items()},
         test={name: in_order(split) for name, split in splits.test.items()},
-        measure=in_order(measured),
+        measure=in_order(measured, listing),
         splits=splits,
     )
 
@@ -308,6 +314,7 @@ def make_loader(
     collate: Collate,
     num_workers: int,
     pin_memory: bool,
+    listing: Path | None = None,
 ) -> Loader:
     """Load the sampler's micro-batches in its order."""
     if num_workers > 0:
@@ -316,7 +323,7 @@ def make_loader(
         # The user has chosen `num_workers`, and torch would comment on it at every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
-        UtteranceDataset(store),
+        UtteranceDataset(store, listing),
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=num_workers,

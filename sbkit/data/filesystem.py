@@ -4,6 +4,7 @@ Users configure keys and endpoints as fsspec and the store document it: in files
 such as FSSPEC_S3_KEY.
 """
 
+import gzip
 import lzma
 import tarfile
 import zlib
@@ -58,7 +59,7 @@ class Storage:
 
         A file on this machine is given by its path, any other by its URL.
         """
-        with _access_errors(self.url):
+        with access_errors(self.url):
             paths: list[str] = self._system.find(self._path)
         files = sorted(path for path in paths if path.endswith(tuple(suffixes)))
         if self.folder is not None:
@@ -69,7 +70,7 @@ class Storage:
         """Return the size of each file in bytes, or None if it is missing."""
         system = self._system
         paths = [f"{self._path}/{name}" for name in names]
-        with _access_errors(self.url):
+        with access_errors(self.url):
             try:
                 return list(system.sizes(paths))  # an object store is asked concurrently
             except (FileNotFoundError, NotADirectoryError) as error:
@@ -78,7 +79,7 @@ class Storage:
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def read(self, name: str) -> bytes:
-        with _access_errors(self.url_of(name)):
+        with access_errors(self.url_of(name)):
             content: bytes = self._system.cat_file(f"{self._path}/{name}")
         return content
 
@@ -86,7 +87,7 @@ class Storage:
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
-        with _access_errors(self.url):
+        with access_errors(self.url):
             self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
@@ -95,7 +96,7 @@ class Storage:
             with os_errors_name(self.folder / name):
                 file.rename(self.folder / name)
             return
-        with _access_errors(self.url):
+        with access_errors(self.url):
             self._system.put_file(str(file), f"{self._path}/{name}")
         file.unlink()
 
@@ -108,7 +109,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     paths = {file: _file_system(file)[1] for file in {*files}}
     system, _ = _file_system(files[0])
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-    with _access_errors(files[0]):
+    with access_errors(files[0]):
         contents: list[bytes] = system.cat_ranges(
             [paths[file] for file in files], list(starts), ends, on_error="raise"
         )
@@ -141,7 +142,7 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 @contextmanager
-def _access_errors(url: str) -> Iterator[None]:
+def access_errors(url: str) -> Iterator[None]:
     """Turn errors of a file system, which has its own classes, into StoreError or DataError."""
     try:
         yield
@@ -160,7 +161,8 @@ def disk_errors(location: Path | str) -> AbstractContextManager[None]:
         if error.errno in DISK_FULL_ERRORS:
             return (
                 f"The disk of {location} is full. Free space, such as by `sbkit cache prune`, or "
-                "set SBKIT_CACHE to a folder on another disk; the same command resumes."
+                "set SBKIT_CACHE (for temporary files: TMPDIR) to a folder on another disk; the "
+                "same command resumes."
             )
         if error.errno in NOT_WRITABLE_ERRORS:
             return (
@@ -176,7 +178,10 @@ def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractCon
     """Turn errors of tarfile and its decompressors into DataError: "FILE FAILURE (ERROR). FIX"."""
 
     def describe(error: Exception) -> str | None:
-        is_of_system = isinstance(error, OSError) and error.errno is not None
+        # A parser's OSError has no number. A store's may have none, but is of a subclass.
+        is_of_system = isinstance(error, OSError) and (
+            error.errno is not None or type(error) not in (OSError, gzip.BadGzipFile)
+        )
         fault = f"{file} {failure} ({str(error)[:200]}). {fix}"
         return None if is_of_system else pointer_sentence(file) or fault
 

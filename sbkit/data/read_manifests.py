@@ -29,7 +29,7 @@ from sbkit.audio.io import SUFFIXES as AUDIO_SUFFIXES
 from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.content_cache import caches, default_cache, find_kept, keep
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import parsing_errors, pointer_sentence, write_bytes_atomically
+from sbkit.base.files import pointer_sentence, write_bytes_atomically
 from sbkit.base.messages import listed, note_once, short_value
 from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
 from sbkit.data.columns import (
@@ -41,7 +41,7 @@ from sbkit.data.columns import (
     find_columns,
     plain_name,
 )
-from sbkit.data.filesystem import Storage, disk_errors
+from sbkit.data.filesystem import Storage, access_errors, disk_errors, unpacking_errors
 from sbkit.data.kaldi import is_kaldi, read_kaldi
 from sbkit.data.lhotse_cuts import cuts_of_tar, is_cut_manifest, read_cuts, read_shar
 from sbkit.data.manifest import Excluded, Manifest
@@ -74,7 +74,7 @@ TEXTS_TO_TABLE = (
     r"""printf '%s\t%s\t%s\n' "$f" "${f%%/*}" "$(tr -s '[:space:]' ' ' < "${f%AUDIO}TEXT")"; """
     "done) > metadata.tsv"
 )
-TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
+TABLE_FAILURE = "must be parquet, JSON Lines in UTF-8 or tar, but cannot be read"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 ROWS_FOLDER, ROWS_TABLE = "rows", "rows.parquet"  # in the cache
 CONTENTS = frozenset({"array", "bytes", "path"})  # of audio, as `datasets` gives it
@@ -396,7 +396,8 @@ class TableFolders:
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
         with (
-            parsing_errors(file, TABLE_REQUIREMENT, fix="Correct it."),
+            access_errors(file),
+            unpacking_errors(file, TABLE_FAILURE, fix="Correct it."),
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
@@ -473,7 +474,7 @@ def find_splits(source: str) -> dict[str, list[str]]:
 
 def file_version(file: str) -> str:
     """Return text that changes when the file or its manifest does, such as a hash of the times."""
-    with parsing_errors(file, TABLE_REQUIREMENT, fix="Correct it."):
+    with access_errors(file):
         filesystem, path = fsspec.url_to_fs(file)
         manifest = file.endswith(TAR_SUFFIXES) and (cuts_of_tar(file) or nemo_manifest(file))
         return " ".join(str(filesystem.ukey(part)) for part in (path, manifest) if part)
@@ -481,8 +482,9 @@ def file_version(file: str) -> str:
 
 def _write_audio(folder: Path, content: bytes, path: str) -> Path:
     file = _audio_file(folder, content, path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
+    with disk_errors(folder):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
     return file
 
 

@@ -59,6 +59,7 @@ AUDIO_TYPE = pa.struct(
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 CLIPS_PER_REQUEST = 50
 BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
+MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000  # a run ends with more than both allow
 FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
@@ -72,20 +73,46 @@ AudioLocation = Mapping[str, Any]  # a value of AUDIO_TYPE
 
 
 def read_rows(
-    split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
+    split: datasets.Dataset,
+    indices: Sequence[int],
+    batch_size: int = CLIPS_PER_REQUEST,
+    listing: Path | None = None,
 ) -> Iterator[Row]:
-    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together."""
+    """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
+
+    listing: of damaged clips, which are then read as silence with weight 0; without it, they are
+        errors. The processes of a run share it.
+    """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
         locations = columns[AUDIO]
         columns[AUDIO] = wait_for_store(partial(_read_audio, locations))
         for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
+            if isinstance(row[AUDIO], DataError):
+                _leave_out(row["id"], row[AUDIO], listing, len(split))
+                row |= {AUDIO: np.zeros(row["samples"], np.int16), "weight": 0}
             if location["start"] is None:
                 rate = location["sample_rate"]
                 _warn_of_duration(row["id"], row["samples"] / rate, len(row[AUDIO]) / rate)
                 row["samples"] = len(row[AUDIO])
             yield row
+
+
+def _leave_out(id: str, error: DataError, listing: Path | None, num_clips: int) -> None:
+    """List a damaged clip once; raise an error without a listing, or if there are too many."""
+    if listing is None or not listing.exists():
+        raise error
+    listed = listing.read_text("utf-8")
+    line = f"train\t{id}\tdamaged\t{error}\n"
+    if line in listed:
+        return
+    max_clips = max(MIN_DAMAGED_CLIPS, num_clips // CLIPS_PER_DAMAGED_CLIP)
+    if listed.count("\tdamaged\t") >= max_clips:
+        raise DataError(f"More than {max_clips} clips of train are damaged. {error}")
+    logger.warning(f"{id} counts for nothing: {error}")
+    with listing.open("a", encoding="utf-8") as file:
+        file.write(line)
 
 
 @lru_cache(maxsize=1 << 20)  # each clip once
@@ -94,20 +121,18 @@ def _warn_of_duration(id: str, stated: float, decoded: float) -> None:
         logger.warning(f"{id} lasts {decoded:.3f} s, but its corpus states {stated:.3f} s")
 
 
-def read_clips(
-    split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
-) -> Iterator[Samples]:
-    """Yield the samples (S,) of rows of a prepared split, like `read_rows`."""
+def read_clips(split: datasets.Dataset, indices: Sequence[int]) -> Iterator[Samples]:
+    """Yield the samples (S,) of rows of a prepared split; those of damaged clips are zeros."""
     clips = split.select_columns(["id", "samples", AUDIO])
-    return (row[AUDIO] for row in read_rows(clips, indices, batch_size))
+    return (row[AUDIO] for row in read_rows(clips, indices, listing=Path(os.devnull)))
 
 
-def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
+def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples | DataError]:
     """Read clips, with a single call of `read_ranges` for all that are in shards."""
     in_shards = [location for location in locations if location["start"] is not None]
     ranges = [(_shard_file(part["file"]), part["start"], part["size"]) for part in in_shards]
     contents = iter(read_ranges(ranges))
-    clips: list[Samples] = []
+    clips: list[Samples | DataError] = []
     for location in locations:
         if location["start"] is None:
             clips.append(_read_file(location))
@@ -140,12 +165,14 @@ def _read_file(location: AudioLocation) -> Samples:
         raise DataError(f"{location['file']}: {error}") from error
 
 
-def _decode(content: bytes, location: AudioLocation) -> Samples:
+def _decode(content: bytes, location: AudioLocation) -> Samples | DataError:
+    """Decode a clip, or return an error if it is damaged."""
     if zlib.crc32(content) != location["crc32"]:
-        start = location["start"]
-        raise DataError(
-            f"{location['file']} is damaged: bytes {start} to {start + location['size']} have "
-            "another checksum than when they were written."
+        file = _shard_file(location["file"])
+        return DataError(
+            f"{file} is damaged: the clip at byte {location['start']} has another checksum than "
+            f"when it was written. `sbkit prepare --verify {file.rpartition('/')[0]}` lists all "
+            "such shards. In the cache, remove it and start again."
         )
     if content.startswith(b"RIFF"):
         return np.frombuffer(content, "<i2", offset=WAV_HEADER_BYTES)
@@ -280,6 +307,15 @@ def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
     facts = from_plain(ShardFacts, json.loads((table.schema.metadata or {})[FACTS_KEY]))
     return table.replace_schema_metadata(None), facts
+
+
+def check_audio(table: pa.Table, file: str) -> None:
+    """Read all clips of a shard; raise DataError unless they have the checksums of its table."""
+    for batch in table.to_batches(CLIPS_PER_REQUEST):
+        clips = batch[AUDIO].to_pylist()
+        contents = read_ranges([(file, clip["start"], clip["size"]) for clip in clips])
+        if [*map(zlib.crc32, contents)] != [clip["crc32"] for clip in clips]:
+            raise DataError(f"{file} is damaged.")
 
 
 def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:

@@ -6,7 +6,7 @@ SPLIT-KEY-NNN.parquet  its clips, and the position of their audio
 
 To write a corpus, each split is divided into units, whose names follow from their content. On a
 disk with locks, each process takes units that no other one holds; elsewhere it takes its share by
-SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards writes the index.
+`--share`, SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards writes the index.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import from_plain, task_lock
+from sbkit.base.files import from_plain, size_and_mtime, task_lock
 from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.clip_decoding import by_file, decode_clips
@@ -50,6 +50,7 @@ from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
     ShardWriter,
+    check_audio,
     has_mix_faults,
     read_shard_table,
     remove_leftovers,
@@ -194,6 +195,26 @@ def read_index(storage: Storage) -> Index:
         ) from error
 
 
+def verify_shards(storage: Storage) -> int:
+    """Read all that an index names; log the tables of damaged shards, and return their number."""
+    num_damaged = 0
+    names = [*chain.from_iterable(read_index(storage).splits.values())]
+    with progress_bar("verifying shards", len(names)) as advance:
+        for name in names:
+            try:
+                table, facts = _read_table(storage, name)
+                _check_sizes(storage, {f"{name}.arrow": facts.bytes})
+                check_audio(table, storage.url_of(f"{name}.arrow"))
+            except DataError:
+                num_damaged += 1
+                logger.info(storage.url_of(f"{name}.parquet"))
+            advance(1)
+    logger.info(f"{plural(num_damaged, 'damaged shard')} in {storage.url}")
+    if num_damaged:
+        logger.info("Remove the tables above. `sbkit prepare YAML --shards` writes them again.")
+    return num_damaged
+
+
 def _read_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
     content = storage.read(f"{name}.parquet")
     try:
@@ -252,13 +273,14 @@ def write_shards(
     sources: Mapping[str, Manifest | TableFolders],
     roles: Mapping[str, Sequence[str]],
     corpus: Mapping[str, str | None] | None = None,
+    share: tuple[int, int] | None = None,  # this process's number, from 1, and the total
 ) -> Index | None:
     """Write the missing shards of each split; return the index, None while others still work."""
     if options.store not in STORE_SIZES:
         raise ConfigError(
             f"`audio_store` must be pcm or flac, but is {options.store}. Set `audio_store: flac`."
         )
-    with disk_errors(storage.url), TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, disk_errors(storage.folder or folder):
         scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
@@ -270,7 +292,7 @@ def write_shards(
             names = [options.name(split, file, file_version(file)) for file in source.files]
             parts = [partial(source.read, file, scratch) for file in source.files]
             units[split] = [*map(Unit, names, parts)]
-        _write_units(storage, options, scratch, [*chain.from_iterable(units.values())])
+        _write_units(storage, options, scratch, [*chain.from_iterable(units.values())], share)
         shard_names = _finish(storage, options, units)
         if shard_names is None:
             logger.info("Other processes are still writing; the last one writes the index.")
@@ -291,7 +313,7 @@ def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]
     all clips. Parts of one recording are together, because it is read for each of their shards.
     """
     order = np.random.default_rng(options.seed).permutation(len(manifest))
-    versions = [_size_and_mtime(path) for path in manifest.paths]
+    versions = [size_and_mtime(path) for path in manifest.paths]
     clips = [*manifest.parts]
     sizes = [size for size, _ in versions]
     if manifest.has_parts:
@@ -322,22 +344,18 @@ def _single_part(part: Manifest, start: int) -> Iterator[Manifest]:
     return iter([part][start:])
 
 
-def _size_and_mtime(path: str) -> tuple[int, int]:
-    """Return a file's size (bytes) and modification time (ns), zeros if it cannot be reached."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
-    except (OSError, ValueError):
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
-
-
 def _write_units(
-    storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
+    storage: Storage,
+    options: ShardOptions,
+    scratch: Path,
+    units: Sequence[Unit],
+    share: tuple[int, int] | None,
 ) -> None:
     """Write the units that no other process writes; without locks, a share of all units."""
-    if storage.folder is None:
-        index, processes = work_share(os.environ)
-        units = units[index::processes]
+    if share is None:
+        share = work_share(os.environ) if storage.folder is None else (1, 1)
+    number, total = share
+    units = units[number - 1 :: total]
     with progress_bar("writing shards", len(units)) as advance:
 
         def write(unit: Unit) -> None:
@@ -352,7 +370,7 @@ def _write_units(
 
 
 def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return this process's index and the number of processes, from SLURM's array or torchrun."""
+    """Return this process's number, from 1, and the total, from SLURM's array or torchrun."""
     try:
         if any(name.startswith("SLURM_ARRAY_TASK_") for name in variables):
             first = int(variables["SLURM_ARRAY_TASK_MIN"])
@@ -369,7 +387,7 @@ def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
             "Processes that share the work need numbers without gaps, from SLURM_ARRAY_TASK_ID, "
             f"_MIN and _COUNT, or from RANK and WORLD_SIZE, but this one has {error}."
         ) from error
-    return index, processes
+    return index + 1, processes
 
 
 def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Unit) -> None:

@@ -202,7 +202,7 @@ def test_display_flushes_each_event(as_json: bool, monkeypatch: pytest.MonkeyPat
         (["a.wav", "b.wav"], "takes one FILE"),
         (["a.wav", "--format", "srt"], "1 with srt"),
         (["a.wav", "--out", "there"], "--out"),
-        (["a.wav", "--part", "1/2"], "--part"),
+        (["a.wav", "--share", "1/2"], "--share"),
         (["-", "--raw-rate", "16"], "but standard input declares 16 Hz"),
         (["gone.wav"], "does not exist"),
     ],

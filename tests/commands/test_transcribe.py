@@ -9,8 +9,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -20,7 +21,8 @@ import soundfile
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import FILES_FAILED, SbkitError
-from sbkit.commands.cli import run
+from sbkit.commands.cli import build_parser, run
+from sbkit.tasks.recognition.commands import TEXT_OPTIONS, Entry, assign_names
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.recognition.recordings import find_audio
 from sbkit.text.recognized_word import Word
@@ -184,58 +186,119 @@ def test_page_lists_every_field_of_json(talks: Path, capsys: Captured) -> None:
     assert result == 3 * result[:1]
 
 
+def results(folder: Path) -> list[str]:
+    files = [file for file in folder.rglob("*.*") if not file.match("sbkit-results*.jsonl")]
+    return sorted(str(file.relative_to(folder)) for file in files)
+
+
 def test_transcribe_out_writes_a_file_per_recording(talks: Path, capsys: Captured) -> None:
     for kind in ("srt", "vtt", "tsv", "text", "json"):
         assert run(["transcribe", "model", "talks", "--format", kind, "--out", kind]) == 0
-        assert sorted(file.name for file in (talks / kind).iterdir()) == [
-            f"{name}.{'txt' if kind == 'text' else kind}" for name in "abc"
+        assert results(talks / kind) == [
+            f"{name}.{'txt' if kind == 'text' else kind}" for name in ("a", "b", "old/c")
         ]
     assert capsys.readouterr().out == ""
     assert (talks / "text/b.txt").read_text() == "the dog\n"
-    assert (talks / "vtt/c.vtt").read_text().startswith("WEBVTT\n\n00:00:00.0")
+    assert (talks / "vtt/old/c.vtt").read_text().startswith("WEBVTT\n\n00:00:00.0")
 
 
 @pytest.mark.parametrize(
-    ("files", "written"),
+    ("given", "written"),
     [
-        (["x/1.wav", "y/1.wav", "z/2.wav"], ["x/1.txt", "y/1.txt", "z/2.txt"]),
-        (["1.wav", "1.mp3"], ["1.mp3.txt", "1.wav.txt"]),
-        (["x/1.wav", "x/1.flac", "y/1.wav"], ["x/1.flac.txt", "x/1.wav.txt", "y/1.wav.txt"]),
-        (["x/1.wav", "x/../x/1.wav", "y/2.wav"], ["1.txt", "2.txt"]),
+        ("x/1.wav y/1.wav y/2.wav", "1.txt 1.wav.txt 2.txt"),
+        ("x y", "1.txt 1.mp3.txt 1.wav.txt 1.wav.2.txt 2.txt"),
+        ("*/1.*", "x/1.txt x/1.mp3.txt x/1.wav.txt y/1.txt"),
+        ("y/1.wav x/1.wav x/../x/1.wav .", "1.txt 1.wav.txt x/1.txt x/1.mp3.txt y/2.txt"),
     ],
 )
-def test_equal_names_keep_their_folders_and_endings(
-    talks: Path, files: list[str], written: list[str]
+def test_results_are_named_below_what_is_given(
+    talks: Path, monkeypatch: pytest.MonkeyPatch, given: str, written: str
 ) -> None:
-    for name in files:
+    for name in ("x/1.wav", "x/1.flac", "x/1.mp3", "y/1.wav", "y/2.wav"):
         (talks / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy("talks/a.wav", talks / "in" / name)
-    assert run(["transcribe", "model", *(f"in/{name}" for name in files), "--out", "out"]) == 0
-    assert sorted(str(file.relative_to("out")) for file in Path("out").rglob("*.txt")) == written
+    monkeypatch.chdir("in")
+    assert run(["transcribe", "model", *given.split(), "--out", "../out"]) == 0
+    assert results(talks / "out") == sorted(written.split())
 
 
-@pytest.mark.parametrize("options", ["", "--format json", "--format vtt", "--part 1/1"])
-def test_same_command_goes_on_after_a_stop(talks: Path, capsys: Captured, options: str) -> None:
-    (talks / "model").mkdir()
-    (talks / "model/config.json").touch()
-    write_checksums(talks / "model")
-    now = time.time()
+def change_model() -> None:
+    Path("model/config.json").write_text(str(time.time_ns()))
+    write_checksums(Path("model"))
 
-    def written(*more: str, **ages: float) -> str:
-        results = sorted((talks / "out").glob("*.*"))
-        for file in [*results, *(talks / "talks").rglob("*.*"), talks / "model/config.json"]:
-            age = ages.get(file.name.replace(".", "_"), 45 if file in results else 60)
-            os.utime(file, (now - age,) * 2)
-        assert run(["transcribe", "model", "talks", "--out", "out", *options.split(), *more]) == 0
-        files = sorted((talks / "out").glob("[!.]*"))
-        return "".join(file.stem for file in files if file.stat().st_mtime > now - 40)
 
-    assert written() == "abc"
-    assert written(b_flac=30) == "b"  # its recording was replaced
-    assert "2 of 3 skipped: results are newer" in capsys.readouterr().err
-    next((talks / "out").glob("a.*")).unlink()
-    assert written() == "a"
-    assert written(config_json=30) == written("--again") == "abc"
+def edit_result_and_model() -> None:
+    Path("out/a.txt").write_text("A fox.")
+    change_model()
+
+
+def cut_record() -> None:
+    record = Path("out/sbkit-results.jsonl")
+    record.write_bytes(record.read_bytes()[:-20])
+
+
+ALL_RESULTS = ["a.txt", "b.txt", "old/c.txt"]
+CHANGES: list[tuple[Callable[[], object], list[str], str]] = [
+    # between two runs: which results the second one writes, and what it says
+    (lambda: None, [], "transcribe: none.*0 written, 0 failed, 3 skipped"),
+    (lambda: shutil.copy("talks/b.flac", "talks/b.aac"), ["b.aac.txt"], ": 1 new.*, 3 skipped"),
+    (lambda: os.utime("talks/b.flac", (1, 1)), ["b.txt"], ": 1 recording changed\n"),
+    (lambda: Path("out/a.txt").unlink(), ["a.txt"], ": 1 result missing\n"),
+    (change_model, ALL_RESULTS, ": 3 model changed\n"),
+    (lambda: Path("words").write_text("fox"), ALL_RESULTS, ": 3 options changed\n"),
+    (edit_result_and_model, ALL_RESULTS[1:], "out/a.txt was edited, or .*2 written, 1 failed"),
+    (lambda: Path("out/sbkit-results.jsonl").unlink(), [], "out/b.txt was .*0 written, 3 failed"),
+    (cut_record, [], "out/old/c.txt was .* is kept.*0 written, 1 failed, 2 skipped"),
+]
+
+
+@pytest.mark.parametrize(("change", "written", "says"), CHANGES)
+def test_second_run_does_what_is_missing(
+    talks: Path, capsys: Captured, change: Callable[[], object], written: list[str], says: str
+) -> None:
+    Path("model").mkdir()
+    change_model()
+    Path("words").write_text("dog")
+    command = ["transcribe", "model", "talks", "--out", "out", "--hotwords", "words"]
+    assert run(command) == 0
+    change()
+    before = {name: (talks / "out" / name).stat() for name in results(talks / "out")}
+    capsys.readouterr()
+    code = run([*command, "--errors", "errors"])
+    names = results(talks / "out")
+    assert [n for n in names if (talks / "out" / n).stat() != before.get(n)] == written
+    lines = capsys.readouterr().err
+    assert re.search(says, lines, re.DOTALL)
+    assert code == (0 if " 0 failed" in lines else FILES_FAILED)
+    assert (Path("errors").read_text() == "") is (code == 0)
+    assert run([*command, "--again"]) == run(command) == 0
+    assert "none\n0 written, 0 failed" in capsys.readouterr().err
+
+
+def test_record_has_every_option_with_an_effect() -> None:
+    actions = build_parser().commands.choices["transcribe"]._actions
+    options = {action.dest for action in actions if action.option_strings}
+    neutral = {"help", "out", "again", "errors", "quiet", "device", "share", "imports"}
+    assert options - neutral - {"live", "pace"} == {*TEXT_OPTIONS}  # the last two never write
+
+
+def test_shares_and_later_recordings_keep_names() -> None:
+    stems = ("talk", "day/talk", "talk.mp3", "talk.mp3.2", "talk.2")
+    paths = [f"{stem}{suffix}" for stem in stems for suffix in (".wav", ".mp3", "")]
+    random = Random(1)
+    for _ in range(200):
+        given = {
+            f"/{folder}/{path}": Path(path)
+            for path in random.sample(paths, 6)
+            for folder in random.sample("abc", 2)
+        }
+        names = assign_names(given, [], ".srt")
+        assert len({*names.values()}) == len(given)
+        entries = [Entry(name, (), path, {}) for path, name in names.items()]
+        assert assign_names(given, random.sample(entries, 5), ".srt") == names
+        grown = assign_names({f"/0{path}": name for path, name in given.items()}, entries, ".srt")
+        assert grown == grown | names
+        assert len({*grown.values()}) == 2 * len(given)
 
 
 def test_result_that_cannot_be_written_stops_no_other(
@@ -243,9 +306,9 @@ def test_result_that_cannot_be_written_stops_no_other(
 ) -> None:
     (talks / "talks/a.wav").rename(talks / f"talks/{'x' * 251}.wav")  # .json is a byte too long
     (talks / "out/b.json").mkdir(parents=True)
-    command = ["transcribe", "model", "talks", "--out", "out", "--format"]
+    command = ["transcribe", "model", "talks", "--out", "out", "--again", "--format"]
     assert run([*command, "json"]) == FILES_FAILED
-    assert (talks / "out/c.json").exists()
+    assert (talks / "out/old/c.json").exists()
     *_, folder, long, end = capsys.readouterr().err.splitlines()
     assert ("b.json cannot" in folder, "xxx.json cannot" in long) == (True, True)
     assert end == "1 written, 2 failed; the errors are above"
@@ -257,7 +320,7 @@ def test_result_that_cannot_be_written_stops_no_other(
 
 def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
     for part in ("1/2", "2/2", "4/4"):
-        assert run(["transcribe", "model", "talks", "--part", part, "--quiet"]) == 0
+        assert run(["transcribe", "model", "talks", "--share", part, "--quiet"]) == 0
     lines = ["talks/a.wav\ta fox", "talks/old/c.mp3\tlazy dog", "talks/b.flac\tthe dog"]
     assert capsys.readouterr().out.splitlines() == lines
 
@@ -267,7 +330,7 @@ def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
     [
         (["talks/?.*", "--format", "tsv"], "prints one recording, not 2"),
         (["talks", "--out", "/proc/here"], "`--out`: /proc/here cannot be written to"),
-        (["talks", "--part", "3"], "K from 1 to N, such as 3/16, but is 3"),
+        (["talks", "--share", "3"], "K from 1 to N, such as 3/16, but is 3"),
     ],
 )
 @pytest.mark.usefixtures("talks")

@@ -1,28 +1,33 @@
 """Corpora of shards: written by several processes, read in parts by several ranks."""
 
+import errno
 import json
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import datasets
 import fsspec
 import numpy as np
 import pytest
+from fsspec.exceptions import FSTimeoutError
+from fsspec.implementations.memory import MemoryFile
 
 from recipes.prepare import corpus_of, prepare_transcripts
 from sbkit.audio.io import encode_audio, read_audio, to_int16
 from sbkit.base import files
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.base.files import task_lock, try_lock
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import read_manifests, shard
@@ -46,6 +51,7 @@ from tests import processes
 from tests.calls import note_calls
 from tests.data.test_splits import make_clips
 from tests.runs import ROOT
+from tests.shortage import largest_file
 
 OPTIONS = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=20_000, seed=7)
 ROLES = {"train": ["train"], "valid": ["dev"], "test": []}
@@ -63,11 +69,13 @@ def location(tmp_path: Path) -> Iterator[str]:
     fsspec.filesystem("memory").store.clear()
 
 
-def write(location: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> Index | None:
+def write(
+    location: str, clips: list[Clip], options: ShardOptions = OPTIONS, **share: Any
+) -> Index | None:
     """Write clips as train, and the first of them as dev."""
     train = Manifest.of([*clips, Excluded("line 9", "no path", "")])
     manifests = {"train": train, "dev": Manifest.of(clips[:2])}
-    return write_shards(Storage(location), options, manifests, ROLES)
+    return write_shards(Storage(location), options, manifests, ROLES, **share)
 
 
 def settings(location: str, **more: Any) -> dict[str, Any]:
@@ -144,9 +152,11 @@ def num_bytes(requests: list[list[ByteRange]]) -> int:
     return sum(size for request in requests for _, _, size in request)
 
 
-def load_batches(split: datasets.Dataset, plan: TrainSampler) -> list[list[tuple[str, int, bytes]]]:
+def load_batches(
+    split: datasets.Dataset, plan: TrainSampler, listing: Path | None = None
+) -> list[list[tuple[str, int, bytes]]]:
     """Load micro-batches: id, speed and audio of examples with a weight."""
-    data = UtteranceDataset(split)
+    data = UtteranceDataset(split, listing)
     loaded = (data.__getitems__(batch) for batch in plan)
     return [
         [(e["id"], e["percent"], e["audio"].tobytes()) for e in examples if e["weight"]]
@@ -173,6 +183,36 @@ def test_ranks_get_the_same_batches_and_read_each_clip_once(
     assert joined == [sorted(batch) for batch in single]
     assert max(read) < 1.8 * total / world_size
     assert sum(read) <= 1.2 * total  # a rank without a share of a step repeats its shortest clip
+
+
+@pytest.mark.parametrize("store", ["pcm", "flac"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_damaged_clip_counts_for_nothing_on_any_rank(
+    clips: list[Clip], tmp_path: Path, store: str, world_size: int
+) -> None:
+    write(str(tmp_path / "shards"), clips, replace(OPTIONS, store=store))
+    train = train_of(str(tmp_path / "shards"))
+    whole = load_batches(train, sampler(train, seconds=2.0))
+    lost = [train[row] for row in range(0, 20, 4)]
+    for row in lost:
+        flip_bit(row)
+    listing = tmp_path / "left_out.tsv"
+    listing.touch()
+    plans = [sampler(train, rank, world_size, 2.0) for rank in range(world_size)]
+    ranks = [load_batches(train, plan, listing) for plan in plans]
+    joined = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
+    ids = {row["id"] for row in lost}
+    assert joined == [
+        sorted(e for e in batch if ids.isdisjoint(e[0].split("+"))) for batch in whole
+    ]
+    lines = [line.split("\t")[:3] for line in listing.read_text().splitlines()]
+    assert sorted(lines) == [["train", id, "damaged"] for id in sorted(ids)]  # once for all ranks
+    flip_bit(train[23])
+    cure = f"prepare --verify {tmp_path / 'shards'}"
+    with pytest.raises(SbkitError, match=f"More than 5 clips of train are damaged.*{cure}"):
+        load_batches(train, sampler(train), listing)
+    with pytest.raises(SbkitError, match=cure):  # as in an evaluation
+        load_batches(train, sampler(train))
 
 
 # ---- preparing
@@ -249,7 +289,7 @@ def test_two_processes_share_the_writing_of_shards(clips: list[Clip], tmp_path: 
 
 
 def test_array_tasks_take_their_share_and_the_last_writes_the_index(
-    clips: list[Clip], location: str, monkeypatch: pytest.MonkeyPatch
+    clips: list[Clip], location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"MIN": 1, "COUNT": 2, "ID": 2}.items():
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
@@ -259,7 +299,10 @@ def test_array_tasks_take_their_share_and_the_last_writes_the_index(
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     assert write(location, clips) is not None
     assert len(train_of(location)) == 24
-    assert work_share({"RANK": "1", "WORLD_SIZE": "4"}) == (1, 4)
+    for target in (f"{location}/given", str(tmp_path / "given")):  # whatever the array says
+        indices = [write(target, clips, share=(number, 3)) for number in (1, 2, 3)]
+        assert [index is None for index in indices] == [True, True, False]
+    assert work_share({"RANK": "1", "WORLD_SIZE": "4"}) == (2, 4)
 
 
 KILLED = """
@@ -334,6 +377,40 @@ def write_tables(target: str, source: Path | str) -> Index | None:
     options, tables = replace(OPTIONS, shard_bytes=11_000), {"train": tables_at(source)}
     with patch.object(read_manifests, "BATCH_ROWS", 2):
         return write_shards(Storage(target), options, tables, {"train": ["train"]})
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.tar", "a.tar.gz"])
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.ESTALE, "Stale"), FSTimeoutError(), PermissionError("s3"), Exception()]
+)
+def test_store_that_is_away_is_no_fault_of_a_table(
+    location: str, monkeypatch: pytest.MonkeyPatch, name: str, fault: Exception
+) -> None:
+    Storage(location).write(name, b"\xff" * 2000)
+    tables = tables_at(location)
+    with pytest.raises(SbkitError, match=f"{name} (must be|is damaged)"):
+        list(tables.read(tables.files[0], Path(), 0))
+    for method in ("read", "read1"):
+        monkeypatch.setattr(MemoryFile, method, Mock(side_effect=fault), raising=False)
+    with pytest.raises(SbkitError, match=f"{name} cannot be reached: {type(fault).__name__}"):
+        list(tables.read(tables.files[0], Path(), 0))
+
+
+def test_full_temporary_folder_is_named(
+    clips: list[Clip], tmp_path: Path, location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sources(tmp_path / "source")
+    (tmp_path / "small").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "small"))
+    for folder, work in (
+        ("small/.*", partial(write_tables, location, tmp_path / "source")),
+        ("small/.*", partial(write_tables, str(tmp_path / "shards"), tmp_path / "source")),
+        ("small/.*", partial(write, location, clips)),
+        ("own", partial(write, str(tmp_path / "own"), clips)),
+    ):
+        is_full = f"The disk of {tmp_path}/{folder} is full.* TMPDIR"
+        with largest_file(200), pytest.raises(SbkitError, match=is_full):
+            work()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -432,6 +509,13 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
+def flip_bit(row: dict[str, Any]) -> None:
+    file, start, size = (row["audio"][name] for name in ("file", "start", "size"))
+    content = bytearray(Path(file).read_bytes())
+    content[start + size // 2] ^= 1
+    Path(file).write_bytes(content)
+
+
 def misspell(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"Clip", b"Clap", 1))
 
@@ -445,7 +529,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     r"arrow is missing": lambda f: first(f, "train*.arrow").unlink(),
     r"parquet cannot be reached: FileNotFound": lambda f: first(f, "*.parquet").unlink(),
     r"arrow has \d+ bytes instead of \d+": lambda f: cut_short(first(f, "train*.arrow")),
-    r"arrow is damaged: bytes": lambda f: spoil(first(f, "train*.arrow")),
+    r"arrow is damaged: the clip at byte": lambda f: spoil(first(f, "train*.arrow")),
     r"parquet is damaged": lambda f: spoil(first(f, "t*.parquet")),
     r"parquet is damaged .*could not verify page": lambda f: misspell(first(f, "t*.parquet")),
     r"is not an index of `sbkit prepare --shards`": lambda f: cut_short(f / INDEX_FILE),
@@ -457,13 +541,21 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("sentence", FAULTS)
-def test_damaged_shards_are_refused(clips: list[Clip], tmp_path: Path, sentence: str) -> None:
+def test_damaged_shards_are_refused(
+    clips: list[Clip], tmp_path: Path, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(str(tmp_path), clips)
     FAULTS[sentence](tmp_path)
     with pytest.raises(SbkitError, match=sentence):
         list(read_rows(train_of(str(tmp_path)), range(24)))
-    if "missing" in sentence or "FileNotFound" in sentence or "instead of" in sentence:
+    if sentence.startswith(("arrow", "parquet")):
+        verify = ["prepare", "--verify", str(tmp_path)]
+        assert sbkit(verify) == FILES_FAILED
+        table, line, *_ = capsys.readouterr().out.splitlines()
+        assert line == f"1 damaged shard in {tmp_path}"
+        Path(table).unlink(missing_ok=True)
         write(str(tmp_path), clips)  # writes what is missing
+        assert sbkit(verify) == 0
         assert len(list(read_rows(train_of(str(tmp_path)), range(24)))) == 24
 
 

@@ -366,12 +366,12 @@ def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("sbkit.audio.io.encode_audio", encode_once)
-        speak_lines("--part", "1/2")
+        speak_lines("--share", "1/2")
     before = times_of(tmp_path / "clips", "*.flac")
     assert len(before) == 1
-    speak_lines("--part", "1/2")
+    speak_lines("--share", "1/2")
     assert before.items() <= times_of(tmp_path / "clips", "*.flac").items()
-    assert speak_lines("--part", "2/2") == FILES_FAILED
+    assert speak_lines("--share", "2/2") == FILES_FAILED
     parts = [read_table(tmp_path / f"clips/some.{number}-of-2.csv").keys() for number in (1, 2)]
     assert parts[0] | parts[1] == SPOKEN and not parts[0] & parts[1]
 
@@ -382,9 +382,9 @@ def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
         (["--lines", "some.txt"], "needs --out-dir DIR with --lines"),
         (["Hold.", "--lines", "some.txt", "--out-dir", "new"], "`TEXT` cannot be used with --line"),
         (["--lines", "gone.txt", "--out-dir", "new"], "must be readable, but gone.txt is not"),
-        (["--lines", "some.txt", "--out-dir", "new", "--part", "17/16"], "from 1 to N.* is 17/16"),
+        (["--lines", "some.txt", "--out-dir", "new", "--share", "17/16"], "from 1 to N.* is 17/16"),
         (["--lines", "some.txt", "--out-dir", "new", "--speeds", "1.1", "0.9"], "but is 1.1 0.9"),
-        (["Hold.", "--part", "1/2", "--out", "hold.wav"], "`--part` cannot be used without"),
+        (["Hold.", "--share", "1/2", "--out", "hold.wav"], "`--share` cannot be used without"),
         (["Hold."], "needs --out FILE"),
     ],
 )

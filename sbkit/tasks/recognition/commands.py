@@ -6,18 +6,20 @@ A file that fails does not stop the others. Its error goes to standard error, to
 
 import errno
 import json
-import math
 import os
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from sbkit.base.checksums import read_checksums
+from sbkit.base.checksums import CHECKSUMS, checksum
 from sbkit.base.errors import FILES_FAILED, ConfigError, DataError, SbkitError
-from sbkit.base.files import require_writable, write_text_atomically
+from sbkit.base.files import from_plain, require_writable, size_and_mtime, write_text_atomically
 from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
@@ -27,17 +29,21 @@ if TYPE_CHECKING:
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
+TEXT_OPTIONS = (  # options with an effect on a result
+    *("format", "channel", "raw_rate", "decoder", "hotwords"),
+    *("vad", "runtime", "precision", "compile"),
+)
 
 
 def add_commands(parser: Parser) -> None:
     """Add `transcribe`."""
-    groups = "model files runtime decoding vad quiet import part"
+    groups = "model files runtime decoding vad quiet import share"
     add = parser.add_command(
         "transcribe", transcribe, "transcribe audio files", groups, opens_bundle=True
     )
     add("--format", choices=("text", "json", *TIMED_FORMATS), default="text")
     add("--out", metavar="DIR", type=Path, help="write one file per recording there")
-    again = "also transcribe files whose result in DIR is newer than they and the model are"
+    again = "transcribe all files again, and overwrite what is in DIR"
     add("--again", action="store_true", help=again)
     channel = "the channel to transcribe, counted from 0 (default: all are mixed)"
     add("--channel", metavar="N", type=int, help=channel)
@@ -56,44 +62,63 @@ def transcribe(options: Namespace) -> int:
         return transcribe_live(options)
     from sbkit.tasks.recognition.recordings import find_audio, open_transcriber, show_seconds
 
-    with find_audio(options.files, options.raw_rate) as files:
-        outputs = _output_files(options, files)  # of all parts, which may share a folder
-        share = _unfinished(options, (options.part or Share()).of(files), outputs)
-        if not share:
-            return 0
-        file = options.errors  # is opened early: if it cannot be written, nothing is read
-        with (
-            nullcontext() if file is None else file.open("w", encoding="utf-8") as errors,
-            open_transcriber(options, times=options.format != "text") as transcriber,
-            show_seconds("transcribing", share) as on_seconds,
-        ):
-            results = transcriber.stream(share, on_seconds=on_seconds, channel=options.channel)
-            return _write_results(options, share, outputs, results, errors)
+    file = options.errors  # is opened early: if it cannot be written, nothing is read
+    with (
+        find_audio(options.files, options.raw_rate) as names,
+        nullcontext() if file is None else file.open("w", encoding="utf-8") as errors,
+        ExitStack() as stack,
+    ):
+        if options.out is None and len(names) > 1 and options.format in TIMED_FORMATS:
+            fault = f"--format {options.format} prints one recording, not {len(names)}."
+            raise ConfigError(f"{fault} Pass --out DIR.")
+        files = (options.share or Share()).of([*names])
+        due: Mapping[Path, Entry | None] = dict.fromkeys(files)
+        outcomes: Iterable[tuple[Path, Transcript | SbkitError]] = ()
+        if options.out is not None:
+            due, refused = plan_results(options, names, files)
+            outcomes = refused.items()
+        if due:
+            times = options.format != "text"
+            transcriber = stack.enter_context(open_transcriber(options, times=times))
+            on_seconds = stack.enter_context(show_seconds("transcribing", [*due]))
+            stream = transcriber.stream([*due], on_seconds=on_seconds, channel=options.channel)
+            outcomes = chain(outcomes, zip(due, stream, strict=True))
+        return _write_results(options, files, due, outcomes, errors)
 
 
 def _write_results(
     options: Namespace,
     files: Sequence[Path],
-    outputs: Mapping[Path, Path],
-    results: "Iterable[Transcript | SbkitError]",
+    due: "Mapping[Path, Entry | None]",
+    outcomes: "Iterable[tuple[Path, Transcript | SbkitError]]",
     errors: TextIO | None,
 ) -> int:
-    """Write the result of each file, or print its error; return the exit code."""
+    """Write the result of each file that is due, or print its error; return the exit code."""
+    num_written = 0
     num_failed = 0
-    for file, result in zip(files, results, strict=True):
+    for file, outcome in outcomes:
         try:
-            if isinstance(result, SbkitError):
-                raise result
-            has_name = len(files) > 1 or options.part is not None
-            _write(file, result, options.format, outputs.get(file), with_name=has_name)
+            if isinstance(outcome, SbkitError):
+                raise outcome
+            text = _to_text(outcome, options.format)
+            if entry := due[file]:
+                write_result(options, entry, f"{text}\n")
+            elif options.format == "text" and (len(files) > 1 or options.share is not None):
+                print(f"{printable(str(file))}\t{text}", flush=True)
+            else:
+                print(text, flush=True)
+            num_written += 1
         except SbkitError as error:
             num_failed += 1
             print(error, file=sys.stderr)
             if errors is not None:
                 line = json.dumps({"file": str(file), "error": str(error)}, ensure_ascii=False)
                 print(printable_json(line), file=errors, flush=True)
+    num_skipped = len(files) - num_written - num_failed
     if len(files) > 1:
-        line = f"{len(files) - num_failed} written, {num_failed} failed"
+        line = f"{num_written} written, {num_failed} failed"
+        if num_skipped:
+            line += f", {num_skipped} skipped"
         if num_failed:
             place = "above" if errors is None else f"in {printable(str(options.errors))}"
             line += f"; the errors are {place}"
@@ -101,73 +126,124 @@ def _write_results(
     return FILES_FAILED if num_failed else 0
 
 
-def _write(
-    file: Path, result: "Transcript", format: str, output: Path | None, *, with_name: bool
-) -> None:
-    """Write a result, or print it, after the name of its file if there are several.
-
-    Raises SbkitError if it cannot be written there; OSError if nothing can, as on a full disk.
-    """
+def _to_text(result: "Transcript", format: str) -> str:
+    """Return a result in a format, without the last line end."""
     from sbkit.tasks.recognition.subtitles import to_srt, to_tsv, to_vtt
 
-    text = str(result)
     if format == "json":
-        text = printable_json(json.dumps(result.plain(), ensure_ascii=False))
-    elif format in TIMED_FORMATS:
-        text = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
-    elif with_name and output is None:
-        text = f"{printable(str(file))}\t{text}"
-    if output is None:
-        print(text, flush=True)
-        return
+        return printable_json(json.dumps(result.plain(), ensure_ascii=False))
+    if format in TIMED_FORMATS:
+        return {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
+    return str(result)
+
+
+# Results of `--out`
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the record; the version of a file is its size in bytes and its time in ns."""
+
+    result: str  # its path below the folder of the record
+    version: tuple[int, ...]  # of the result
+    recording: str  # its absolute path
+    made_from: Mapping[str, Any]  # the version of the recording, the model and the options
+
+
+NO_ENTRY = Entry("", (0, 0), "", {})  # with the version of a missing file
+
+
+def plan_results(
+    options: Namespace, recordings: Mapping[Path, Path], share: Sequence[Path]
+) -> tuple[dict[Path, Entry], dict[Path, DataError]]:
+    """Return entries of the results to write, and errors of those that must be kept; print why.
+
+    recordings: of all shares, each with its name.
+    """
+    require_writable(options.out, option="--out")
+    entries: list[Entry] = []
+    for record in options.out.glob("sbkit-results*.jsonl"):
+        for line in record.read_bytes().splitlines():
+            with suppress(ValueError):  # it is damaged
+                entries.append(from_plain(Entry, json.loads(line)))
+    entries.sort(key=lambda entry: entry.version[1:])
+    latest = {entry.result: entry for entry in entries}
+    paths = {file: os.path.normpath(file.absolute()) for file in recordings}
+    suffix = ".txt" if options.format == "text" else f".{options.format}"
+    names = assign_names({paths[file]: name for file, name in recordings.items()}, entries, suffix)
+    text_options = {option: _content(getattr(options, option)) for option in TEXT_OPTIONS}
+    common = {"model": _content(options.bundle), "options": text_options}
+    due: dict[Path, Entry] = {}
+    refused: dict[Path, DataError] = {}
+    reasons: Counter[str] = Counter()
+    for file in share:
+        name = names[paths[file]]
+        made_from = {"recording": [*size_and_mtime(file)], **common}
+        version = size_and_mtime(options.out / name)
+        before = latest.get(name, NO_ENTRY)
+        now = made_from.items()
+        changes = [f"{key} changed" for key, value in now if value != before.made_from.get(key)]
+        if before is NO_ENTRY:
+            changes = ["new"]
+        elif version == NO_ENTRY.version:
+            changes = ["result missing"]
+        elif options.again:
+            changes.append("again")
+        if not changes:
+            continue
+        reasons[changes[0]] += 1
+        if options.again or version in (NO_ENTRY.version, before.version):
+            due[file] = Entry(name, version, paths[file], made_from)
+        else:
+            fault = f"{options.out / name} was edited, or is not in the record, and is kept."
+            refused[file] = DataError(f"{fault} Move it away, or pass --again.")
+    counts = ", ".join(f"{number} {reason}" for reason, number in reasons.items())
+    print(f"To transcribe: {counts or 'none'}", file=sys.stderr)
+    return due, refused
+
+
+def write_result(options: Namespace, entry: Entry, text: str) -> None:
+    """Write a result, and then its line of the record.
+
+    Raises DataError if it cannot be written there; OSError if nothing can, as on a full disk.
+    """
+    file = options.out / entry.result
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(output, text + "\n")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(file, text)
     except OSError as error:
         if error.errno in DISK_ERRORS:
             raise
-        raise DataError(f"{output} cannot be written ({error.strerror}).") from error
+        raise DataError(f"{file} cannot be written ({error.strerror}).") from error
+    line = json.dumps(asdict(replace(entry, version=size_and_mtime(file))))
+    share = f".{options.share.number}-of-{options.share.total}" if options.share else ""
+    with (options.out / f"sbkit-results{share}.jsonl").open("a", encoding="utf-8") as record:
+        # The line end comes first, because the line of a killed process may have none.
+        record.write(f"\n{line}" if record.tell() else line)
 
 
-def _output_files(options: Namespace, files: Sequence[Path]) -> dict[Path, Path]:
-    """Return the file of each recording's result, below `--out`; none if results are printed."""
-    if options.out is None:
-        if len(files) > 1 and options.format in TIMED_FORMATS:
-            raise ConfigError(
-                f"--format {options.format} prints one recording, not {len(files)}. Pass --out DIR."
-            )
-        return {}
-    require_writable(options.out, option="--out")
-    paths = [Path(os.path.normpath(file.absolute())) for file in files]
-    root = os.path.commonpath([path.parent for path in paths])
-    paths = [path.relative_to(root) for path in paths]
-    names = [path.stem for path in paths]
-    if len({*names}) < len({*paths}):
-        names = [str(path.with_suffix("")) for path in paths]
-    if len({*names}) < len({*paths}):  # a.wav and a.mp3
-        names = [*map(str, paths)]
-    ending = "txt" if options.format == "text" else options.format
-    outputs = [options.out / f"{name}.{ending}" for name in names]
-    return dict(zip(files, outputs, strict=True))
+def assign_names(
+    recordings: Mapping[str, Path], entries: Iterable[Entry], suffix: str
+) -> dict[str, str]:
+    """Return the name of the result of each recording, given by its path with its own name.
+
+    A share that starts late finds names of an early one in the record, and gives the others the
+    same names: those in the record are what it would have given.
+    """
+    owners = {entry.result: entry.recording for entry in entries}
+    names = {owner: name for name, owner in owners.items() if name.endswith(suffix)}
+    for path, name in sorted(recordings.items()):
+        if path not in names:
+            stems = chain([name.with_suffix(""), name], (f"{name}.{i}" for i in count(2)))
+            results = (f"{stem}{suffix}" for stem in stems)
+            names[path] = next(result for result in results if result not in owners)
+            owners[names[path]] = path
+    return names
 
 
-def _unfinished(
-    options: Namespace, files: Sequence[Path], outputs: Mapping[Path, Path]
-) -> Sequence[Path]:
-    """Return the files that have no result newer than they and the model, and count the others."""
-    if options.again or not outputs:
-        return files
-    model = [options.bundle / name for name in read_checksums(options.bundle)]
-    model_time = max((file.stat().st_mtime for file in model if file.exists()), default=math.inf)
-
-    def is_finished(file: Path) -> bool:
-        with suppress(OSError):  # one of them is missing, or the name is too long
-            result_time = outputs[file].stat().st_mtime
-            return outputs[file].is_file() and result_time > max(model_time, file.stat().st_mtime)
-        return False
-
-    unfinished = [file for file in files if not is_finished(file)]
-    if num_skipped := len(files) - len(unfinished):
-        line = f"{num_skipped} of {len(files)} skipped: results are newer than audio and model"
-        print(f"{line}. --again transcribes all, as for other options.", file=sys.stderr)
-    return unfinished
+def _content(value: object) -> str:
+    """Return the checksum of a file or a bundle that a value names, or the value."""
+    path = Path(str(value))
+    with suppress(OSError, ValueError):  # it names none
+        return checksum(path / CHECKSUMS if path.is_dir() else path)
+    return str(value)

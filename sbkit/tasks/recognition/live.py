@@ -43,7 +43,7 @@ def transcribe_live(options: Namespace) -> int:
     Final text goes to standard output, partial text to standard error. As JSON, all events go to
     standard output, one per line.
     """
-    names = ("out", "errors", "channel", "part")
+    names = ("out", "errors", "channel", "share")
     unsupported = [f"--{name}" for name in names if getattr(options, name) is not None]
     if len(options.files) != 1 or unsupported or options.format not in ("text", "json"):
         raise ConfigError(

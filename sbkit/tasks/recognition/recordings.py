@@ -27,9 +27,10 @@ COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
 
 @contextmanager
-def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Path]]:
+def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[dict[Path, Path]]:
     """List the files that arguments name, in their order; those of a folder or pattern are sorted.
 
+    With each file, its path below the given folder or pattern is listed; else only its name.
     `find_audio_files` searches folders and patterns. Standard input is first written to a temporary
     file: readers seek, which a pipe cannot. Missing files are listed, too; the error is raised when
     they are read.
@@ -38,7 +39,7 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
     """
     if raw_rate is not None and str(STANDARD) not in arguments:
         raise ConfigError("`--raw-rate` describes standard input, but no FILE is -.")
-    files: list[Path] = []
+    files: dict[Path, Path] = {}
     with TemporaryDirectory() as folder:
         for argument in arguments:
             path = Path(argument)
@@ -47,14 +48,18 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
                 _save_standard_input(path, raw_rate)
             parts = path.parts
             num_plain = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
+            root = path.parent
             matches = [path]
             if path.is_dir():
+                root = path
                 matches = find_audio_files(path)
             elif num_plain < len(parts) and not path.exists():
-                matches = find_audio_files(Path(*parts[:num_plain]), parts[num_plain:])
+                root = Path(*parts[:num_plain])
+                matches = find_audio_files(root, parts[num_plain:])
             if not matches:
                 raise DataError(f"{argument} has no audio files.")
-            files += matches
+            for file in matches:
+                files.setdefault(file, file.relative_to(root))
         yield files
 
 

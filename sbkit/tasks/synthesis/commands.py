@@ -31,7 +31,7 @@ COLUMNS = ("path", "text", "duration", "speed", "speaker")
 
 def add_commands(parser: Parser) -> None:
     """Add `speak`."""
-    groups = "model runtime import quiet part"
+    groups = "model runtime import quiet share"
     is_so = {"opens_bundle": True, "is_intermixed": True}
     add = parser.add_command("speak", speak, "write text as speech", groups, **is_so)
     add("text", metavar="TEXT", nargs="?", help="the text to speak")
@@ -82,7 +82,7 @@ def _check_options(options: Namespace) -> None:
 
     for_text = {"TEXT": options.text, "--file": options.file, "--out": options.out}
     for_text["--speed"] = options.speed
-    for_lines = {"--out-dir": options.out_dir, "--speeds": options.speeds, "--part": options.part}
+    for_lines = {"--out-dir": options.out_dir, "--speeds": options.speeds, "--share": options.share}
     excluded, relation = (for_lines, "without") if options.lines is None else (for_text, "with")
     for name, value in excluded.items():
         if value is not None:
@@ -111,8 +111,8 @@ def _speak_lines(options: Namespace) -> int:
 
     folder: Path = options.out_dir
     lines = _read_lines(options.lines)
-    share = options.part or Share()
-    suffix = f".{share.number}-of-{share.total}" if options.part else ""
+    share = options.share or Share()
+    suffix = f".{share.number}-of-{share.total}" if options.share else ""
     require_writable(folder, option="--out-dir")
     settings = {
         "weights": read_checksums(options.bundle)[WEIGHTS_FILE],
