@@ -18,6 +18,9 @@ MIN_SEGMENT_SECONDS = 1.0  # a long pause ends a segment only if it is longer th
 LONG_PAUSE_SECONDS = 0.5
 MARGIN_SECONDS = 0.5  # a cut pause leaves at most this much silence before the next speech
 OVERLAP_SECONDS = 4.0  # of two segments without a pause between them
+# Of zeros that a recognizer reads after the end of a clip, a stream or a turn: CTC writes a letter
+# some frames after its sound.
+TAIL_SECONDS = 0.2
 
 WINDOWS_PER_SECOND = 50
 SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
@@ -70,14 +73,21 @@ class Segment:
         return self.start + len(self.samples) - self.overlap
 
     def end_frame(
-        self, log_probs: LogProbs, frame_samples: int, silent: Collection[int]
+        self, log_probs: LogProbs, frame_samples: int, silent: Collection[int], *, is_last: bool
     ) -> tuple[int, int]:
-        """Return where to end log-probabilities (U, V), and how many frames the next skips."""
+        """Return where to end log-probabilities (U, V), and how many frames the next skips.
+
+        Only the last segment of a source keeps the frames of the zeros after its end.
+        """
         num_frames = len(log_probs)
+        if is_last:
+            return num_frames, 0
+        num_frames = min(num_frames, round(len(self.samples) / frame_samples))
         if not self.overlap:
             return num_frames, 0
         next_segment_frame = (self.next_start - self.start) // frame_samples
-        end = find_gap(log_probs, num_frames - next_segment_frame, silent)
+        overlap = num_frames - next_segment_frame
+        end = find_gap(log_probs[:num_frames], overlap, silent)
         return end, end - next_segment_frame
 
 

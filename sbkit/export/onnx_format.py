@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.segments import TAIL_SECONDS
 from sbkit.base.arrays import Array, Counts, Float32s
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
+from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.parity import MAX_DIFFERENCE, Candidate, Grid, TestSets, cases, describe_failure
 from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, WaveformModel, trace
@@ -209,7 +211,7 @@ class ChunkModel(nn.Module):
 def _write_chunk(
     bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
 ) -> Iterator[Candidate]:
-    network = bundle.model.network
+    network, rate = bundle.model.network, bundle.config.sample_rate
     stream = streaming_network(network)
     assert stream is not None
     start: Any = stream.start()
@@ -225,6 +227,7 @@ def _write_chunk(
     )
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
+    tail = 0 if bundle.labels is None else seconds_to_samples(TAIL_SECONDS, rate)
     files = OnnxStreamingModel.files
     save_onnx(model, folder / files["fp32"], metadata)
     precisions = ["fp32"]
@@ -237,12 +240,16 @@ def _write_chunk(
             name=f"streaming, {precision}",
             files=(files[precision],),
             is_exact=precision == "fp32",
-            log_probs=partial(_run_in_chunks, onnx_stream),
+            log_probs=partial(_run_in_chunks, onnx_stream, tail),
         )
 
 
-def _run_in_chunks(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
-    """Run whole clips chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
+def _run_in_chunks(
+    stream: OnnxStreamingModel, tail: int, audio: Float32s, lengths: Counts
+) -> BatchLogProbs:
+    """Run whole clips and ``tail`` zeros chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
+    audio = np.pad(audio, ((0, 0), (0, tail)))
+    lengths = lengths + tail
     sizes = stream.chunks
     frames = np.zeros_like(lengths)
     log_probs: list[Float32s] = []

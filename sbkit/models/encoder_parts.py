@@ -73,8 +73,8 @@ class EncoderPart:
             )
         return declared
 
-    def __call__(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths)
+    def __call__(self, x: Tensor, lengths: Tensor, **options: Tensor) -> tuple[Tensor, Tensor]:
+        output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths, **options)
         is_pair = isinstance(output, tuple | list) and len(output) == 2
         if not is_pair or not all(isinstance(tensor, Tensor) for tensor in output):
             raise ConfigError(
@@ -107,14 +107,23 @@ class EncoderPart:
 
 
 class FeatureExtractor(EncoderPart):
-    """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,)."""
+    """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,).
+
+    measured: the samples (B,) that levels and means are measured over, for a module that takes
+        them; by default all.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__("compute_features", module)
+        self._measures = "measured" in inspect.signature(module.forward).parameters
 
-    def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, audio: Tensor, audio_lengths: Tensor, measured: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        is_longer = self._measures and measured is not None and measured is not audio_lengths
+        options = {"measured": measured} if is_longer else {}
         with torch.autocast(audio.device.type, enabled=False):
-            features, frame_lengths = super().__call__(audio.float(), audio_lengths)
+            features, frame_lengths = super().__call__(audio.float(), audio_lengths, **options)
         features = features.float()
         mask = length_mask(frame_lengths, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frame_lengths

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.fbank import Fbank
+from sbkit.audio.segments import TAIL_SECONDS
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import SHIFT_MS, shift_samples, window_samples
@@ -76,9 +77,15 @@ class AsrModel(AcousticModel):
         tokens: Tensor | None,
         return_intermediate: bool,
         spec_augment: AugmentFeatures | None = None,
+        tail_seconds: float = 0.0,
     ) -> Predictions:
-        """Score every token at every frame and, given ``tokens`` (B, L), after each of them."""
-        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
+        """Score every token at every frame and, given ``tokens`` (B, L), after each of them.
+
+        tail_seconds: of zeros that follow each clip: TAIL_SECONDS, to decode what a bundle does.
+        """
+        x, lengths = self.encoder.inputs(
+            audio, audio_lengths, spec_augment, tail_seconds=tail_seconds
+        )
         backbone = self.encoder.backbone
         middle = None
         logits = None
@@ -95,6 +102,11 @@ class AsrModel(AcousticModel):
             states, lengths = backbone(x, lengths)
         intermediate = None if middle is None else self.ctc_log_probs(middle)
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
+
+    def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode clips, and the zeros that follow each: (B, S), (B,) -> (B, U, D), (B,)."""
+        inputs = self.encoder.inputs(audio, audio_lengths, tail_seconds=TAIL_SECONDS)
+        return self.encoder.backbone(*inputs)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""
