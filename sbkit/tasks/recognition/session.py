@@ -15,10 +15,11 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from sbkit.audio.io import Samples, to_samples
+from sbkit.audio.segments import TAIL_SECONDS
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
-from sbkit.base.units import samples_to_seconds
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
@@ -28,6 +29,7 @@ from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
 from sbkit.text.recognized_word import Word
 
+CUT_SECONDS = 4.0  # before the limit; the rest is decoded again
 # A word is stable if hypotheses with this share of the beam's probability agree on it.
 STABLE_SHARE = 0.95
 Rule = Literal["nothing", "silence", "longest"]
@@ -42,7 +44,10 @@ class EndpointRules:
 
     initial_silence: silence that ends an utterance without words; its rule is "nothing".
     silence: silence after words that ends an utterance; its rule is "silence".
-    max_utterance: the length at which any utterance ends; its rule is "longest".
+    max_utterance: the length at which any utterance is cut, at the longest gap between two tokens
+        of its last CUT_SECONDS; its rule is "longest".
+    ends_turns: whether silence ends a turn. Otherwise ``max_utterance`` is the length of a turn,
+        whose utterances end in silence.
 
     >>> EndpointRules().matching_rule(is_spoken=True, silence=1.3, seconds=4.0)
     'silence'
@@ -51,11 +56,13 @@ class EndpointRules:
     initial_silence: float = 2.4
     silence: float = 1.2
     max_utterance: float = 20.0
+    ends_turns: bool = True
 
     def matching_rule(self, *, is_spoken: bool, silence: float, seconds: float) -> Rule | None:
-        """Return the rule that ends an utterance of this length, or None if it goes on.
+        """Return the rule that ends an utterance, or None if it goes on.
 
         is_spoken: whether the utterance has words; silence: the seconds of silence at its end.
+        seconds: the length of the utterance, or of its turn.
         """
         if is_spoken and silence >= self.silence:
             return "silence"
@@ -154,6 +161,19 @@ class Final(Event):
         return {**super().plain(), "words": [word.plain() for word in self.words]}
 
 
+@dataclass(frozen=True)
+class Gap:
+    """Silent frames of an utterance, near the limit of its length.
+
+    middle: the frame to cut at; beam: of the frames up to the end of the gap, as a decoder does not
+        go back.
+    """
+
+    num_frames: int = 0
+    middle: int = 0
+    beam: Sequence[Hypothesis] = ()
+
+
 @dataclass
 class Utterance:
     """The state of an utterance until it ends."""
@@ -164,6 +184,7 @@ class Utterance:
     num_frames: int = 0  # decoded so far
     silent_frames: int = 0  # since the last frame with a token
     is_spoken: bool = False  # whether any frame had a token
+    longest_gap: Gap = field(default_factory=Gap)
     last_partial: str = ""  # the text of the last `Partial`
 
 
@@ -208,6 +229,7 @@ class Session:
         self.pending = np.zeros(0, np.int16)  # samples from the start of the next chunk on
         self._num_samples = 0  # received
         self._num_chunks = 0  # decoded
+        self._turn_start = 0  # the first frame of the turn that `max_utterance` limits
         self.utterance = Utterance(0, self._decoder.start())
 
     def push(self, samples: Samples) -> list[Event]:
@@ -232,6 +254,13 @@ class Session:
             self._speech_events += tuple(events)
 
     @property
+    def samples_to_run(self) -> Samples:
+        """Return the samples of the next chunks, with the zeros after the end of the stream."""
+        has_ended = self.is_finished and not self._is_decoded
+        tail = seconds_to_samples(TAIL_SECONDS, self.recognizer.sample_rate) if has_ended else 0
+        return np.pad(self.pending, (0, tail))
+
+    @property
     def has_work(self) -> bool:
         """Whether `advance_batch` has anything to do for this session."""
         if self.is_finished:
@@ -246,7 +275,7 @@ class Session:
             events += self._decode_chunk(log_probs)
         if self.is_finished and not self._is_decoded:
             self._is_decoded = True
-            events += self._finish_utterance(self._num_samples)
+            events += self._finish_utterance(self.utterance.num_frames, self._beam())
         return events
 
     def _advance(self) -> list[Event]:
@@ -255,30 +284,62 @@ class Session:
 
     def _decode_chunk(self, log_probs: LogProbs) -> list[Event]:
         """Decode a chunk, and begin another utterance after each endpoint in it."""
-        recognizer = self.recognizer
-        is_silent = np.isin(log_probs.argmax(1), recognizer.silent_token_ids)
+        is_silent = np.isin(log_probs.argmax(1), self.recognizer.silent_token_ids)
         events: list[Event] = []
         decoded_frames = 0
         for frame in range(len(log_probs)):
             utterance = self.utterance
-            utterance.silent_frames = utterance.silent_frames + 1 if is_silent[frame] else 0
-            utterance.is_spoken |= not is_silent[frame]
-            seconds = self._frames_to_seconds(utterance.num_frames + frame + 1 - decoded_frames)
+            num_frames = utterance.num_frames + frame + 1 - decoded_frames
+            position = utterance.first_frame + num_frames
+            if (position - 1) * self.recognizer.samples_per_frame >= self._num_samples:
+                break  # of the zeros after the end, which no rule counts as silence
+            if is_silent[frame]:
+                utterance.silent_frames += 1
+            else:
+                if self._gap_frames(position - 1) > utterance.longest_gap.num_frames:
+                    self._decode(log_probs[decoded_frames:frame])
+                    decoded_frames = frame
+                    self._keep_gap()
+                utterance.silent_frames = 0
+                utterance.is_spoken = True
             rule = self._rules.matching_rule(
                 is_spoken=utterance.is_spoken,
-                silence=self._silence_seconds(seconds),
-                seconds=seconds,
+                silence=self._silence_seconds(self._frames_to_seconds(num_frames)),
+                seconds=self._frames_to_seconds(position - self._turn_start),
             )
-            if rule is not None:
-                self._decode(log_probs[decoded_frames : frame + 1])
-                decoded_frames = frame + 1
-                end_frame = utterance.first_frame + utterance.num_frames
-                events.append(Endpoint(seconds=self._decoded_seconds, rule=rule))
-                events += self._finish_utterance(end_frame * recognizer.samples_per_frame)
+            if rule is None:
+                continue
+            self._decode(log_probs[decoded_frames : frame + 1])
+            decoded_frames = frame + 1
+            events.append(Endpoint(seconds=self._decoded_seconds, rule=rule))
+            if rule == "longest":
+                if self._gap_frames(position) >= utterance.longest_gap.num_frames:
+                    self._keep_gap()
+                gap = utterance.longest_gap
+                rest = np.concatenate([*utterance.log_probs, log_probs[decoded_frames:]])
+                events += self._finish_utterance(gap.middle, gap.beam)
+                self._turn_start = self.utterance.first_frame
+                return events + self._decode_chunk(rest[gap.middle :])
+            events += self._finish_utterance(num_frames, self._beam())
+            if self._rules.ends_turns:
+                self._turn_start = self.utterance.first_frame
         if decoded_frames < len(log_probs):
             self._decode(log_probs[decoded_frames:])
             events += self._emit_partial()
         return events
+
+    def _gap_frames(self, end: int) -> int:
+        """Return how many silent frames there are before a frame, near the limit of its length."""
+        limit = self._rules.max_utterance
+        first = self._turn_start + (limit - min(CUT_SECONDS, limit / 2)) / self._frames_to_seconds(1)
+        return int(max(0, min(self.utterance.silent_frames, end - first)))
+
+    def _keep_gap(self) -> None:
+        """Keep the gap at the end of the decoded frames, the longest so far."""
+        utterance = self.utterance
+        gap_frames = self._gap_frames(utterance.first_frame + utterance.num_frames)
+        middle = utterance.num_frames - gap_frames // 2
+        utterance.longest_gap = Gap(gap_frames, middle, self._beam())
 
     def _silence_seconds(self, seconds: float) -> float:
         """Return the length of the silence at the end of the utterance's first ``seconds``.
@@ -318,17 +379,20 @@ class Session:
         num_stable = int(unstable[0]) if len(unstable) else max(0, len(words) - 1)
         return [Partial(seconds=self._decoded_seconds, text=text, stable=num_stable)]
 
-    def _finish_utterance(self, end_sample: int) -> list[Event]:
-        """Return the text of the utterance, if it has any, and begin the next one."""
+    def _finish_utterance(self, num_frames: int, beam: Sequence[Hypothesis]) -> list[Event]:
+        """Return the text of the utterance, if it has any, and begin the next one behind it."""
         utterance = self.utterance
-        first_sample = utterance.first_frame * self.recognizer.samples_per_frame
+        next_frame = utterance.first_frame + num_frames
+        first_sample, end_sample = (
+            min(frame * self.recognizer.samples_per_frame, self._num_samples)
+            for frame in (utterance.first_frame, next_frame)
+        )
         events: list[Event] = []
-        beam = self._beam()
         words = self._words(beam[0])
         if words:
             start = self._to_seconds(self._offset + first_sample)
             timed_words = self.recognizer.aligner.align(
-                np.concatenate(utterance.log_probs),
+                np.concatenate(utterance.log_probs)[:num_frames],
                 list(beam[0].tokens),
                 beam,
                 samples=end_sample - first_sample,
@@ -341,7 +405,6 @@ class Session:
                 words=tuple(replace(w.later(start), text=printable(w.text)) for w in timed_words),
             )
             events.append(final)
-        next_frame = utterance.first_frame + utterance.num_frames
         self.utterance = Utterance(next_frame, self._decoder.start())
         return events
 
@@ -390,7 +453,7 @@ def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
         return []
     recognizer = sessions[0].recognizer
     sizes = recognizer.chunks
-    pending = [session.pending for session in sessions]
+    pending = [session.samples_to_run for session in sessions]
     states = [session.model_state for session in sessions]
     needed = [sizes.shortest if session.is_finished else sizes.window for session in sessions]
     outputs: list[list[LogProbs]] = [[] for _ in sessions]
