@@ -11,7 +11,7 @@ from torch import Tensor
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
-from sbkit.audio.segments import TAIL_SECONDS, Segment, Segmenter, longest_whole
+from sbkit.audio.segments import Segment, Segmenter, longest_whole
 from sbkit.base.ranges import KEYS, RANGES, SHARE, Kind, Range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import encode_in_segments
@@ -105,7 +105,6 @@ class AsrBrain(Brain):
             tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
             return_intermediate=training and self.hparams.inter_ctc_weight > 0,
             spec_augment=self.augmentation.feature_augmentation(training=training),
-            tail_seconds=0.0 if training else TAIL_SECONDS,  # decode what the bundle decodes
         )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:

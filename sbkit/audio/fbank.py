@@ -79,8 +79,7 @@ class Fbank(nn.Module):
     def forward(
         self, audio: Tensor, lengths: Tensor, measured: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if measured is not None:
-            measured = self.subsampling.count(measured)
+        measured = None if measured is None else self.subsampling.count(measured)
         return self.remove_level(*self.log_mels(audio, lengths), measured)
 
     def forward_chunk(
@@ -91,16 +90,16 @@ class Fbank(nn.Module):
         sums: of the running level, zeros before the first chunk.
         """
         features, frames = self.log_mels(audio, lengths)
-        features, sums = subtract_level(features, frames, level=self.level, sums=sums)
+        features, sums = subtract_level(features, frames, frames, level=self.level, sums=sums)
         return features, frames, sums
 
     def remove_level(
         self, features: Tensor, frames: Tensor, measured: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Remove the level of whole clips as declared: (B, T, M), (B,) -> same."""
-        level, sums = self.level, features.new_zeros(features.shape[0], 2)
-        features, _ = subtract_level(features, frames, level=level, sums=sums, measured=measured)
-        return features, frames
+        measured = frames if measured is None or self.level == "running" else measured
+        sums = features.new_zeros(features.shape[0], 2)
+        return subtract_level(features, frames, measured, level=self.level, sums=sums)[0], frames
 
     def log_mels(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; frames in the padding are zero.
@@ -150,12 +149,7 @@ class Fbank(nn.Module):
 
 
 def subtract_level(
-    features: Tensor,
-    lengths: Tensor,
-    *,
-    level: str,
-    sums: Tensor,
-    measured: Tensor | None = None,
+    features: Tensor, lengths: Tensor, measured: Tensor, *, level: str, sums: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Subtract the level: (B, T, M), (B,) -> log energies (B, T, M) from 0 up, 0 in the padding.
 
@@ -164,16 +158,13 @@ def subtract_level(
 
     sums: (B, 2) of earlier frames, for a running level; zeros before the first. Those after the
         last frame are returned.
-    measured: the frames whose level is that of an utterance, by default all (B,).
+    measured: the frames (B,) that the level is that of.
     """
     if level == "none":
         return features, sums
     mask = length_mask(lengths, features.shape[1], features.device)
     power = features.logsumexp(-1).to(widest_float(features.device)) - MIN_LEVEL  # (B, T)
-    counted = mask
-    if level == "utterance" and measured is not None:
-        counted = length_mask(measured, features.shape[1], features.device)
-    weights = power.exp() * counted
+    weights = power.exp() * length_mask(measured, features.shape[1], features.device)
     terms = torch.stack([weights * power, weights], 1)  # (B, 2, T)
     if level == "running":
         terms, sums = _accumulate(terms, sums)

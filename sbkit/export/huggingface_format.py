@@ -20,19 +20,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sentencepiece
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.segments import TAIL_SECONDS
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
-from sbkit.base.units import seconds_to_samples
-from sbkit.export.parity import Candidate, RunBatch, join
-from sbkit.export.trace import ShortModel, quiet_exporters, trained_log_probs
+from sbkit.export.parity import Candidate, join
+from sbkit.export.trace import ModelWithoutTail, quiet_exporters, trained_log_probs
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.models.pretrained.folder import WHISPER_NAMES
 from sbkit.runtime.onnx_model import BatchLogProbs
@@ -63,7 +60,6 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the model and its processor, and load both with transformers."""
     network = bundle.model.network
     _require_one_head(network)
-    tail = seconds_to_samples(TAIL_SECONDS, bundle.config.sample_rate)
     transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
     if config["model_type"] == WHISPER:
@@ -91,8 +87,9 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         Candidate(
             name=type(model).__name__,
             files=(CONFIG_FILE, WEIGHTS_FILE, PREPROCESSOR_FILE, *tokenizer_files, *code_files),
-            log_probs=_with_zeros(partial(_log_probs, loaded, network.encoder.modules), tail),
-            trained=_with_zeros(partial(trained_log_probs, ShortModel(network).eval()), tail),
+            log_probs=partial(_log_probs, loaded, network.encoder.modules),
+            zeros=network.tail_samples,
+            trained=partial(trained_log_probs, ModelWithoutTail(network).eval()),
             transcribe=partial(_transcribe, loaded),
         )
     ]
@@ -157,15 +154,6 @@ def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
     return weights | {"lm_head.weight": weight, "lm_head.bias": bias}
 
 
-def _with_zeros(run: RunBatch, count: int) -> RunBatch:
-    """Let zeros follow each clip, as the page tells users of transformers to do."""
-
-    def run_longer(audio: Float32s, lengths: Counts) -> BatchLogProbs:
-        return run(np.pad(audio, ((0, 0), (0, count))), lengths + count)
-
-    return run_longer
-
-
 @quiet_exporters()  # the attention of WavLM warns about its own masks
 @torch.inference_mode()
 def _log_probs(
@@ -193,8 +181,7 @@ def _log_probs(
 @quiet_exporters()
 def _transcribe(pipeline: Any, clips: Sequence[Float32s]) -> list[str]:
     rate = pipeline.feature_extractor.sampling_rate
-    longer = (np.pad(clip, (0, seconds_to_samples(TAIL_SECONDS, rate))) for clip in clips)
-    return [pipeline({"raw": clip, "sampling_rate": rate})["text"] for clip in longer]
+    return [pipeline({"raw": clip, "sampling_rate": rate})["text"] for clip in clips]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.segments import TAIL_SECONDS
 from sbkit.base.arrays import Array, Counts, Float32s
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
-from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.export.parity import MAX_DIFFERENCE, Candidate, Grid, TestSets, cases, describe_failure
 from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, WaveformModel, trace
@@ -211,7 +209,7 @@ class ChunkModel(nn.Module):
 def _write_chunk(
     bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
 ) -> Iterator[Candidate]:
-    network, rate = bundle.model.network, bundle.config.sample_rate
+    network = bundle.model.network
     stream = streaming_network(network)
     assert stream is not None
     start: Any = stream.start()
@@ -227,7 +225,7 @@ def _write_chunk(
     )
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
-    tail = 0 if bundle.labels is None else seconds_to_samples(TAIL_SECONDS, rate)
+    tail = getattr(network, "tail_samples", 0)
     files = OnnxStreamingModel.files
     save_onnx(model, folder / files["fp32"], metadata)
     precisions = ["fp32"]

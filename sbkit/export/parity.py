@@ -64,6 +64,10 @@ class Case:
     description: str
     rows: Sequence[Mapping[str, Any]] = ()
 
+    def followed_by(self, zeros: int) -> "Case":
+        audio = np.pad(self.audio, ((0, 0), (0, zeros)))
+        return replace(self, audio=audio, lengths=self.lengths + zeros)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -73,8 +77,8 @@ class Candidate:
         files: removed if it misses its limits.
         is_exact: whether log-probabilities and tokens must equal the trained model's; otherwise
             only error rates are compared.
-        trained: the trained model as it runs on the candidate's input, if that differs at the end
-            of a clip from what a bundle does; log-probabilities and texts are compared with it.
+        zeros: the samples of silence that the format's users append to a clip.
+        trained: the trained model on the same input, if it is not a clip as a bundle takes it.
         transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
     """
 
@@ -82,6 +86,7 @@ class Candidate:
     files: Sequence[str]
     log_probs: RunBatch
     is_exact: bool = True
+    zeros: int = 0
     trained: RunBatch | None = None
     transcribe: Callable[[Sequence[Float32s]], list[str]] | None = None
 
@@ -305,8 +310,9 @@ def compare(
         with model_errors(case.description):
             expected = trained_log_probs(trained, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
+            own = case.followed_by(comparison.candidate.zeros)
             run = comparison.candidate.trained
-            comparison.add(case, expected if run is None else run(case.audio, case.lengths))
+            comparison.add(own, run(own.audio, own.lengths) if run else expected)
     return {
         format: {item.candidate.name: item.report(grid, test_sets) for item in format_comparisons}
         for format, format_comparisons in comparisons.items()

@@ -43,8 +43,8 @@ class WaveformModel(NetworkModule):
         return log_probs, frames
 
 
-class ShortModel(NetworkModule):
-    """A recognizer without the zeros after a clip, for formats whose users append them."""
+class ModelWithoutTail(NetworkModule):
+    """A recognizer to whose clips its users append the zeros: (B, S), (B,) -> (B, U, V), (B,)."""
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         states, frames = self.network.encoder(audio * FULL_SCALE, audio_lengths)

@@ -7,7 +7,7 @@ A YAML declares it as one part, `encoder`, which takes audio, or as three: `comp
 and `Transformer`. These classes own no parameters: the one ModuleList of the YAML owns them all.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import Subsampling, append_silence, pad_to_bucket
 from sbkit.base.errors import ConfigError
-from sbkit.base.units import SAMPLE_RATE, seconds_to_samples
 from sbkit.models.encoder_parts import Backbone, EncoderPart, FeatureExtractor
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
@@ -35,28 +34,13 @@ class Encoder:
         self.modules = modules
 
     def inputs(
-        self,
-        audio: Tensor,
-        audio_lengths: Tensor,
-        spec_augment: AugmentFeatures | None = None,
-        *,
-        tail_seconds: float = 0.0,
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
     ) -> tuple[Tensor, Tensor]:
-        """Compute the input of the backbone, here audio: -> (B, S), (B,).
-
-        tail_seconds: of zeros after the end of each clip, over which features measure no level.
-        """
-        return self._with_tail(audio.float(), audio_lengths, tail_seconds)
-
-    def _with_tail(
-        self, audio: Tensor, audio_lengths: Tensor, seconds: float
-    ) -> tuple[Tensor, Tensor]:
-        rates = (rate for _, _, rate in declared_rates(self.modules))
-        samples = seconds_to_samples(seconds, next(rates, SAMPLE_RATE))
-        return append_silence(audio, audio_lengths, samples) if samples else (audio, audio_lengths)
+        """Compute the input of the backbone, here audio and ``tail`` zeros: -> (B, S), (B,)."""
+        return append_silence(audio.float(), audio_lengths, tail)
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.backbone(*self.inputs(audio, audio_lengths))
+        return self.backbone(*self.inputs(audio, audio_lengths, None, 0))
 
     @property
     def subsampling(self) -> Subsampling:
@@ -73,16 +57,10 @@ class FeatureEncoder(Encoder):
         self.front_end = EncoderPart("CNN", modules["CNN"])
 
     def inputs(
-        self,
-        audio: Tensor,
-        audio_lengths: Tensor,
-        spec_augment: AugmentFeatures | None = None,
-        *,
-        tail_seconds: float = 0.0,
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
     ) -> tuple[Tensor, Tensor]:
         """Compute features, mask some of them, and subsample: -> (B, U, D), (B,)."""
-        audio, samples = self._with_tail(audio, audio_lengths, tail_seconds)
-        features, frame_lengths = self.features(audio, samples, audio_lengths)
+        features, frame_lengths = self.features(audio, audio_lengths, tail=tail)
         if spec_augment is not None:
             features = spec_augment(features, frame_lengths)
         return self.subsample(features, frame_lengths)
@@ -156,22 +134,15 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
 
 def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
     """Raise ConfigError if a module of a part that takes audio has another `sample_rate`, in Hz."""
-    for name, module, module_rate in declared_rates(parts):
-        if module_rate != sample_rate:
-            raise ConfigError(
-                f"The audio has {sample_rate} Hz, but {type(module).__name__} in `{name}` is "
-                f"made for {module_rate} Hz. Add `sample_rate: !ref <sample_rate>` to it."
-            )
-
-
-def declared_rates(parts: Mapping[str, object]) -> Iterator[tuple[str, nn.Module, float]]:
-    """Yield the modules with a `sample_rate`, in Hz, of the parts that take audio."""
     for name in AUDIO_KEYS:
         part = parts.get(name)
         for module in part.modules() if isinstance(part, nn.Module) else ():
-            rate = getattr(module, "sample_rate", None)
-            if isinstance(rate, int | float):
-                yield name, module, rate
+            module_rate = getattr(module, "sample_rate", sample_rate)
+            if isinstance(module_rate, int | float) and module_rate != sample_rate:
+                raise ConfigError(
+                    f"The audio has {sample_rate} Hz, but {type(module).__name__} in `{name}` is "
+                    f"made for {module_rate} Hz. Add `sample_rate: !ref <sample_rate>` to it."
+                )
 
 
 @dataclass(frozen=True)

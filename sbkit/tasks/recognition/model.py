@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.fbank import Fbank
-from sbkit.audio.segments import TAIL_SECONDS
+from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError
-from sbkit.base.units import SHIFT_MS, shift_samples, window_samples
+from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples, window_samples
 from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
 from sbkit.models.encoder_parts import decoding_modules, token_embedding
 from sbkit.models.frontend import ConvFrontEnd
@@ -64,6 +64,8 @@ class AsrModel(AcousticModel):
         if embedding is not None:
             claim = f"The embedding of `{backbone.name}` must have as many rows"
             vocabulary.check_size(embedding.num_embeddings, claim=claim)
+        rates = [getattr(part, "sample_rate", None) for part in self.encoder.modules.values()]
+        self.tail_samples = tail_samples(next(filter(None, rates), SAMPLE_RATE))
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin
@@ -77,15 +79,9 @@ class AsrModel(AcousticModel):
         tokens: Tensor | None,
         return_intermediate: bool,
         spec_augment: AugmentFeatures | None = None,
-        tail_seconds: float = 0.0,
     ) -> Predictions:
-        """Score every token at every frame and, given ``tokens`` (B, L), after each of them.
-
-        tail_seconds: of zeros that follow each clip: TAIL_SECONDS, to decode what a bundle does.
-        """
-        x, lengths = self.encoder.inputs(
-            audio, audio_lengths, spec_augment, tail_seconds=tail_seconds
-        )
+        """Score every token at every frame and, given ``tokens`` (B, L), after each of them."""
+        x, lengths = self._inputs(audio, audio_lengths, spec_augment)
         backbone = self.encoder.backbone
         middle = None
         logits = None
@@ -104,9 +100,14 @@ class AsrModel(AcousticModel):
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode clips, and the zeros that follow each: (B, S), (B,) -> (B, U, D), (B,)."""
-        inputs = self.encoder.inputs(audio, audio_lengths, tail_seconds=TAIL_SECONDS)
-        return self.encoder.backbone(*inputs)
+        return self.encoder.backbone(*self._inputs(audio, audio_lengths, None))
+
+    def _inputs(
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the input of the backbone: of clips and, except in training, zeros after them."""
+        tail = 0 if self.model.training else self.tail_samples
+        return self.encoder.inputs(audio, audio_lengths, spec_augment, tail)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""

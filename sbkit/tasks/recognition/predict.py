@@ -294,9 +294,7 @@ class Transcriber(PickledAsCall):
                     frames_to_skip = 0
                     continue
                 encoded = next(outputs)
-                end, skipped_by_next = segment.end_frame(
-                    encoded.log_probs, frame_samples, silent, is_last=item.is_last
-                )
+                end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
                 last_sample = end * frame_samples if segment.overlap else len(segment.samples)
                 first_sample = frames_to_skip * frame_samples
                 inputs.append(

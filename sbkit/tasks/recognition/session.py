@@ -10,16 +10,16 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from sbkit.audio.io import Samples, to_samples
-from sbkit.audio.segments import TAIL_SECONDS
+from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
-from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
@@ -29,7 +29,7 @@ from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
 from sbkit.text.recognized_word import Word
 
-CUT_SECONDS = 4.0  # before the limit; the rest is decoded again
+CUT_SECONDS = 4.0  # before the limit; what follows the cut is decoded again
 # A word is stable if hypotheses with this share of the beam's probability agree on it.
 STABLE_SHARE = 0.95
 Rule = Literal["nothing", "silence", "longest"]
@@ -44,10 +44,9 @@ class EndpointRules:
 
     initial_silence: silence that ends an utterance without words; its rule is "nothing".
     silence: silence after words that ends an utterance; its rule is "silence".
-    max_utterance: the length at which any utterance is cut, at the longest gap between two tokens
+    max_utterance: the length at which any utterance is cut, in the longest gap between two tokens
         of its last CUT_SECONDS; its rule is "longest".
-    ends_turns: whether silence ends a turn. Otherwise ``max_utterance`` is the length of a turn,
-        whose utterances end in silence.
+    ends_turns: whether silence ends turns; if not, ``max_utterance`` is the length of a turn.
 
     >>> EndpointRules().matching_rule(is_spoken=True, silence=1.3, seconds=4.0)
     'silence'
@@ -161,16 +160,11 @@ class Final(Event):
         return {**super().plain(), "words": [word.plain() for word in self.words]}
 
 
-@dataclass(frozen=True)
-class Gap:
-    """Silent frames of an utterance, near the limit of its length.
-
-    middle: the frame to cut at; beam: of the frames up to the end of the gap, as a decoder does not
-        go back.
-    """
+class Gap(NamedTuple):
+    """Silent frames between two tokens of an utterance, and the beam: a decoder never goes back."""
 
     num_frames: int = 0
-    middle: int = 0
+    middle: int = 0  # a frame of the utterance
     beam: Sequence[Hypothesis] = ()
 
 
@@ -184,7 +178,7 @@ class Utterance:
     num_frames: int = 0  # decoded so far
     silent_frames: int = 0  # since the last frame with a token
     is_spoken: bool = False  # whether any frame had a token
-    longest_gap: Gap = field(default_factory=Gap)
+    longest_gap: Gap = field(default_factory=Gap)  # near the limit
     last_partial: str = ""  # the text of the last `Partial`
 
 
@@ -229,7 +223,7 @@ class Session:
         self.pending = np.zeros(0, np.int16)  # samples from the start of the next chunk on
         self._num_samples = 0  # received
         self._num_chunks = 0  # decoded
-        self._turn_start = 0  # the first frame of the turn that `max_utterance` limits
+        self._turn_start = 0  # the frame that `max_utterance` counts from
         self.utterance = Utterance(0, self._decoder.start())
 
     def push(self, samples: Samples) -> list[Event]:
@@ -252,13 +246,6 @@ class Session:
         if self._detector is not None:
             events, self._detector_state = self._detector.push(samples, self._detector_state)
             self._speech_events += tuple(events)
-
-    @property
-    def samples_to_run(self) -> Samples:
-        """Return the samples of the next chunks, with the zeros after the end of the stream."""
-        has_ended = self.is_finished and not self._is_decoded
-        tail = seconds_to_samples(TAIL_SECONDS, self.recognizer.sample_rate) if has_ended else 0
-        return np.pad(self.pending, (0, tail))
 
     @property
     def has_work(self) -> bool:
@@ -285,61 +272,52 @@ class Session:
     def _decode_chunk(self, log_probs: LogProbs) -> list[Event]:
         """Decode a chunk, and begin another utterance after each endpoint in it."""
         is_silent = np.isin(log_probs.argmax(1), self.recognizer.silent_token_ids)
+        limit = self._rules.max_utterance
         events: list[Event] = []
         decoded_frames = 0
         for frame in range(len(log_probs)):
             utterance = self.utterance
-            num_frames = utterance.num_frames + frame + 1 - decoded_frames
+            num_frames = utterance.num_frames + frame - decoded_frames  # before this one
             position = utterance.first_frame + num_frames
-            if (position - 1) * self.recognizer.samples_per_frame >= self._num_samples:
-                break  # of the zeros after the end, which no rule counts as silence
-            if is_silent[frame]:
-                utterance.silent_frames += 1
-            else:
-                if self._gap_frames(position - 1) > utterance.longest_gap.num_frames:
-                    self._decode(log_probs[decoded_frames:frame])
-                    decoded_frames = frame
-                    self._keep_gap()
-                utterance.silent_frames = 0
-                utterance.is_spoken = True
+            if position * self.recognizer.samples_per_frame >= self._num_samples:
+                break  # no rule counts the zeros after the end
+            gap_frames = utterance.silent_frames
+            utterance.silent_frames = utterance.silent_frames + 1 if is_silent[frame] else 0
+            utterance.is_spoken |= not is_silent[frame]
+            seconds = self._frames_to_seconds(position + 1 - self._turn_start)
             rule = self._rules.matching_rule(
                 is_spoken=utterance.is_spoken,
-                silence=self._silence_seconds(self._frames_to_seconds(num_frames)),
-                seconds=self._frames_to_seconds(position - self._turn_start),
+                silence=self._silence_seconds(self._frames_to_seconds(num_frames + 1)),
+                seconds=seconds,
             )
+            if (
+                seconds >= limit - min(CUT_SECONDS, limit / 2)
+                and gap_frames > utterance.longest_gap.num_frames
+                and (rule == "longest" or not is_silent[frame])
+            ):
+                self._decode(log_probs[decoded_frames:frame])
+                decoded_frames = frame
+                middle = num_frames - gap_frames // 2
+                utterance.longest_gap = Gap(gap_frames, middle, self._beam())
             if rule is None:
                 continue
             self._decode(log_probs[decoded_frames : frame + 1])
             decoded_frames = frame + 1
             events.append(Endpoint(seconds=self._decoded_seconds, rule=rule))
-            if rule == "longest":
-                if self._gap_frames(position) >= utterance.longest_gap.num_frames:
-                    self._keep_gap()
-                gap = utterance.longest_gap
-                rest = np.concatenate([*utterance.log_probs, log_probs[decoded_frames:]])
-                events += self._finish_utterance(gap.middle, gap.beam)
+            gap = utterance.longest_gap
+            if rule != "longest" or not gap.num_frames:
+                gap = Gap(0, utterance.num_frames, self._beam())
+            behind = np.concatenate(utterance.log_probs)[gap.middle :]
+            events += self._finish_utterance(gap.middle, gap.beam)
+            if rule == "longest" or self._rules.ends_turns:
                 self._turn_start = self.utterance.first_frame
-                return events + self._decode_chunk(rest[gap.middle :])
-            events += self._finish_utterance(num_frames, self._beam())
-            if self._rules.ends_turns:
-                self._turn_start = self.utterance.first_frame
+            if len(behind):
+                rest = np.concatenate([behind, log_probs[decoded_frames:]])
+                return events + self._decode_chunk(rest)
         if decoded_frames < len(log_probs):
             self._decode(log_probs[decoded_frames:])
             events += self._emit_partial()
         return events
-
-    def _gap_frames(self, end: int) -> int:
-        """Return how many silent frames there are before a frame, near the limit of its length."""
-        limit = self._rules.max_utterance
-        first = self._turn_start + (limit - min(CUT_SECONDS, limit / 2)) / self._frames_to_seconds(1)
-        return int(max(0, min(self.utterance.silent_frames, end - first)))
-
-    def _keep_gap(self) -> None:
-        """Keep the gap at the end of the decoded frames, the longest so far."""
-        utterance = self.utterance
-        gap_frames = self._gap_frames(utterance.first_frame + utterance.num_frames)
-        middle = utterance.num_frames - gap_frames // 2
-        utterance.longest_gap = Gap(gap_frames, middle, self._beam())
 
     def _silence_seconds(self, seconds: float) -> float:
         """Return the length of the silence at the end of the utterance's first ``seconds``.
@@ -380,13 +358,11 @@ class Session:
         return [Partial(seconds=self._decoded_seconds, text=text, stable=num_stable)]
 
     def _finish_utterance(self, num_frames: int, beam: Sequence[Hypothesis]) -> list[Event]:
-        """Return the text of the utterance, if it has any, and begin the next one behind it."""
+        """Return the text of the utterance, if it has any, and begin the next one."""
         utterance = self.utterance
         next_frame = utterance.first_frame + num_frames
-        first_sample, end_sample = (
-            min(frame * self.recognizer.samples_per_frame, self._num_samples)
-            for frame in (utterance.first_frame, next_frame)
-        )
+        first_sample = utterance.first_frame * self.recognizer.samples_per_frame
+        end_sample = min(next_frame * self.recognizer.samples_per_frame, self._num_samples)
         events: list[Event] = []
         words = self._words(beam[0])
         if words:
@@ -453,7 +429,9 @@ def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
         return []
     recognizer = sessions[0].recognizer
     sizes = recognizer.chunks
-    pending = [session.samples_to_run for session in sessions]
+    tail = tail_samples(recognizer.sample_rate)
+    ends = [tail if session.is_finished and session.has_work else 0 for session in sessions]
+    pending = [np.pad(session.pending, (0, n)) for session, n in zip(sessions, ends, strict=True)]
     states = [session.model_state for session in sessions]
     needed = [sizes.shortest if session.is_finished else sizes.window for session in sessions]
     outputs: list[list[LogProbs]] = [[] for _ in sessions]
