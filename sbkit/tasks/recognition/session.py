@@ -28,6 +28,7 @@ from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
 from sbkit.text.recognized_word import Word
+from sbkit.text.tokenizer import SPACE
 
 CUT_SECONDS = 4.0  # before the limit; what follows the cut is decoded again
 # A word is stable if hypotheses with this share of the beam's probability agree on it.
@@ -44,8 +45,8 @@ class EndpointRules:
 
     initial_silence: silence that ends an utterance without words; its rule is "nothing".
     silence: silence after words that ends an utterance; its rule is "silence".
-    max_utterance: the length at which any utterance is cut, in the longest gap between two tokens
-        of its last CUT_SECONDS; its rule is "longest".
+    max_utterance: the length at which any utterance is cut, in the longest gap between two words,
+        or else two tokens, of its last CUT_SECONDS; its rule is "longest".
     ends_turns: whether silence ends turns; if not, ``max_utterance`` is the length of a turn.
 
     >>> EndpointRules().matching_rule(is_spoken=True, silence=1.3, seconds=4.0)
@@ -96,6 +97,8 @@ class StreamingRecognizer(PickledAsCall):
         self.samples_per_frame = self.model.samples_per_frame
         self.aligner = bundle.decoder_pool.decoder.aligner
         self.silent_token_ids = bundle.tokenizer.silent
+        texts = bundle.tokenizer.texts
+        self.word_starts = [id for id, text in enumerate(texts) if text.startswith(SPACE)]
         decoder = bundle.decoder_pool.decoder.decoder
         if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
             raise BundleError(
@@ -163,6 +166,7 @@ class Final(Event):
 class Gap(NamedTuple):
     """Silent frames between two tokens of an utterance, and the beam: a decoder never goes back."""
 
+    is_between_words: bool = False
     num_frames: int = 0
     middle: int = 0  # a frame of the utterance
     beam: Sequence[Hypothesis] = ()
@@ -177,6 +181,7 @@ class Utterance:
     log_probs: list[LogProbs] = field(default_factory=list)  # (U, V) of its chunks so far
     num_frames: int = 0  # decoded so far
     silent_frames: int = 0  # since the last frame with a token
+    has_space: bool = False  # whether a space is in them
     is_spoken: bool = False  # whether any frame had a token
     longest_gap: Gap = field(default_factory=Gap)  # near the limit
     last_partial: str = ""  # the text of the last `Partial`
@@ -271,7 +276,9 @@ class Session:
 
     def _decode_chunk(self, log_probs: LogProbs) -> list[Event]:
         """Decode a chunk, and begin another utterance after each endpoint in it."""
-        is_silent = np.isin(log_probs.argmax(1), self.recognizer.silent_token_ids)
+        best = log_probs.argmax(1)
+        is_silent = np.isin(best, self.recognizer.silent_token_ids)
+        starts_word = np.isin(best, self.recognizer.word_starts)
         limit = self._rules.max_utterance
         events: list[Event] = []
         decoded_frames = 0
@@ -282,7 +289,9 @@ class Session:
             if position * self.recognizer.samples_per_frame >= self._num_samples:
                 break  # no rule counts the zeros after the end
             gap_frames = utterance.silent_frames
-            utterance.silent_frames = utterance.silent_frames + 1 if is_silent[frame] else 0
+            has_space = utterance.has_space or bool(starts_word[frame])
+            utterance.silent_frames = gap_frames + 1 if is_silent[frame] else 0
+            utterance.has_space = has_space and bool(is_silent[frame])
             utterance.is_spoken |= not is_silent[frame]
             seconds = self._frames_to_seconds(position + 1 - self._turn_start)
             rule = self._rules.matching_rule(
@@ -292,13 +301,14 @@ class Session:
             )
             if (
                 seconds >= limit - min(CUT_SECONDS, limit / 2)
-                and gap_frames > utterance.longest_gap.num_frames
+                and gap_frames > 0
+                and (has_space, gap_frames) > utterance.longest_gap[:2]
                 and (rule == "longest" or not is_silent[frame])
             ):
                 self._decode(log_probs[decoded_frames:frame])
                 decoded_frames = frame
                 middle = num_frames - gap_frames // 2
-                utterance.longest_gap = Gap(gap_frames, middle, self._beam())
+                utterance.longest_gap = Gap(has_space, gap_frames, middle, self._beam())
             if rule is None:
                 continue
             self._decode(log_probs[decoded_frames : frame + 1])
@@ -306,7 +316,7 @@ class Session:
             events.append(Endpoint(seconds=self._decoded_seconds, rule=rule))
             gap = utterance.longest_gap
             if rule != "longest" or not gap.num_frames:
-                gap = Gap(0, utterance.num_frames, self._beam())
+                gap = Gap(False, 0, utterance.num_frames, self._beam())
             behind = np.concatenate(utterance.log_probs)[gap.middle :]
             events += self._finish_utterance(gap.middle, gap.beam)
             if rule == "longest" or self._rules.ends_turns:
