@@ -33,6 +33,7 @@ from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import (
+    LETTER,
     RATE,
     STEP,
     StreamingToneModel,
@@ -136,10 +137,12 @@ def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> Non
 def test_long_speech_is_cut_between_words(
     limit: float, decoder: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Four frames without a letter are between words, one is between letters."""
+    """Four frames without a letter are between words, also where six are between letters."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
     text = " ".join(TEXTS * 2)
-    audio = speak(tokenizer, text)
+    slow = [i for i in range(4, len(text), 4) if " " not in text[i - 1 : i + 1]]
+    parts = np.split(speak(tokenizer, text), np.array(slow) * LETTER * STEP)
+    audio = np.concatenate([sound for part in parts for sound in (part, silence(0.2))])
 
     def run_limited(blocks: Any, limit: float, **rules: Any) -> list[Event]:
         session = Session(recognizer, EndpointRules(max_utterance=limit, **rules))

@@ -123,7 +123,7 @@ class ParakeetFeatures(MelEnergies):
     def forward(self, audio: Tensor, lengths: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
         audio = self.as_precise(audio)
         audio = audio - self.preemphasis * pad(audio[:, :-1], (1, 0))
-        audio = audio * length_mask(lengths, audio.shape[1], audio.device)
+        audio = audio * length_mask(measured, audio.shape[1], audio.device)
         windows = pad(audio, (self.size // 2, self.size // 2)).unfold(1, self.size, self.shift)
         energies = self.energies(windows, HANN_POWER)
         energies = (energies + ENERGY_EPS).log()
