@@ -64,10 +64,6 @@ class Case:
     description: str
     rows: Sequence[Mapping[str, Any]] = ()
 
-    def followed_by(self, zeros: int) -> "Case":
-        audio = np.pad(self.audio, ((0, 0), (0, zeros)))
-        return replace(self, audio=audio, lengths=self.lengths + zeros)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -310,9 +306,10 @@ def compare(
         with model_errors(case.description):
             expected = trained_log_probs(trained, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
-            own = case.followed_by(comparison.candidate.zeros)
-            run = comparison.candidate.trained
-            comparison.add(own, run(own.audio, own.lengths) if run else expected)
+            run, zeros = comparison.candidate.trained, comparison.candidate.zeros
+            audio, lengths = np.pad(case.audio, ((0, 0), (0, zeros))), case.lengths + zeros
+            own = replace(case, audio=audio, lengths=lengths)
+            comparison.add(own, run(audio, lengths) if run else expected)
     return {
         format: {item.candidate.name: item.report(grid, test_sets) for item in format_comparisons}
         for format, format_comparisons in comparisons.items()

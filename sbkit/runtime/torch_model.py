@@ -81,7 +81,7 @@ class TorchModel(nn.ModuleList):
         self._placement = placement
         self._rate = sample_rate
         for part in (network.model, *parts):
-            part.to(placement.device).eval()
+            part.to(placement.device)
         self.eval()
         with model_errors("a second of silence"):
             effective = self._read_back()

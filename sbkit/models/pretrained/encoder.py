@@ -71,9 +71,9 @@ class PretrainedPart(nn.Module):
 class PretrainedFeatures(PretrainedPart):
     """Compute the features that the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
 
-    measured: the samples that mean and variance are those of, by default all.
-
     For wav2vec 2.0, HuBERT and WavLM this is the normalized audio, (B, S, 1).
+
+    measured: the samples that clips are normalized by, by default all.
     """
 
     def __init__(self, *, config: Config) -> None:

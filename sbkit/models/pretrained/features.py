@@ -46,10 +46,7 @@ def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, 
 
 
 class NormalizedAudio(nn.Module):
-    """Normalize each clip, if ``do_normalize`` is true: (B, S), 2 x (B,) -> (B, S, 1), (B,).
-
-    What follows the measured samples becomes zero, which is silence also in a clip with an offset.
-    """
+    """Normalize each clip, if ``do_normalize`` is true: (B, S), 2 x (B,) -> (B, S, 1), (B,)."""
 
     subsampling = Subsampling(1)
 
@@ -62,7 +59,7 @@ class NormalizedAudio(nn.Module):
         if self.do_normalize:
             centered, variance = center(x, measured, correction=0)
             x = centered * (variance + VARIANCE_EPS).rsqrt()
-            x = x * length_mask(measured, x.shape[1], x.device).unsqueeze(-1)
+            x = x * length_mask(measured, x.shape[1], x.device).unsqueeze(-1)  # also an offset
         return x, lengths
 
 

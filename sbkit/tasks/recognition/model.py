@@ -81,7 +81,8 @@ class AsrModel(AcousticModel):
         spec_augment: AugmentFeatures | None = None,
     ) -> Predictions:
         """Score every token at every frame and, given ``tokens`` (B, L), after each of them."""
-        x, lengths = self._inputs(audio, audio_lengths, spec_augment)
+        tail = 0 if self.model.training else self.tail_samples
+        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment, tail)
         backbone = self.encoder.backbone
         middle = None
         logits = None
@@ -100,14 +101,8 @@ class AsrModel(AcousticModel):
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.encoder.backbone(*self._inputs(audio, audio_lengths, None))
-
-    def _inputs(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the input of the backbone: of clips and, except in training, zeros after them."""
-        tail = 0 if self.model.training else self.tail_samples
-        return self.encoder.inputs(audio, audio_lengths, spec_augment, tail)
+        inputs = self.encoder.inputs(audio, audio_lengths, None, self.tail_samples)
+        return self.encoder.backbone(*inputs)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""

@@ -10,7 +10,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -163,15 +163,6 @@ class Final(Event):
         return {**super().plain(), "words": [word.plain() for word in self.words]}
 
 
-class Gap(NamedTuple):
-    """Silent frames between two tokens of an utterance, and the beam: a decoder never goes back."""
-
-    is_between_words: bool = False
-    num_frames: int = 0
-    middle: int = 0  # a frame of the utterance
-    beam: Sequence[Hypothesis] = ()
-
-
 @dataclass
 class Utterance:
     """The state of an utterance until it ends."""
@@ -183,7 +174,9 @@ class Utterance:
     silent_frames: int = 0  # since the last frame with a token
     has_space: bool = False  # whether a space is in them
     is_spoken: bool = False  # whether any frame had a token
-    longest_gap: Gap = field(default_factory=Gap)  # near the limit
+    longest_gap: tuple[bool, int] = (False, 0)  # near the limit: if it is between words, frames
+    cut_frame: int = 0  # its middle
+    cut_beam: Sequence[Hypothesis] = ()  # at its end, since a decoder does not go back
     last_partial: str = ""  # the text of the last `Partial`
 
 
@@ -302,23 +295,23 @@ class Session:
             if (
                 seconds >= limit - min(CUT_SECONDS, limit / 2)
                 and gap_frames > 0
-                and (has_space, gap_frames) > utterance.longest_gap[:2]
+                and (has_space, gap_frames) > utterance.longest_gap
                 and (rule == "longest" or not is_silent[frame])
             ):
                 self._decode(log_probs[decoded_frames:frame])
                 decoded_frames = frame
-                middle = num_frames - gap_frames // 2
-                utterance.longest_gap = Gap(has_space, gap_frames, middle, self._beam())
+                utterance.longest_gap = has_space, gap_frames
+                utterance.cut_frame = num_frames - gap_frames // 2
+                utterance.cut_beam = self._beam()
             if rule is None:
                 continue
             self._decode(log_probs[decoded_frames : frame + 1])
             decoded_frames = frame + 1
             events.append(Endpoint(seconds=self._decoded_seconds, rule=rule))
-            gap = utterance.longest_gap
-            if rule != "longest" or not gap.num_frames:
-                gap = Gap(False, 0, utterance.num_frames, self._beam())
-            behind = np.concatenate(utterance.log_probs)[gap.middle :]
-            events += self._finish_utterance(gap.middle, gap.beam)
+            if rule != "longest" or not utterance.cut_frame:
+                utterance.cut_frame, utterance.cut_beam = utterance.num_frames, self._beam()
+            behind = np.concatenate(utterance.log_probs)[utterance.cut_frame :]
+            events += self._finish_utterance(utterance.cut_frame, utterance.cut_beam)
             if rule == "longest" or self._rules.ends_turns:
                 self._turn_start = self.utterance.first_frame
             if len(behind):
