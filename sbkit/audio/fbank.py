@@ -79,7 +79,8 @@ class Fbank(nn.Module):
     def forward(
         self, audio: Tensor, lengths: Tensor, measured: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        measured = None if measured is None else self.subsampling.count(measured)
+        if measured is not None:  # of a clip below a window, the first frame with the zeros
+            measured = self.subsampling.count(measured).clip(min=1)
         return self.remove_level(*self.log_mels(audio, lengths), measured)
 
     def forward_chunk(
