@@ -11,6 +11,7 @@ Every clip runs through a streaming session. The columns of the table:
   grows does not count. The next column has only those that the session called stable;
 - endpoint: from the end of the last word to the event, if silence follows;
 - final: the computing time of `finish` after the last sample.
+- last word wrong: clips whose last word differs from that of the text.
 """
 
 import argparse
@@ -52,6 +53,7 @@ class Measurements:
     """The results of all clips with one chunk size and one decoder; delays are in seconds."""
 
     errors: TextErrors = field(default_factory=TextErrors)
+    last_words: list[bool] = field(default_factory=list)  # whether they are wrong
     latencies: list[float] = field(default_factory=list)
     endpoints: list[float] = field(default_factory=list)
     finals: list[float] = field(default_factory=list)
@@ -67,7 +69,7 @@ class Measurements:
             np.median(delays or [np.nan]) for delays in (self.endpoints, self.finals)
         )
         return {
-            **rates(self.errors),
+            **rates(self.errors, self.last_words),
             "latency: mean (ms)": 1000 * latencies.mean(),
             "p50": 1000 * p50,
             "p95": 1000 * p95,
@@ -78,9 +80,15 @@ class Measurements:
         }
 
 
-def rates(errors: TextErrors) -> dict[str, str]:
-    """Return the error rates of all clips."""
-    return {"CER": f"{errors.cer:.1%}", "WER": f"{errors.wer:.1%}"}
+def rates(errors: TextErrors, last_words: Sequence[bool]) -> dict[str, str]:
+    """Return the error rates of all clips, and how many have a wrong last word."""
+    wrong = f"{sum(last_words)} of {len(last_words)}"
+    return {"CER": f"{errors.cer:.1%}", "WER": f"{errors.wer:.1%}", "last word wrong": wrong}
+
+
+def has_wrong_end(text: str, hypothesis: str) -> bool:
+    """Return whether the last word of a text is not the last one of a hypothesis."""
+    return text.split()[-1:] != hypothesis.split()[-1:]
 
 
 def main() -> None:
@@ -126,8 +134,9 @@ def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
 def score_whole(bundle: TorchBundle, clips: Sequence[Clip]) -> Figures:
     """Measure the error rates of a model that sees whole clips."""
     set_chunk(bundle, None)
-    texts = ((text, *bundle.transcribe([audio])) for audio, text in clips)
-    return rates(sum((count_errors(*pair) for pair in texts), TextErrors()))
+    pairs = [(text, *bundle.transcribe([audio])) for audio, text in clips]
+    errors = sum((count_errors(*pair) for pair in pairs), TextErrors())
+    return rates(errors, [has_wrong_end(*pair) for pair in pairs])
 
 
 def measure(bundle: TorchBundle, clips: Sequence[Clip], chunk_ms: int) -> Figures:
@@ -147,6 +156,7 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip], chunk_ms: int) -> Figure
             results.finals.append(time.perf_counter() - start)
             hypothesis = " ".join(event.text for event in events if isinstance(event, Final))
             results.errors += count_errors(text, hypothesis)
+            results.last_words.append(has_wrong_end(text, hypothesis))
             add_utterances(results, events)
             add_endpoint(results, events_with_silence)
     return results.figures()

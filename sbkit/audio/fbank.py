@@ -48,6 +48,7 @@ class Fbank(nn.Module):
     The module has no tensors: nothing can be left on another device or miss in a checkpoint.
 
     audio: float, in the scale of int16.
+    measured: the samples whose level is that of an utterance, by default all.
     level: `utterance` or `running` removes the level of each utterance, or of its frames so far
         (`subtract_level`); `none` keeps it, as Kaldi does.
 
@@ -75,8 +76,12 @@ class Fbank(nn.Module):
         window, shift = window_samples(sample_rate), shift_samples(sample_rate)
         self.subsampling = Subsampling.of_windows(window, shift)
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.remove_level(*self.log_mels(audio, lengths))
+    def forward(
+        self, audio: Tensor, lengths: Tensor, measured: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if measured is not None:  # of a clip below a window, the first frame with the zeros
+            measured = self.subsampling.count(measured).clip(min=1)
+        return self.remove_level(*self.log_mels(audio, lengths), measured)
 
     def forward_chunk(
         self, audio: Tensor, lengths: Tensor, sums: Tensor
@@ -86,13 +91,16 @@ class Fbank(nn.Module):
         sums: of the running level, zeros before the first chunk.
         """
         features, frames = self.log_mels(audio, lengths)
-        features, sums = subtract_level(features, frames, level=self.level, sums=sums)
+        features, sums = subtract_level(features, frames, frames, level=self.level, sums=sums)
         return features, frames, sums
 
-    def remove_level(self, features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+    def remove_level(
+        self, features: Tensor, frames: Tensor, measured: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Remove the level of whole clips as declared: (B, T, M), (B,) -> same."""
+        measured = frames if measured is None or self.level == "running" else measured
         sums = features.new_zeros(features.shape[0], 2)
-        return subtract_level(features, frames, level=self.level, sums=sums)[0], frames
+        return subtract_level(features, frames, measured, level=self.level, sums=sums)[0], frames
 
     def log_mels(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; frames in the padding are zero.
@@ -142,7 +150,7 @@ class Fbank(nn.Module):
 
 
 def subtract_level(
-    features: Tensor, lengths: Tensor, *, level: str, sums: Tensor
+    features: Tensor, lengths: Tensor, measured: Tensor, *, level: str, sums: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Subtract the level: (B, T, M), (B,) -> log energies (B, T, M) from 0 up, 0 in the padding.
 
@@ -151,12 +159,13 @@ def subtract_level(
 
     sums: (B, 2) of earlier frames, for a running level; zeros before the first. Those after the
         last frame are returned.
+    measured: the frames (B,) that the level is that of.
     """
     if level == "none":
         return features, sums
     mask = length_mask(lengths, features.shape[1], features.device)
     power = features.logsumexp(-1).to(widest_float(features.device)) - MIN_LEVEL  # (B, T)
-    weights = power.exp() * mask
+    weights = power.exp() * length_mask(measured, features.shape[1], features.device)
     terms = torch.stack([weights * power, weights], 1)  # (B, 2, T)
     if level == "running":
         terms, sums = _accumulate(terms, sums)

@@ -75,6 +75,17 @@ def bucket_of(length: int) -> int:
     return -(-length // step) * step
 
 
+def append_silence(
+    x: Tensor, lengths: Tensor, count: int, value: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Let a value follow the end of each row: (B, S, ...), (B,) -> (B, S + count, ...), (B,)."""
+    if count == 0:
+        return x, lengths
+    x = pad(x, (*(0, 0) * (x.ndim - 2), 0, count))
+    within = length_mask(lengths, x.shape[1], x.device)
+    return x.where(within.view(*within.shape, *(1,) * (x.ndim - 2)), value), lengths + count
+
+
 def pad_to_bucket(x: Tensor) -> Tensor:
     """Pad (B, T, D) with zeros to a bucket, except on the CPU, where no length is slow."""
     if x.device.type == "cpu":

@@ -18,6 +18,7 @@ MIN_SEGMENT_SECONDS = 1.0  # a long pause ends a segment only if it is longer th
 LONG_PAUSE_SECONDS = 0.5
 MARGIN_SECONDS = 0.5  # a cut pause leaves at most this much silence before the next speech
 OVERLAP_SECONDS = 4.0  # of two segments without a pause between them
+TAIL_SECONDS = 0.2  # of zeros after a clip or a stream: CTC writes a letter frames after its sound
 
 WINDOWS_PER_SECOND = 50
 SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
@@ -69,16 +70,25 @@ class Segment:
     def next_start(self) -> int:
         return self.start + len(self.samples) - self.overlap
 
+    def num_frames(self, frame_samples: int) -> int:
+        return round(len(self.samples) / frame_samples)
+
     def end_frame(
         self, log_probs: LogProbs, frame_samples: int, silent: Collection[int]
     ) -> tuple[int, int]:
         """Return where to end log-probabilities (U, V), and how many frames the next skips."""
-        num_frames = len(log_probs)
         if not self.overlap:
-            return num_frames, 0
+            return len(log_probs), 0
+        log_probs = log_probs[: self.num_frames(frame_samples)]  # without those of the zeros
+        num_frames = len(log_probs)
         next_segment_frame = (self.next_start - self.start) // frame_samples
         end = find_gap(log_probs, num_frames - next_segment_frame, silent)
         return end, end - next_segment_frame
+
+
+def tail_samples(sample_rate: int) -> int:
+    """Return the zeros that a recognizer reads after a clip, a stream or a turn."""
+    return seconds_to_samples(TAIL_SECONDS, sample_rate)
 
 
 def longest_whole(eval_batch_seconds: float, sample_rate: int) -> int:

@@ -287,6 +287,8 @@ def encode_in_segments(
     for segment in segmenter.split([clip]):
         encoded = encode(segment)
         end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
+        if segment.next_start < len(clip):  # only the last segment keeps the zeros after it
+            end = min(end, segment.num_frames(segmenter.frame_samples))
         parts.append(encoded.part(skipped, end))
         skipped = skipped_by_next
     log_probs = np.concatenate([part.log_probs for part in parts])

@@ -38,6 +38,8 @@ def add_commands(parser: Parser) -> None:
     seconds = partial(add, metavar="S", type=float)
     seconds("--max-batch-seconds", help="audio in a batch, including padding")
     seconds("--max-seconds", help="audio of a request (default: 7200)")
+    turn = "live speech, after which a turn is cut that its client has not ended (default: 300)"
+    seconds("--max-turn-seconds", help=turn)
     seconds("--max-session-seconds", help="time of a realtime session (default: 7200)")
     seconds("--receive-seconds", help="time for a request to arrive (default: 60)")
     seconds("--answer-seconds", help="time until its answer is sent (default: 600)")
@@ -146,6 +148,7 @@ def _open(
         shapes=BatchShapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
         wait_seconds=options.max_wait_ms / 1000,
         max_seconds=limits.max_seconds,
+        max_turn_seconds=limits.max_turn_seconds,
         detector=detector,
         workers=workers,
         metrics=metrics,

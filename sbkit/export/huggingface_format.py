@@ -29,7 +29,7 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
-from sbkit.export.trace import quiet_exporters
+from sbkit.export.trace import ModelWithoutTail, quiet_exporters, trained_log_probs
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.models.pretrained.folder import WHISPER_NAMES
 from sbkit.runtime.onnx_model import BatchLogProbs
@@ -88,6 +88,8 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             name=type(model).__name__,
             files=(CONFIG_FILE, WEIGHTS_FILE, PREPROCESSOR_FILE, *tokenizer_files, *code_files),
             log_probs=partial(_log_probs, loaded, network.encoder.modules),
+            zeros=network.tail_samples,
+            trained=partial(trained_log_probs, ModelWithoutTail(network).eval()),
             transcribe=partial(_transcribe, loaded),
         )
     ]

@@ -225,6 +225,7 @@ def _write_chunk(
     )
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
+    tail = getattr(network, "tail_samples", 0)
     files = OnnxStreamingModel.files
     save_onnx(model, folder / files["fp32"], metadata)
     precisions = ["fp32"]
@@ -237,12 +238,16 @@ def _write_chunk(
             name=f"streaming, {precision}",
             files=(files[precision],),
             is_exact=precision == "fp32",
-            log_probs=partial(_run_in_chunks, onnx_stream),
+            log_probs=partial(_run_in_chunks, onnx_stream, tail),
         )
 
 
-def _run_in_chunks(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
-    """Run whole clips chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
+def _run_in_chunks(
+    stream: OnnxStreamingModel, tail: int, audio: Float32s, lengths: Counts
+) -> BatchLogProbs:
+    """Run whole clips and ``tail`` zeros chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
+    audio = np.pad(audio, ((0, 0), (0, tail)))
+    lengths = lengths + tail
     sizes = stream.chunks
     frames = np.zeros_like(lengths)
     log_probs: list[Float32s] = []

@@ -18,6 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.segments import TAIL_SECONDS
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
@@ -72,6 +73,8 @@ class Candidate:
         files: removed if it misses its limits.
         is_exact: whether log-probabilities and tokens must equal the trained model's; otherwise
             only error rates are compared.
+        zeros: the samples of silence that the format's users append to a clip.
+        trained: the trained model on the same input, if it is not a clip as a bundle takes it.
         transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
     """
 
@@ -79,6 +82,8 @@ class Candidate:
     files: Sequence[str]
     log_probs: RunBatch
     is_exact: bool = True
+    zeros: int = 0
+    trained: RunBatch | None = None
     transcribe: Callable[[Sequence[Float32s]], list[str]] | None = None
 
 
@@ -292,7 +297,7 @@ def compare(
     trained = WaveformModel(bundle.model.network).eval()
     if positions := _stored_positions(bundle):
         samples = positions * bundle.model.samples_per_frame
-        grid = grid.up_to(samples_to_seconds(samples, rate))
+        grid = grid.up_to(samples_to_seconds(samples, rate) - TAIL_SECONDS)
     comparisons = {
         format: [Comparison(candidate, bundle) for candidate in format_candidates]
         for format, format_candidates in candidates.items()
@@ -301,7 +306,10 @@ def compare(
         with model_errors(case.description):
             expected = trained_log_probs(trained, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
-            comparison.add(case, expected)
+            run, zeros = comparison.candidate.trained, comparison.candidate.zeros
+            audio, lengths = np.pad(case.audio, ((0, 0), (0, zeros))), case.lengths + zeros
+            own = replace(case, audio=audio, lengths=lengths)
+            comparison.add(own, run(audio, lengths) if run else expected)
     return {
         format: {item.candidate.name: item.report(grid, test_sets) for item in format_comparisons}
         for format, format_comparisons in comparisons.items()

@@ -13,6 +13,7 @@ streaming model is written for whole clips only.
 Legend: B clips, S samples, T feature frames, M mel bins, U frames, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,16 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sbkit.audio.fbank import Fbank
+from sbkit.audio.fbank import EPSILON, Fbank
 from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.lengths import length_mask
+from sbkit.audio.lengths import append_silence, length_mask
+from sbkit.audio.segments import TAIL_SECONDS
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
-from sbkit.base.units import SAMPLE_RATE, shift_samples
+from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples
 from sbkit.export.onnx_format import make_onnx, save_onnx, write_tokens
 from sbkit.export.parity import Candidate, RunBatch, join
-from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, pad_short, trace
+from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, trace, trained_log_probs
 from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
 from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
@@ -41,6 +43,7 @@ MODEL_FILE = "model.onnx"
 FIRE_RED = "fire-red-asr-2-ctc"
 OMNILINGUAL = "omnilingual-asr-ctc"
 N_MELS = 80  # of FIRE_RED
+TAIL_FRAMES = round(1000 * TAIL_SECONDS / SHIFT_MS)  # of features
 SHERPA_EPS = 1e-5  # what sherpa-onnx adds to the variance of a clip; the encoder adds MODEL_EPS
 
 
@@ -63,14 +66,14 @@ def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             f"sherpa-onnx computes the features of a model itself, at {SAMPLE_RATE} Hz: those of "
             f"an Fbank with {N_MELS} mel bins, or a normalized waveform. This model has others."
         )
-    log_probs = write(bundle, file)
+    runs = write(bundle, file)
     recognizer = load(model=str(file), tokens=str(write_tokens(bundle, folder)))
     return [
         Candidate(
             name=model_type,
             files=(MODEL_FILE,),
-            log_probs=log_probs,
             transcribe=partial(_transcribe, recognizer),
+            **runs,
         )
     ]
 
@@ -89,20 +92,25 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
 
 
 class FeatureModel(NetworkModule):
-    """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
+    """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,).
+
+    The features of digital silence follow a clip: there are no windows across its end.
+    """
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         encoder = self.network.encoder
-        x = pad_short(x, encoder.front_end.subsampling.then(encoder.backbone.subsampling))
-        states, frames = encoder.encode_features(*encoder.features.module.remove_level(x, x_lens))
+        x, lengths = append_silence(x, x_lens, TAIL_FRAMES, value=math.log(EPSILON))
+        features = encoder.features.module.remove_level(x, lengths, x_lens)
+        states, frames = encoder.encode_features(*features)
         return self.network.ctc_log_probs(states), frames
 
 
-def _write_fire_red(bundle: TorchBundle, file: Path) -> RunBatch:
+def _write_fire_red(bundle: TorchBundle, file: Path) -> dict[str, Any]:
     frames = 100 * EXAMPLE_BATCH
     lengths = torch.tensor([frames, frames - 20, frames // 2])
     network = bundle.model.network
-    program = trace(FeatureModel(network), torch.zeros(EXAMPLE_BATCH, frames, N_MELS), lengths)
+    model = FeatureModel(network)
+    program = trace(model, torch.zeros(EXAMPLE_BATCH, frames, N_MELS), lengths)
     graph = make_onnx(program, ["x", "x_lens"], ["log_probs", "log_probs_lens"])
     metadata = {
         "model_type": FIRE_RED,
@@ -112,17 +120,21 @@ def _write_fire_red(bundle: TorchBundle, file: Path) -> RunBatch:
         "cmvn_inv_stddev": ",".join(["1"] * N_MELS),
     }
     save_onnx(graph, file, metadata)
-    return partial(_feature_log_probs, network, OnnxModel(file.read_bytes()))
+    runs: dict[str, RunBatch] = {
+        "log_probs": OnnxModel(file.read_bytes()).log_probs,
+        "trained": partial(trained_log_probs, model),
+    }
+    return {name: partial(_feature_log_probs, network, run) for name, run in runs.items()}
 
 
 @torch.inference_mode()
 def _feature_log_probs(
-    network: Any, model: OnnxModel, audio: Float32s, lengths: Counts
+    network: Any, run: RunBatch, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
     scaled = torch.from_numpy(audio) * FULL_SCALE
     fbank = network.encoder.features.module
     features, frames = fbank.log_mels(scaled, torch.from_numpy(lengths))
-    return model.log_probs(features.numpy(), frames.numpy())
+    return run(features.numpy(), frames.numpy())
 
 
 # Models of waveforms: OMNILINGUAL. sherpa-onnx passes whole clips, one by one, without lengths. It
@@ -140,19 +152,19 @@ class SherpaNormalizedModel(NetworkModule):
         ratio = MODEL_EPS / SHERPA_EPS
         audio = audio * (variance + ratio * (1 - variance)).rsqrt().float()
         lengths = torch.full_like(variance[:, 0], audio.shape[1], dtype=torch.int64)
-        audio = pad_short(audio, self.network.encoder.subsampling)
+        audio, lengths = append_silence(audio, lengths, self.network.tail_samples)
         states, frames = self.network.encoder.encode_features(audio.unsqueeze(-1), lengths)
         log_probs: Tensor = self.network.ctc_log_probs(states)
         # All zeros, of which the first is the largest, are the blank.
         return log_probs * length_mask(frames, log_probs.shape[1], audio.device).unsqueeze(-1)
 
 
-def _write_omnilingual(bundle: TorchBundle, file: Path) -> RunBatch:
+def _write_omnilingual(bundle: TorchBundle, file: Path) -> dict[str, Any]:
     example = torch.randn(EXAMPLE_BATCH, SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
     program = trace(SherpaNormalizedModel(bundle.model.network).eval(), example)
     save_onnx(make_onnx(program, ["audio"], ["log_probs"]), file, {"model_type": OMNILINGUAL})
     session = require_package("onnxruntime", extra="export").InferenceSession(file)
-    return partial(_waveform_log_probs, session)
+    return {"log_probs": partial(_waveform_log_probs, session)}
 
 
 def _waveform_log_probs(session: Any, audio: Float32s, lengths: Counts) -> BatchLogProbs:

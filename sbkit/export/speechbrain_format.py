@@ -128,7 +128,8 @@ class WaveformEncoder(nn.Module):
     def forward(self, wavs: Tensor, wav_lens: Tensor) -> Tensor:
         lengths = (wav_lens * wavs.shape[1]).round().long().cpu()
         log_probs, frames = self.waveform(wavs, lengths)
-        spare = int(torch.ceil(SPARE_FRAMES / wav_lens.min()))
+        within = self.waveform.network.encoder.subsampling.count(lengths)
+        spare = int(torch.ceil((SPARE_FRAMES + (frames.cpu() - within).max()) / wav_lens.min()))
         padded = nn.functional.pad(log_probs, (0, 0, 0, spare))  # (B, U', V)
         is_past = torch.arange(padded.shape[1]) >= frames.cpu().unsqueeze(1)  # (B, U')
         is_special = torch.isin(padded.argmax(-1).cpu(), torch.tensor(self.special))

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.lengths import Subsampling
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.torch_internals import keep_device_guard
@@ -40,17 +39,16 @@ class WaveformModel(NetworkModule):
     """
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        if torch.compiler.is_exporting():
-            audio = pad_short(audio, self.network.encoder.subsampling)
         log_probs, frames = self.network.predict(audio * FULL_SCALE, audio_lengths)
         return log_probs, frames
 
 
-def pad_short(x: Tensor, subsampling: Subsampling) -> Tensor:
-    """Pad short clips to two frames, the fewest that a traced graph takes: (B, S, ...) -> same."""
-    shortest = 2 * subsampling.stride - subsampling.offset
-    missing = torch.sym_max(shortest - x.shape[1], 0)  # type: ignore[no-untyped-call]
-    return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], 1)
+class ModelWithoutTail(NetworkModule):
+    """A recognizer to whose clips its users append the zeros: (B, S), (B,) -> (B, U, V), (B,)."""
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        states, frames = self.network.encoder(audio * FULL_SCALE, audio_lengths)
+        return self.network.ctc_log_probs(states), frames
 
 
 def trace(

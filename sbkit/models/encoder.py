@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
-from sbkit.audio.lengths import Subsampling, pad_to_bucket
+from sbkit.audio.lengths import Subsampling, append_silence, pad_to_bucket
 from sbkit.base.errors import ConfigError
 from sbkit.models.encoder_parts import Backbone, EncoderPart, FeatureExtractor
 
@@ -34,13 +34,13 @@ class Encoder:
         self.modules = modules
 
     def inputs(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
     ) -> tuple[Tensor, Tensor]:
-        """Compute the input of the backbone, here audio: -> (B, S), (B,)."""
-        return audio.float(), audio_lengths
+        """Compute the input of the backbone, here audio and ``tail`` zeros: -> (B, S), (B,)."""
+        return append_silence(audio.float(), audio_lengths, tail)
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.backbone(*self.inputs(audio, audio_lengths))
+        return self.backbone(*self.inputs(audio, audio_lengths, None, 0))
 
     @property
     def subsampling(self) -> Subsampling:
@@ -57,10 +57,10 @@ class FeatureEncoder(Encoder):
         self.front_end = EncoderPart("CNN", modules["CNN"])
 
     def inputs(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
     ) -> tuple[Tensor, Tensor]:
         """Compute features, mask some of them, and subsample: -> (B, U, D), (B,)."""
-        features, frame_lengths = self.features(audio, audio_lengths)
+        features, frame_lengths = self.features(audio, audio_lengths, tail=tail)
         if spec_augment is not None:
             features = spec_augment(features, frame_lengths)
         return self.subsample(features, frame_lengths)

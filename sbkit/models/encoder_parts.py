@@ -12,11 +12,12 @@ Lengths are whole numbers (B,), on the CPU in training. Audio is float in the sc
 """
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.lengths import Subsampling, length_mask
+from sbkit.audio.lengths import Subsampling, append_silence, length_mask
 from sbkit.base.errors import ConfigError
 
 MAX_SHOWN = 5  # lengths in an error
@@ -73,8 +74,8 @@ class EncoderPart:
             )
         return declared
 
-    def __call__(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths)
+    def __call__(self, x: Tensor, lengths: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths, **options)
         is_pair = isinstance(output, tuple | list) and len(output) == 2
         if not is_pair or not all(isinstance(tensor, Tensor) for tensor in output):
             raise ConfigError(
@@ -107,14 +108,23 @@ class EncoderPart:
 
 
 class FeatureExtractor(EncoderPart):
-    """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,)."""
+    """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,).
+
+    tail: zeros that follow each clip, no part of the level that a module with `measured` removes.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__("compute_features", module)
+        self._measures = "measured" in inspect.signature(module.forward).parameters
 
-    def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, lengths: Tensor, *, tail: int = 0, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        if tail and self._measures:
+            options["measured"] = lengths
+        audio, audio_lengths = append_silence(x.float(), lengths, tail)
         with torch.autocast(audio.device.type, enabled=False):
-            features, frame_lengths = super().__call__(audio.float(), audio_lengths)
+            features, frame_lengths = super().__call__(audio, audio_lengths, **options)
         features = features.float()
         mask = length_mask(frame_lengths, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frame_lengths

@@ -121,6 +121,7 @@ class Limits:
 
     max_mb: float = 25.0  # of a body, in 10^6 bytes; OpenAI's limit
     max_seconds: float = 7200.0  # of audio
+    max_turn_seconds: float = 300.0  # of a live turn that its client ends; it is cut there
     max_concurrent: int = 32  # requests processed at the same time
     max_queue: int = 128  # further requests that arrive or wait
     max_sessions: int = 64  # realtime sessions; their audio is limited turn by turn

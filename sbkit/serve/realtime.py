@@ -132,6 +132,7 @@ class Item:
     finals: list[Final] = field(default_factory=list)  # the turn's finished utterances
     delta_text: str = ""  # the text of all deltas
     is_announced: bool = False  # whether the client knows that speech has started
+    reason: dict[str, str] = field(default_factory=dict)  # for its end, if the server cut it
     id: str = field(default_factory=lambda: f"item_{uuid4().hex}")
 
     def text(self, partial: str = "") -> str:
@@ -320,6 +321,9 @@ class RealtimeSession:
             case Endpoint(rule="nothing") if by_rules:
                 item.begin = event.seconds
                 return
+            case Endpoint(rule="longest") if self._options.silence_seconds is None and not is_last:
+                item.reason = {"reason": "max_turn_seconds"}
+                return
             case _:
                 return
         if text and by_rules and not item.is_announced:
@@ -327,7 +331,7 @@ class RealtimeSession:
         delta = stable[len(item.delta_text) :] if stable.startswith(item.delta_text) else ""
         item.delta_text += delta
         await self._send_text("delta", delta=delta, hypothesis=text)
-        if isinstance(event, Final) and by_rules:
+        if isinstance(event, Final) and (by_rules or (item.reason and not is_last)):
             await self._announce_end(event.end)
             await self._complete(event.end)
 
@@ -364,7 +368,8 @@ class RealtimeSession:
             await self._send(f"{BUFFER}.speech_stopped", item_id=item.id, audio_end_ms=ms)
         previous = self._last_item
         self._last_item = item.id
-        await self._send(f"{BUFFER}.committed", item_id=item.id, previous_item_id=previous)
+        ids = {"item_id": item.id, "previous_item_id": previous}
+        await self._send(f"{BUFFER}.committed", **ids, **item.reason)
 
     async def _complete(self, end: float) -> None:
         """Send the transcript of the turn, and start to wait for the next turn."""
@@ -374,6 +379,7 @@ class RealtimeSession:
             transcript=item.text(),
             usage={"type": "duration", "seconds": round(end - item.begin, 3)},
             words=words_of([word for final in item.finals for word in final.words]),
+            **item.reason,
         )
         self._item = Item(end)
 

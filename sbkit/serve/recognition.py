@@ -306,6 +306,7 @@ class RecognitionService:
         shapes: BatchShapes,
         wait_seconds: float,
         max_seconds: float,
+        max_turn_seconds: float,
         workers: Workers,
         metrics: Metrics,
         detector: VoiceDetector | None = None,
@@ -314,6 +315,7 @@ class RecognitionService:
         self.sample_rate, self.language = bundle.config.sample_rate, bundle.config.language
         self.effective = bundle.model.effective
         self._max_seconds = max_seconds
+        self._max_turn_seconds = max_turn_seconds
         self._bundle = bundle
         self._shapes = shapes
         self.detector = detector
@@ -393,13 +395,15 @@ class RecognitionService:
     ) -> Callable[[int], Session | ClipTurn]:
         """Return a function that creates a turn, given the index of its first sample.
 
-        silence: seconds that end a turn if there is no detector.
+        silence: seconds that end a turn if there is no detector; None if the client ends turns.
         """
         streaming = self.streaming
         if streaming is None:
             return partial(ClipTurn, phrases)
         rules = DEFAULT_RULES
-        if silence is not None and self.detector is None:
+        if silence is None:
+            rules = replace(rules, max_utterance=self._max_turn_seconds, ends_turns=False)
+        elif self.detector is None:
             rules = replace(rules, silence=silence)
         if phrases and self._bundle.decoder is not None:
             streaming = await asyncio.to_thread(

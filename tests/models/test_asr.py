@@ -12,12 +12,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
+from sbkit.models.encoder_parts import FeatureExtractor
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import Dropout, GlobalNorm
+from sbkit.models.pretrained.encoder import PretrainedFeatures
 from sbkit.models.speechbrain_parts import SpeechBrainLayers, SpeechBrainTransformer
 from sbkit.models.transformer import Transformer
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
+from tests.models.pretrained.folders import tiny_config
 
 VOCABULARY = Vocabulary(size=11)
 Parts = dict[str, nn.Module]
@@ -124,6 +127,59 @@ def test_decoder_log_probs_equal_those_of_training(family: Family, block: str) -
         )
         trained = out.logits[[row], : count + 1].log_softmax(-1)
         torch.testing.assert_close(single, trained, rtol=1e-4, atol=1e-4)
+
+
+class LateEncoder(nn.Module):
+    """Return the level of each frame of 80 ms a frame late, at another rate than 16 kHz."""
+
+    sample_rate = 8000
+    subsampling = 640
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        levels = audio.unfold(1, 640, 640).abs().mean(-1, keepdim=True)  # (B, U, 1)
+        return nn.functional.pad(levels, (0, 0, 1, 0))[:, :-1], lengths // 640
+
+
+@torch.no_grad()
+def test_zeros_follow_each_clip_except_in_training() -> None:
+    """Each is followed by 0.2 s of its own, whatever the padding of the batch holds."""
+    head = nn.Linear(1, VOCABULARY.size)
+    head.weight[:] = head.bias[:] = 0
+    head.weight[5] = 1  # of loud frames
+    model = AsrModel(
+        model=nn.ModuleList([head]), vocabulary=VOCABULARY, ctc_lin=head, encoder=LateEncoder()
+    )
+    audio, samples = 1000 * torch.ones(2, 6400), torch.tensor([6400, 3840])
+    for is_training, written in ((True, [9, 5]), (False, [10, 6])):
+        model.model.train(is_training)
+        out = model.run(audio, samples, tokens=None, return_intermediate=False)
+        rows = zip(out.log_probs.argmax(-1), out.frame_lengths, written, strict=True)
+        assert all(row[:frames].tolist().count(5) == count for row, frames, count in rows)
+    log_probs, frames = model.predict(audio, samples)
+    assert torch.equal(log_probs, out.log_probs) and frames.tolist() == [12, 8]
+
+
+LEVELS = [Fbank(level=level) for level in ("utterance", "running", "none")]
+FAMILIES = ("wav2vec2", "wav2vec2-bert", "parakeet_encoder", "whisper")
+PRETRAINED = [PretrainedFeatures(config=tiny_config(family)) for family in FAMILIES]
+
+
+@pytest.mark.parametrize("features", [*LEVELS, *PRETRAINED], ids=repr)
+def test_zeros_after_a_clip_change_no_feature_of_it(
+    features: nn.Module, prompts: list[Tensor]
+) -> None:
+    extract = FeatureExtractor(features.eval())
+    clips = [clip.float() for clip in prompts[:3]]
+    samples = torch.tensor([len(clip) for clip in clips])
+    padded = pad_sequence(clips, batch_first=True)
+    plain, frames = extract(padded, samples)
+    longer, more_frames = extract(padded, samples, tail=3200)
+    assert torch.equal(more_frames, extract.subsampling.count(samples + 3200))
+    for row, count in enumerate(frames.tolist()):
+        torch.testing.assert_close(longer[row, :count], plain[row, :count], rtol=0, atol=1e-5)
+        silence = longer[row, count + 3 : more_frames[row]]
+        assert torch.equal(silence, silence[:1].expand_as(silence)) or features is LEVELS[1]
+        assert (silence <= plain[row, :count].amin(0) + 1e-4).all() or features is PRETRAINED[0]
 
 
 @torch.no_grad()

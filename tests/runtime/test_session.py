@@ -1,6 +1,6 @@
 """The events of a session do not depend on how its samples arrive."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,18 @@ from sbkit.tasks.recognition.session import (
 from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import LoudSpeech
-from tests.runtime.tones import RATE, finals, run, silence, speak, streaming_tones
+from tests.runtime.tones import (
+    LETTER,
+    RATE,
+    STEP,
+    StreamingToneModel,
+    finals,
+    run,
+    silence,
+    speak,
+    streaming_tones,
+    tone_bundle,
+)
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"lm_texts": [*TEXTS, "a fox over the dog"]}
@@ -61,7 +72,8 @@ def test_forward_batch_computes_each_window_once(
     model, random = bundle.model, np.random.default_rng(seed)
     clip = (3000 * random.normal(size=int(random.integers(1, 90_000)))).astype(np.int16)
     extract = model.network.encoder.modules["compute_features"]
-    audio, samples = torch.from_numpy(clip).float().unsqueeze(0), torch.tensor([len(clip)])
+    audio = torch.from_numpy(np.append(clip, silence(0.2))).float().unsqueeze(0)
+    samples = torch.tensor([audio.shape[1]])
     log_mels = extract.log_mels
     features, num_windows = log_mels(audio, samples)
     expected = model.encode([clip])[0].log_probs
@@ -120,14 +132,64 @@ def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> Non
     assert endpoint.seconds >= finals(events)[0].end
 
 
-def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    session = Session(recognizer, EndpointRules(max_utterance=1.5))
-    events = session.push(speak(tokenizer, "jumps over a lazy dog")) + session.finish()
-    assert [event.rule for event in events if isinstance(event, Endpoint)] == ["longest"]
-    first, second = finals(events)
-    assert first.end == second.start == pytest.approx(1.5, abs=0.05)
-    assert f"{first.text}{second.text}".replace(" ", "") == "jumpsoveralazydog"
+@pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
+@pytest.mark.parametrize("limit", [2.0, 3.3, 6.0, 9.0])
+def test_long_speech_is_cut_between_words(
+    limit: float, decoder: dict[str, Any], tmp_path: Path
+) -> None:
+    """Four frames without a letter are between words, also where six are between letters."""
+    recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
+    text = " ".join(TEXTS * 2)
+    slow = [i for i in range(4, len(text), 4) if " " not in text[i - 1 : i + 1]]
+    parts = np.split(speak(tokenizer, text), np.array(slow) * LETTER * STEP)
+    audio = np.concatenate([sound for part in parts for sound in (part, silence(0.2))])
+
+    def run_limited(blocks: Any, limit: float) -> list[Event]:
+        session = Session(recognizer, EndpointRules(max_utterance=limit))
+        return [*(event for block in blocks for event in session.push(block)), *session.finish()]
+
+    (whole,) = finals(run_limited([audio], 99.0))
+    events = run_limited([audio], limit)
+    pieces = finals(events)
+    assert " ".join(piece.text for piece in pieces) == whole.text == text
+    spans = np.array([(w.start, w.end) for piece in pieces for w in piece.words])
+    expected = np.array([(word.start, word.end) for word in whole.words])
+    assert np.abs(spans - expected).max() <= 0.08
+    ends = [piece.end for piece in pieces]
+    assert [piece.start for piece in pieces] == [0.0, *ends[:-1]]
+    assert (np.diff([0.0, *ends])[:-1] >= limit - min(4, limit / 2) - 0.2).all()
+    assert (np.diff([0.0, *ends]) <= limit).all()
+    rules = [event.rule for event in events if isinstance(event, Endpoint)]
+    assert rules == ["longest"] * (len(pieces) - 1) and rules
+    for seed in range(2):
+        assert run_limited(cut(audio, seed), limit) == events
+
+
+class LateToneModel(StreamingToneModel):
+    """Write each frame three frames late, which the state keeps."""
+
+    def start(self) -> Any:
+        return self._hear(np.zeros(3 * STEP, np.int16))
+
+    def advance(self, chunks: Sequence[Samples], states: Sequence[Any]) -> list[Any]:
+        heard = [np.concatenate([s, self._hear(c)]) for c, s in zip(chunks, states, strict=True)]
+        return [(frames[:-3], frames[-3:]) for frames in heard]
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.3, 1.1])
+@pytest.mark.parametrize("size", [700, 100_000])
+def test_last_word_is_written_after_the_last_sound(rest: float, size: int, tmp_path: Path) -> None:
+    """Zeros follow, which are no part of the utterance and no silence that ends it."""
+    bundle, tokenizer, _ = tone_bundle(tmp_path, model_class=LateToneModel)
+    recognizer = StreamingRecognizer(bundle=bundle)
+    for text in TEXTS:
+        audio = np.append(speak(tokenizer, text), silence(rest))
+        events = run(recognizer, [audio[n : n + size] for n in range(0, len(audio), size)])
+        (final,) = finals(events)
+        assert (final.text, final.end) == (text, len(audio) / RATE)
+        assert final.words[-1].end <= final.end
+        assert max(event.seconds for event in events) == final.end
+        assert not [event for event in events if isinstance(event, Endpoint)]
 
 
 def test_session_events_have_times_of_the_stream(tmp_path: Path) -> None:

@@ -192,6 +192,7 @@ def running_server(
             shapes=SHAPES,
             wait_seconds=0.01,
             max_seconds=bounds.max_seconds,
+            max_turn_seconds=bounds.max_turn_seconds,
             workers=workers,
             metrics=metrics,
             detector=detector,

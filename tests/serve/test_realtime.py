@@ -28,6 +28,7 @@ from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
 from sbkit.tasks.recognition.session import Final, Session
 from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import (
+    RATE,
     StreamingToneModel,
     UnsureModel,
     silence,
@@ -173,6 +174,32 @@ def test_turn_ends_when_a_detector_finds_silence(kind: str, quiet: float, tmp_pa
                     begin = end + 0.8
                 session.input_audio_buffer.commit()
                 assert "0.1 s of audio" in until(session, "error")[-1].error.message
+
+
+def test_turn_that_its_client_does_not_end_is_cut_at_its_limit(tmp_path: Path) -> None:
+    """Neither 20 s nor a pause end it; the last words before the limit are in the next turn."""
+    words = ["the quick brown fox jumps over a lazy dog"] * 5
+    with (
+        running_server(tmp_path, tones=streaming_bundle(tmp_path), max_turn_seconds=23.0) as server,
+        server.openai.realtime.connect() as session,
+    ):
+        set_input(session, turn_detection=None)
+        spoken = speak(server.tokenizer, " ".join(words))
+        send(
+            session,
+            at_24k(np.concatenate([spoken[: 10 * RATE], silence(1.5), spoken[10 * RATE :]])),
+        )
+        *_, committed = until(session, "committed")
+        assert committed.reason == "max_turn_seconds"
+        cut = until(session, "completed")[-1]
+        assert (cut.item_id, cut.reason) == (committed.item_id, "max_turn_seconds")
+        assert 18.5 < cut.usage.seconds <= 23.0
+        session.input_audio_buffer.commit()
+        events = until(session, "completed")
+        (committed,) = [event for event in events if event.type.endswith("committed")]
+        assert committed.previous_item_id == cut.item_id and not hasattr(committed, "reason")
+        assert f"{cut.transcript} {events[-1].transcript}".split() == " ".join(words).split()
+        assert events[-1].words[0]["start"] >= cut.usage.seconds - 0.01
 
 
 def test_clear_begins_a_new_turn(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ class PretrainedFeatures(PretrainedPart):
     """Compute the features that the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
 
     For wav2vec 2.0, HuBERT and WavLM this is the normalized audio, (B, S, 1).
+
+    measured: the samples that clips are normalized by, by default all.
     """
 
     def __init__(self, *, config: Config) -> None:
@@ -79,8 +81,10 @@ class PretrainedFeatures(PretrainedPart):
         self.sample_rate: int = config["sample_rate"]  # Hz
         self.body = FAMILIES[config["model_type"]].features(config)
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.body(audio / FULL_SCALE, lengths)
+    def forward(
+        self, audio: Tensor, lengths: Tensor, measured: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.body(audio / FULL_SCALE, lengths, lengths if measured is None else measured)
 
 
 class PretrainedFrontEnd(PretrainedPart):

@@ -30,7 +30,7 @@ DEVIATION_EPS, ENERGY_EPS = 1e-5, 2.0**-24  # for the mel bins of Parakeet
 
 
 def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, Tensor]:
-    """Center x over a clip's own frames, and return the variance; the padding becomes zero.
+    """Center x over a clip's own frames, and return the variance.
 
     (B, T, M), (B,) -> (B, T, M), (B, 1, M). Sums are in float64, because onnxruntime adds numbers
     one by one: in float32, the variance of 40 s of audio was so far off that log-probabilities
@@ -40,13 +40,13 @@ def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, 
     count = mask.sum(1, keepdim=True)
     dtype = widest_float(x.device)
     mean = (x * mask).sum(1, keepdim=True, dtype=dtype) / count.clamp(min=1)
-    centered = (x - mean.to(x.dtype)) * mask
-    squares = centered.square().sum(1, keepdim=True, dtype=dtype)
+    centered = x - mean.to(x.dtype)
+    squares = (centered * mask).square().sum(1, keepdim=True, dtype=dtype)
     return centered, (squares / (count - correction).clamp(min=1)).to(x.dtype)
 
 
 class NormalizedAudio(nn.Module):
-    """Normalize each clip, if ``do_normalize`` is true: (B, S), (B,) -> (B, S, 1), (B,)."""
+    """Normalize each clip, if ``do_normalize`` is true: (B, S), 2 x (B,) -> (B, S, 1), (B,)."""
 
     subsampling = Subsampling(1)
 
@@ -54,11 +54,12 @@ class NormalizedAudio(nn.Module):
         super().__init__()
         self.do_normalize: bool = config["do_normalize"]
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, lengths: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
         x = audio.unsqueeze(-1)
         if self.do_normalize:
-            centered, variance = center(x, lengths, correction=0)
+            centered, variance = center(x, measured, correction=0)
             x = centered * (variance + VARIANCE_EPS).rsqrt()
+            x = x * length_mask(measured, x.shape[1], x.device).unsqueeze(-1)  # also an offset
         return x, lengths
 
 
@@ -87,7 +88,7 @@ class MelEnergies(nn.Module):
 
 
 class W2vBertFeatures(MelEnergies):
-    """Compute Kaldi's features, normalized over a clip: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
+    """Compute Kaldi's normalized features: (B, S) in +-1, 2 x (B,) -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
         rate = config["sample_rate"]  # Hz
@@ -95,20 +96,20 @@ class W2vBertFeatures(MelEnergies):
         super().__init__(filters, size=window_samples(rate), shift=shift_samples(rate))
         self.subsampling = Subsampling.of_windows(self.size, self.shift)
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, lengths: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
         if audio.shape[1] < self.size:  # so that there is a frame
             audio = pad(audio, (0, self.size - audio.shape[1]))
         windows = self.as_precise(audio * FULL_SCALE).unfold(1, self.size, self.shift)
         windows = windows - windows.mean(-1, keepdim=True)
         previous = torch.cat([windows[..., :1], windows[..., :-1]], -1)
         energies = self.energies(windows - PREEMPHASIS * previous, POVEY_POWER)
-        frames = self.subsampling.count(lengths)
-        centered, variance = center(energies.clamp(min=EPSILON).log(), frames)
-        return centered * (variance + VARIANCE_EPS).rsqrt(), frames
+        energies = energies.clamp(min=EPSILON).log()
+        centered, variance = center(energies, self.subsampling.count(measured))
+        return centered * (variance + VARIANCE_EPS).rsqrt(), self.subsampling.count(lengths)
 
 
 class ParakeetFeatures(MelEnergies):
-    """Compute normalized features of centered windows: (B, S) in +-1, (B,) -> (B, T, M), (B,)."""
+    """Normalize features of centered windows: (B, S) in +-1, 2 x (B,) -> (B, T, M), (B,)."""
 
     def __init__(self, config: Config) -> None:
         filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
@@ -116,22 +117,22 @@ class ParakeetFeatures(MelEnergies):
         self.preemphasis: float = config["preemphasis"]
         self.subsampling = Subsampling(self.shift)  # half of the last window lies past the end
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, lengths: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
         audio = self.as_precise(audio)
         audio = audio - self.preemphasis * pad(audio[:, :-1], (1, 0))
-        audio = audio * length_mask(lengths, audio.shape[1], audio.device)
+        audio = audio * length_mask(measured, audio.shape[1], audio.device)
         windows = pad(audio, (self.size // 2, self.size // 2)).unfold(1, self.size, self.shift)
         energies = self.energies(windows, HANN_POWER)
-        frames = self.subsampling.count(lengths)
-        centered, variance = center((energies + ENERGY_EPS).log(), frames)
-        return centered / (variance.sqrt() + DEVIATION_EPS), frames
+        energies = (energies + ENERGY_EPS).log()
+        centered, variance = center(energies, self.subsampling.count(measured))
+        return centered / (variance.sqrt() + DEVIATION_EPS), self.subsampling.count(lengths)
 
 
 class WhisperFeatures(MelEnergies):
     """Compute log energies of centered windows, limited from below by the loudest of the clip.
 
-    (B, S) in +-1, (B,) -> (B, T, M), (B,). As in Whisper, a clip begins with its mirror image and
-    is followed by silence; if it is 30 s long, by its mirror image.
+    (B, S) in +-1, 2 x (B,) -> (B, T, M), (B,). As in Whisper, a clip begins with its mirror image
+    and is followed by silence; if it is 30 s long, by its mirror image.
     """
 
     is_periodic = True
@@ -142,7 +143,7 @@ class WhisperFeatures(MelEnergies):
         self.full_samples = 2 * config["max_source_positions"] * self.shift
         self.subsampling = Subsampling(self.shift, self.shift - 1)
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, lengths: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
         if audio.shape[1] < 1:  # so that there is a frame
             audio = pad(audio, (0, 1))
         windows = self._extended(self.as_precise(audio), lengths).unfold(1, self.size, self.shift)
@@ -150,8 +151,9 @@ class WhisperFeatures(MelEnergies):
         # Without negative numbers, whose division rounds towards zero in ONNX.
         windows = windows[:, : (audio.shape[1] + self.shift - 1) // self.shift]
         energies = self.energies(windows, HANN_POWER).clamp(min=10**LOWEST_DECADE).log10()
+        counted = length_mask(self.subsampling.count(measured), energies.shape[1], audio.device)
+        loudest = energies.where(counted.unsqueeze(-1), LOWEST_DECADE).amax((1, 2), keepdim=True)
         mask = length_mask(frames, energies.shape[1], audio.device).unsqueeze(-1)
-        loudest = energies.where(mask, LOWEST_DECADE).amax((1, 2), keepdim=True)
         return (energies.maximum(loudest - RANGE_DECADES) + 4) / 4 * mask, frames
 
     def _extended(self, audio: Tensor, lengths: Tensor) -> Tensor:

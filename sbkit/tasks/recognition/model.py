@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.fbank import Fbank
+from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError
-from sbkit.base.units import SHIFT_MS, shift_samples, window_samples
+from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples, window_samples
 from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
 from sbkit.models.encoder_parts import decoding_modules, token_embedding
 from sbkit.models.frontend import ConvFrontEnd
@@ -63,6 +64,8 @@ class AsrModel(AcousticModel):
         if embedding is not None:
             claim = f"The embedding of `{backbone.name}` must have as many rows"
             vocabulary.check_size(embedding.num_embeddings, claim=claim)
+        rates = [getattr(part, "sample_rate", None) for part in self.encoder.modules.values()]
+        self.tail_samples = tail_samples(next(filter(None, rates), SAMPLE_RATE))
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin
@@ -78,7 +81,8 @@ class AsrModel(AcousticModel):
         spec_augment: AugmentFeatures | None = None,
     ) -> Predictions:
         """Score every token at every frame and, given ``tokens`` (B, L), after each of them."""
-        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
+        tail = 0 if self.model.training else self.tail_samples
+        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment, tail)
         backbone = self.encoder.backbone
         middle = None
         logits = None
@@ -95,6 +99,10 @@ class AsrModel(AcousticModel):
             states, lengths = backbone(x, lengths)
         intermediate = None if middle is None else self.ctc_log_probs(middle)
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
+
+    def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = self.encoder.inputs(audio, audio_lengths, None, self.tail_samples)
+        return self.encoder.backbone(*inputs)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""

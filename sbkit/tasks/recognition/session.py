@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from sbkit.audio.io import Samples, to_samples
+from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
@@ -27,7 +28,9 @@ from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
 from sbkit.text.recognized_word import Word
+from sbkit.text.tokenizer import SPACE
 
+CUT_SECONDS = 4.0  # before the limit; what follows the cut is decoded again
 # A word is stable if hypotheses with this share of the beam's probability agree on it.
 STABLE_SHARE = 0.95
 Rule = Literal["nothing", "silence", "longest"]
@@ -42,7 +45,9 @@ class EndpointRules:
 
     initial_silence: silence that ends an utterance without words; its rule is "nothing".
     silence: silence after words that ends an utterance; its rule is "silence".
-    max_utterance: the length at which any utterance ends; its rule is "longest".
+    max_utterance: the length at which any utterance is cut, in the longest gap between two words,
+        or else two tokens, of its last CUT_SECONDS; its rule is "longest".
+    ends_turns: whether silence ends turns; if not, ``max_utterance`` is the length of a turn.
 
     >>> EndpointRules().matching_rule(is_spoken=True, silence=1.3, seconds=4.0)
     'silence'
@@ -51,11 +56,13 @@ class EndpointRules:
     initial_silence: float = 2.4
     silence: float = 1.2
     max_utterance: float = 20.0
+    ends_turns: bool = True
 
     def matching_rule(self, *, is_spoken: bool, silence: float, seconds: float) -> Rule | None:
-        """Return the rule that ends an utterance of this length, or None if it goes on.
+        """Return the rule that ends an utterance, or None if it goes on.
 
         is_spoken: whether the utterance has words; silence: the seconds of silence at its end.
+        seconds: the length of the utterance, or of its turn.
         """
         if is_spoken and silence >= self.silence:
             return "silence"
@@ -90,6 +97,8 @@ class StreamingRecognizer(PickledAsCall):
         self.samples_per_frame = self.model.samples_per_frame
         self.aligner = bundle.decoder_pool.decoder.aligner
         self.silent_token_ids = bundle.tokenizer.silent
+        texts = bundle.tokenizer.texts
+        self.word_starts = [id for id, text in enumerate(texts) if text.startswith(SPACE)]
         decoder = bundle.decoder_pool.decoder.decoder
         if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
             raise BundleError(
@@ -163,7 +172,11 @@ class Utterance:
     log_probs: list[LogProbs] = field(default_factory=list)  # (U, V) of its chunks so far
     num_frames: int = 0  # decoded so far
     silent_frames: int = 0  # since the last frame with a token
+    has_space: bool = False  # whether a space is in them
     is_spoken: bool = False  # whether any frame had a token
+    longest_gap: tuple[bool, int] = (False, 0)  # near the limit: if it is between words, frames
+    cut_frame: int = 0  # its middle
+    cut_beam: Sequence[Hypothesis] = ()  # at its end, since a decoder does not go back
     last_partial: str = ""  # the text of the last `Partial`
 
 
@@ -208,6 +221,7 @@ class Session:
         self.pending = np.zeros(0, np.int16)  # samples from the start of the next chunk on
         self._num_samples = 0  # received
         self._num_chunks = 0  # decoded
+        self._turn_start = 0  # the frame that `max_utterance` counts from
         self.utterance = Utterance(0, self._decoder.start())
 
     def push(self, samples: Samples) -> list[Event]:
@@ -246,7 +260,7 @@ class Session:
             events += self._decode_chunk(log_probs)
         if self.is_finished and not self._is_decoded:
             self._is_decoded = True
-            events += self._finish_utterance(self._num_samples)
+            events += self._finish_utterance(self.utterance.num_frames, self._beam())
         return events
 
     def _advance(self) -> list[Event]:
@@ -255,26 +269,54 @@ class Session:
 
     def _decode_chunk(self, log_probs: LogProbs) -> list[Event]:
         """Decode a chunk, and begin another utterance after each endpoint in it."""
-        recognizer = self.recognizer
-        is_silent = np.isin(log_probs.argmax(1), recognizer.silent_token_ids)
+        best = log_probs.argmax(1)
+        is_silent = np.isin(best, self.recognizer.silent_token_ids)
+        starts_word = np.isin(best, self.recognizer.word_starts)
+        limit = self._rules.max_utterance
         events: list[Event] = []
         decoded_frames = 0
         for frame in range(len(log_probs)):
             utterance = self.utterance
-            utterance.silent_frames = utterance.silent_frames + 1 if is_silent[frame] else 0
+            num_frames = utterance.num_frames + frame - decoded_frames  # before this one
+            position = utterance.first_frame + num_frames
+            if position * self.recognizer.samples_per_frame >= self._num_samples:
+                break  # no rule counts the zeros after the end
+            gap_frames = utterance.silent_frames
+            has_space = utterance.has_space or bool(starts_word[frame])
+            utterance.silent_frames = gap_frames + 1 if is_silent[frame] else 0
+            utterance.has_space = has_space and bool(is_silent[frame])
             utterance.is_spoken |= not is_silent[frame]
-            seconds = self._frames_to_seconds(utterance.num_frames + frame + 1 - decoded_frames)
+            seconds = self._frames_to_seconds(position + 1 - self._turn_start)
             rule = self._rules.matching_rule(
                 is_spoken=utterance.is_spoken,
-                silence=self._silence_seconds(seconds),
+                silence=self._silence_seconds(self._frames_to_seconds(num_frames + 1)),
                 seconds=seconds,
             )
-            if rule is not None:
-                self._decode(log_probs[decoded_frames : frame + 1])
-                decoded_frames = frame + 1
-                end_frame = utterance.first_frame + utterance.num_frames
-                events.append(Endpoint(seconds=self._decoded_seconds, rule=rule))
-                events += self._finish_utterance(end_frame * recognizer.samples_per_frame)
+            if (
+                seconds >= limit - min(CUT_SECONDS, limit / 2)
+                and gap_frames > 0
+                and (has_space, gap_frames) > utterance.longest_gap
+                and (rule == "longest" or not is_silent[frame])
+            ):
+                self._decode(log_probs[decoded_frames:frame])
+                decoded_frames = frame
+                utterance.longest_gap = has_space, gap_frames
+                utterance.cut_frame = num_frames - gap_frames // 2
+                utterance.cut_beam = self._beam()
+            if rule is None:
+                continue
+            self._decode(log_probs[decoded_frames : frame + 1])
+            decoded_frames = frame + 1
+            events.append(Endpoint(seconds=self._decoded_seconds, rule=rule))
+            if rule != "longest" or not utterance.cut_frame:
+                utterance.cut_frame, utterance.cut_beam = utterance.num_frames, self._beam()
+            behind = np.concatenate(utterance.log_probs)[utterance.cut_frame :]
+            events += self._finish_utterance(utterance.cut_frame, utterance.cut_beam)
+            if rule == "longest" or self._rules.ends_turns:
+                self._turn_start = self.utterance.first_frame
+            if len(behind):
+                rest = np.concatenate([behind, log_probs[decoded_frames:]])
+                return events + self._decode_chunk(rest)
         if decoded_frames < len(log_probs):
             self._decode(log_probs[decoded_frames:])
             events += self._emit_partial()
@@ -318,17 +360,18 @@ class Session:
         num_stable = int(unstable[0]) if len(unstable) else max(0, len(words) - 1)
         return [Partial(seconds=self._decoded_seconds, text=text, stable=num_stable)]
 
-    def _finish_utterance(self, end_sample: int) -> list[Event]:
+    def _finish_utterance(self, num_frames: int, beam: Sequence[Hypothesis]) -> list[Event]:
         """Return the text of the utterance, if it has any, and begin the next one."""
         utterance = self.utterance
+        next_frame = utterance.first_frame + num_frames
         first_sample = utterance.first_frame * self.recognizer.samples_per_frame
+        end_sample = min(next_frame * self.recognizer.samples_per_frame, self._num_samples)
         events: list[Event] = []
-        beam = self._beam()
         words = self._words(beam[0])
         if words:
             start = self._to_seconds(self._offset + first_sample)
             timed_words = self.recognizer.aligner.align(
-                np.concatenate(utterance.log_probs),
+                np.concatenate(utterance.log_probs)[:num_frames],
                 list(beam[0].tokens),
                 beam,
                 samples=end_sample - first_sample,
@@ -341,7 +384,6 @@ class Session:
                 words=tuple(replace(w.later(start), text=printable(w.text)) for w in timed_words),
             )
             events.append(final)
-        next_frame = utterance.first_frame + utterance.num_frames
         self.utterance = Utterance(next_frame, self._decoder.start())
         return events
 
@@ -390,7 +432,9 @@ def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
         return []
     recognizer = sessions[0].recognizer
     sizes = recognizer.chunks
-    pending = [session.pending for session in sessions]
+    tail = tail_samples(recognizer.sample_rate)
+    ends = [tail if session.is_finished and session.has_work else 0 for session in sessions]
+    pending = [np.pad(session.pending, (0, n)) for session, n in zip(sessions, ends, strict=True)]
     states = [session.model_state for session in sessions]
     needed = [sizes.shortest if session.is_finished else sizes.window for session in sessions]
     outputs: list[list[LogProbs]] = [[] for _ in sessions]
