@@ -13,6 +13,7 @@ space; or lazy, no shard, where the clip's own file is decoded whenever it is re
 import io
 import json
 import logging
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -34,7 +34,11 @@ class Encoder:
         self.modules = modules
 
     def inputs(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
+        self,
+        audio: Tensor,
+        audio_lengths: Tensor,
+        spec_augment: AugmentFeatures | None,
+        tail: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Compute the input of the backbone, here audio and ``tail`` zeros: -> (B, S), (B,)."""
         return append_silence(audio.float(), audio_lengths, tail)
@@ -57,7 +61,11 @@ class FeatureEncoder(Encoder):
         self.front_end = EncoderPart("CNN", modules["CNN"])
 
     def inputs(
-        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
+        self,
+        audio: Tensor,
+        audio_lengths: Tensor,
+        spec_augment: AugmentFeatures | None,
+        tail: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Compute features, mask some of them, and subsample: -> (B, U, D), (B,)."""
         features, frame_lengths = self.features(audio, audio_lengths, tail=tail)
