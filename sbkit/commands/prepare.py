@@ -49,14 +49,13 @@ def prepare_data(options: Namespace) -> int:
     from sbkit.base.content_cache import default_cache, verifying
     from sbkit.config.overrides import parse_overrides
     from sbkit.data.data_report import measure_data, write_data_report
-    from sbkit.data.filesystem import Storage
     from sbkit.data.shard import LAZY
     from sbkit.data.sharded_corpus import verify_shards
     from sbkit.data.splits import shard_numbers
     from sbkit.train.setup import prepare_splits, read_values
 
     if options.verify:
-        return FILES_FAILED if verify_shards(Storage(options.source)) else 0
+        return FILES_FAILED if verify_shards(options.source) else 0
     if options.shards and options.report:
         raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
     if options.share and not options.shards:

@@ -138,14 +138,11 @@ class TextBatch(Batch):
 
 
 class UtteranceDataset(Dataset[Row]):
-    """Read the rows of many examples at once, and join the rows of each example.
-
-    listing: of damaged clips, which then have a weight of 0 (`read_rows`).
-    """
+    """Read the rows of many examples at once, and join the rows of each example."""
 
     def __init__(self, store: datasets.Dataset, listing: Path | None = None) -> None:
         self._store = store
-        self._listing = listing
+        self._listing = listing  # of damaged clips
 
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
@@ -286,8 +283,6 @@ def make_loaders(
         pin_memory=placement.device.type == "cuda",
     )
 
-    listing = Path(settings["output_folder"], "left_out.tsv")
-
     def in_order(split: datasets.Dataset, listing: Path | None = None) -> Loader:
         seconds = settings["eval_batch_seconds"]
         sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
@@ -298,6 +293,7 @@ def make_loaders(
         edges = np.arange(MAX_MEASURED_CLIPS + 1) * len(measured) // MAX_MEASURED_CLIPS
         rows = np.random.default_rng(settings["seed"]).integers(edges[:-1], edges[1:])
         measured = measured.select(rows)
+    listing = Path(settings["output_folder"], "left_out.tsv")
     return Loaders(
         train=load(splits.train, sampler=train, listing=listing),
         valid={name: in_order(split) for name, split in splits.valid.items()},

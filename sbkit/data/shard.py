@@ -36,6 +36,7 @@ from sbkit.audio.io import AudioPart, Samples, read_audio
 from sbkit.base.content_cache import default_cache, find_kept
 from sbkit.base.errors import DataError
 from sbkit.base.files import LOCK_PREFIX, from_plain, fsync, is_abandoned, os_errors_name, task_lock
+from sbkit.base.messages import note_once
 from sbkit.base.stores import wait_for_store
 from sbkit.data.clip_decoding import by_file, decode_clips
 from sbkit.data.filesystem import Storage, read_ranges
@@ -81,8 +82,7 @@ def read_rows(
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
-    listing: of damaged clips, which are then read as silence with weight 0; without it, they are
-        errors. The processes of a run share it.
+    listing: of damaged clips, which become silence with weight 0; without it, they are errors.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
@@ -102,18 +102,19 @@ def read_rows(
 
 def _leave_out(id: str, error: DataError, listing: Path | None, num_clips: int) -> None:
     """List a damaged clip once; raise an error without a listing, or if there are too many."""
-    if listing is None or not listing.exists():
+    if listing is None:
         raise error
-    listed = listing.read_text("utf-8")
+    listed = listing.read_text("utf-8") if listing.exists() else ""  # a check has no run folder
     line = f"train\t{id}\tdamaged\t{error}\n"
     if line in listed:
         return
     max_clips = max(MIN_DAMAGED_CLIPS, num_clips // CLIPS_PER_DAMAGED_CLIP)
     if listed.count("\tdamaged\t") >= max_clips:
         raise DataError(f"More than {max_clips} clips of train are damaged. {error}")
-    logger.warning(f"{id} counts for nothing: {error}")
-    with listing.open("a", encoding="utf-8") as file:
-        file.write(line)
+    note_once(f"{id} counts for nothing: {error}", level=logging.WARNING)
+    if listed:
+        with listing.open("a", encoding="utf-8") as file:
+            file.write(line)
 
 
 @lru_cache(maxsize=1 << 20)  # each clip once

@@ -195,8 +195,9 @@ def read_index(storage: Storage) -> Index:
         ) from error
 
 
-def verify_shards(storage: Storage) -> int:
+def verify_shards(location: str) -> int:
     """Read all that an index names; log the tables of damaged shards, and return their number."""
+    storage = Storage(location)
     num_damaged = 0
     names = [*chain.from_iterable(read_index(storage).splits.values())]
     with progress_bar("verifying shards", len(names)) as advance:
@@ -292,7 +293,11 @@ def write_shards(
             names = [options.name(split, file, file_version(file)) for file in source.files]
             parts = [partial(source.read, file, scratch) for file in source.files]
             units[split] = [*map(Unit, names, parts)]
-        _write_units(storage, options, scratch, [*chain.from_iterable(units.values())], share)
+        if share is None:
+            share = work_share(os.environ) if storage.folder is None else (1, 1)
+        number, total = share
+        due = [*chain.from_iterable(units.values())][number - 1 :: total]
+        _write_units(storage, options, scratch, due)
         shard_names = _finish(storage, options, units)
         if shard_names is None:
             logger.info("Other processes are still writing; the last one writes the index.")
@@ -345,17 +350,9 @@ def _single_part(part: Manifest, start: int) -> Iterator[Manifest]:
 
 
 def _write_units(
-    storage: Storage,
-    options: ShardOptions,
-    scratch: Path,
-    units: Sequence[Unit],
-    share: tuple[int, int] | None,
+    storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
 ) -> None:
-    """Write the units that no other process writes; without locks, a share of all units."""
-    if share is None:
-        share = work_share(os.environ) if storage.folder is None else (1, 1)
-    number, total = share
-    units = units[number - 1 :: total]
+    """Write the units that no other process writes."""
     with progress_bar("writing shards", len(units)) as advance:
 
         def write(unit: Unit) -> None:

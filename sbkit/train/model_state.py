@@ -223,10 +223,10 @@ def _sum_features(
         for host_batch in batches:
             batch = host_batch.to(device)
             features, lengths = compute(batch.audio.float(), batch.audio_lengths)
-            weights = batch.weights
-            rows = (features.to(sums.dtype) * weights[:, None, None]).flatten(0, 1)  # (B*T, M)
+            features = features.to(sums.dtype) * batch.weights[:, None, None]
+            rows = features.flatten(0, 1)  # (B*T, M)
             sums += torch.stack([rows.sum(0), rows.square().sum(0)])
-            frames += (lengths.to(device) * weights).sum()
+            frames += (lengths.to(device) * batch.weights).sum()
     return sum_over_ranks(sums).tolist(), int(sum_over_ranks(frames))
 
 

@@ -137,9 +137,6 @@ def _to_text(result: "Transcript", format: str) -> str:
     return str(result)
 
 
-# Results of `--out`
-
-
 @dataclass(frozen=True)
 class Entry:
     """A line of the record; the version of a file is its size in bytes and its time in ns."""
@@ -225,10 +222,9 @@ def write_result(options: Namespace, entry: Entry, text: str) -> None:
 def assign_names(
     recordings: Mapping[str, Path], entries: Iterable[Entry], suffix: str
 ) -> dict[str, str]:
-    """Return the name of the result of each recording, given by its path with its own name.
+    """Return the name of the result of each recording; paths are given with recordings' own names.
 
-    A share that starts late finds names of an early one in the record, and gives the others the
-    same names: those in the record are what it would have given.
+    Those in the record are kept. A late share finds there what it would have given.
     """
     owners = {entry.result: entry.recording for entry in entries}
     names = {owner: name for name, owner in owners.items() if name.endswith(suffix)}
