@@ -227,11 +227,6 @@ def change_model() -> None:
     write_checksums(Path("model"))
 
 
-def edit_result_and_model() -> None:
-    Path("out/a.txt").write_text("A fox.")
-    change_model()
-
-
 RECORD = Path("out/sbkit-results.1-of-1.jsonl")
 ALL_RESULTS = ["a.txt", "b.txt", "old/c.txt"]
 CHANGES: list[tuple[Callable[[], object], list[str], str]] = [
@@ -242,7 +237,7 @@ CHANGES: list[tuple[Callable[[], object], list[str], str]] = [
     (lambda: Path("out/a.txt").unlink(), ["a.txt"], ": 1 result missing\n"),
     (change_model, ALL_RESULTS, ": 3 model changed\n"),
     (lambda: Path("words").write_text("fox"), ALL_RESULTS, ": 3 options changed\n"),
-    (edit_result_and_model, ALL_RESULTS[1:], "out/a.txt was edited, or .*2 written, 1 failed"),
+    (lambda: Path("out/a.txt").write_text("A fox."), [], "out/a.txt was edited, .*2 skipped"),
     (lambda: RECORD.unlink(), [], "out/b.txt was .*0 written, 3 failed"),
     (
         lambda: RECORD.write_bytes(RECORD.read_bytes()[:-20]),

@@ -178,6 +178,10 @@ def plan_results(
         made_from = {"recording": [*size_and_mtime(file)], **common}
         version = size_and_mtime(options.out / name)
         before = latest.get(name, NO_ENTRY)
+        if version not in (NO_ENTRY.version, before.version) and not options.again:
+            fault = f"{options.out / name} was edited, or is not in the record, and is kept."
+            refused[file] = DataError(f"{fault} Move it away, or pass --again.")
+            continue
         now = made_from.items()
         changes = [f"{key} changed" for key, value in now if value != before.made_from.get(key)]
         if before is NO_ENTRY:
@@ -186,14 +190,9 @@ def plan_results(
             changes = ["result missing"]
         elif options.again:
             changes.append("again")
-        if not changes:
-            continue
-        reasons[changes[0]] += 1
-        if options.again or version in (NO_ENTRY.version, before.version):
+        if changes:
+            reasons[changes[0]] += 1
             due[file] = Entry(name, version, paths[file], made_from)
-        else:
-            fault = f"{options.out / name} was edited, or is not in the record, and is kept."
-            refused[file] = DataError(f"{fault} Move it away, or pass --again.")
     counts = ", ".join(f"{number} {reason}" for reason, number in reasons.items())
     print(f"To transcribe: {counts or 'none'}", file=sys.stderr)
     return due, refused
