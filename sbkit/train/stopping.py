@@ -273,7 +273,8 @@ def restartable(
             with suppress(OSError):  # the disk of the run is away
                 write_text_atomically(file, f"{place}{as_user_error(error) or repr(error)}")
         raise
-    file.unlink(missing_ok=True)
+    with suppress(OSError):  # it is missing, most of the time, or its disk is away
+        file.unlink()
 
 
 # ---- early stopping and the last epoch
