@@ -89,7 +89,7 @@ def _run_to_exit_code(main: Callable[[], int | None]) -> int:
         if user_error is None:
             traceback.print_exception(error)
             return exit_code(error)
-        sentence = "\n".join((str(user_error), *getattr(error, "__notes__", ())))
+        sentence = str(user_error) + getattr(error, "earlier_failure", "")
         if os.environ.get("LOCAL_RANK", "0") != "0":
             # The first rank prints: torchrun ends all ranks within a second of the first exit.
             time.sleep(OTHER_RANKS_DELAY)

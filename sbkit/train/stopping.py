@@ -266,7 +266,9 @@ def restartable(
         place = f"In epoch {epoch}, after step {step}: "
         is_second = last.startswith(place)
         if is_second:
-            error.add_note(f"The run failed here before, so it is not started again. {last}")
+            earlier = f"The run failed here before, so it is not started again. {last}"
+            error.add_note(earlier)  # for a traceback
+            vars(error)["earlier_failure"] = f"\n{earlier}"
         if is_second or isinstance(error, LASTING_FAULTS) or not (has_begun or step):
             vars(error)["exit_code"] = BAD_INPUT
         elif not isinstance(error, OtherRankError):  # that rank writes
