@@ -112,7 +112,7 @@ def _leave_out(id: str, error: DataError, listing: Path | None, num_clips: int) 
     if listed.count("\tdamaged\t") >= max_clips:
         raise DataError(f"More than {max_clips} clips of train are damaged. {error}")
     note_once(f"{id} counts for nothing: {error}", level=logging.WARNING)
-    if listed:
+    if listing.exists():
         with listing.open("a", encoding="utf-8") as file:
             file.write(line)
 
@@ -155,15 +155,15 @@ def _shard_file(name: str) -> str:
 def _read_file(location: AudioLocation) -> Samples:
     """Decode a file that has the size that it had when the data was prepared."""
     # The whole file, because libsndfile takes a read that fails for the end of the file.
-    content = Path(location["file"]).read_bytes()
-    if len(content) != location["size"]:
-        raise DataError(
-            f"{location['file']} has {len(content)} bytes, but had {location['size']} when the "
-            "data was prepared. Start again."
-        )
     try:
+        content = Path(location["file"]).read_bytes()
+        if len(content) != location["size"]:
+            raise DataError(
+                f"{location['file']} has {len(content)} bytes, but had {location['size']} when the "
+                "data was prepared. Start again."
+            )
         return read_audio(content, location["sample_rate"])
-    except AudioError as error:
+    except (AudioError, FileNotFoundError) as error:
         raise DataError(f"{location['file']}: {error}") from error
 
 
