@@ -1,7 +1,7 @@
 """What OpenAI's client can send is used, or accepted and listed."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -14,7 +14,7 @@ from typing_extensions import is_typeddict
 
 from sbkit.serve.api import BetaSession, Fields, SpeechFields, TranscriptionFields
 from tests.runtime.tones import streaming_bundle
-from tests.serve.server import RunningServer, running_server, silence
+from tests.serve.server import running_server, silence
 
 PAGE = Path(__file__).parents[2] / "docs/guide/serve-api.md"
 SESSION = realtime_transcription_session_create_request_param
@@ -22,21 +22,16 @@ SESSIONS = {
     "session": SESSION.RealtimeTranscriptionSessionCreateRequestParam,
     "transcription_session": transcription_session_update_param.Session,
 }
-REFUSED = (("model", "en"), ("response_format", "diarized_json"))
+REFUSED = ({"model": "en"}, {"response_format": "diarized_json"})
 VALUES: dict[Any, Any] = {bool: True, int: 1000, float: 0.5, NoneType: None}  # and any text: "en"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("official")
-    with running_server(folder, tones=streaming_bundle(folder), language="en") as server:
-        yield server
 
 
 def values(hint: Any) -> list[Any]:
     """Return values of a type: all of a literal, and an object for each value of its fields."""
     if is_typeddict(hint):
-        return [{name: value} for name, value in fields(hint)]
+        hints = get_type_hints(hint).items()
+        fields = [{name: value} for name, part in hints for value in values(part)]
+        return [field for field in fields if field not in REFUSED]
     if get_origin(hint) is Literal:
         return [*get_args(hint)]
     inner = [value for part in get_args(hint) for value in values(part)]
@@ -45,27 +40,24 @@ def values(hint: Any) -> list[Any]:
     return inner or [VALUES.get(hint, "en")]
 
 
-def fields(kind: Any) -> list[tuple[str, Any]]:
-    hints = get_type_hints(kind).items()
-    pairs = [(name, value) for name, hint in hints for value in values(hint)]
-    return [pair for pair in pairs if pair not in REFUSED]
-
-
 def test_server_accepts_each_official_field(
-    server: RunningServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.base.messages._noted", set())
-    for name, value in fields(transcription_create_params.TranscriptionCreateParamsBase):
-        request = {"model": "whisper-1", name: value, "file": ("a.wav", silence(0.2))}
-        server.openai.audio.transcriptions.create(**request)
-    assert caplog.text.count("`chunking_strategy`, which a client sends, has no effect") == 1
-    with server.openai.realtime.connect() as session:
+    with (
+        running_server(tmp_path, tones=streaming_bundle(tmp_path), language="en") as server,
+        server.openai.realtime.connect() as session,
+    ):
+        for field in values(transcription_create_params.TranscriptionCreateParamsBase):
+            request = {"model": "whisper-1", **field, "file": ("a.wav", silence(0.2))}
+            server.openai.audio.transcriptions.create(**request)
         session.recv()
         for event, kind in SESSIONS.items():
-            for name, value in fields(kind):
-                update = {"type": f"{event}.update", "session": {name: value}}
+            for field in values(kind):
+                update = {"type": f"{event}.update", "session": field}
                 session._connection.send(json.dumps(update))
                 assert session.recv().type == f"{event}.updated", update
+    assert caplog.text.count("`chunking_strategy`, which a client sends, has no effect") == 1
     speech = {*get_type_hints(speech_create_params.SpeechCreateParams)}
     assert speech <= {*SpeechFields.model_fields, *SpeechFields.without_effect}
 
