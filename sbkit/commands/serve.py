@@ -63,7 +63,7 @@ def serve(options: Namespace) -> int:
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.runtime.model_thread import require_effective
     from sbkit.runtime.runtimes import AUTO, FIRST_GPU, warn_once
-    from sbkit.serve.api import OPENAI_MODELS, ServedModel, ServedModels
+    from sbkit.serve.api import ServedModel, ServedModels
     from sbkit.serve.app import Service
     from sbkit.serve.middleware import ApiKeys, Limits, Metrics, State
     from sbkit.serve.recognition import Workers
@@ -101,11 +101,9 @@ def serve(options: Namespace) -> int:
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
             card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(ServedModel(name=name, engine=engine, created=created, readme=card))
-        kinds = [type(model.engine) for model in models]
-        aliases = {kind: options.alias or OPENAI_MODELS[kind] for kind in kinds}
         reason = warn_once(options.runtime) if options.device == AUTO else None
         service = Service(
-            models=ServedModels(models=models, aliases=aliases),
+            models=ServedModels(models=models, aliases=options.alias or ()),
             limits=limits,
             declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
             note=reason and f"No GPU is used, because {reason.partition('. ')[0]}.",

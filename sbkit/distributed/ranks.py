@@ -70,11 +70,9 @@ def process_group(device: torch.device) -> Iterator[None]:
     if "RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") == "1":
         if (tasks := os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":  # not those of the job
             raise DeviceError(
-                f"srun starts {tasks} tasks, but gives them no ranks, so each would be a run of "
-                "its own. Start one task per node, which runs torchrun, as `sbatch "
-                "tools/launch/slurm.sh YAML` does. On one node: srun --ntasks=1 torchrun "
-                f"--nproc_per_node={tasks} train.py YAML. For a run in each task: unset "
-                "SLURM_STEP_NUM_TASKS"
+                f"srun gives its {tasks} tasks no ranks. On one node, run srun --ntasks=1 torchrun "
+                f"--nproc_per_node={tasks} train.py YAML; on more, sbatch tools/launch/slurm.sh "
+                "YAML. For a run of its own in each task, unset SLURM_STEP_NUM_TASKS"
             )
         yield
         return

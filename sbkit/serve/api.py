@@ -81,7 +81,6 @@ NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, 
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
 Phrases = Annotated[str, Field(max_length=1 << 16)]
-Keywords = Annotated[list[Phrases], Field(max_length=MAX_PROMPT_PHRASES)]
 Engine = TypeVar("Engine", bound=RecognitionService | Voice)
 
 
@@ -97,19 +96,17 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModels:
-    """All served bundles.
-
-    aliases: further names for the first bundle of each class of engine.
-    """
+    """All served bundles."""
 
     models: Sequence[ServedModel]
-    aliases: Mapping[type, Sequence[str]]
+    aliases: Sequence[str] = ()  # of the first bundle of each class; by default, OpenAI's names
 
     @property
     def names(self) -> list[str]:
         """All names that clients may use."""
         names = [model.name for model in self.models]
-        return list(dict.fromkeys(chain(names, *self.aliases.values())))
+        aliases = [self.aliases or OPENAI_MODELS[type(model.engine)] for model in self.models]
+        return list(dict.fromkeys(chain(names, *aliases)))
 
     def engines(self, engine_class: type[Engine]) -> dict[str, Engine]:
         """Return the engines of a class by their names."""
@@ -124,21 +121,22 @@ class ServedModels:
         engines = self.engines(engine_class)
         if not engines:
             raise unknown_model(name, [])
-        aliases = self.aliases.get(engine_class, ())
         if name not in engines:
+            aliases = self.aliases or OPENAI_MODELS[engine_class]
             if name and not is_among(name, aliases):
                 raise unknown_model(name, [*engines, *aliases])
             name = next(iter(engines))
         request_facts.get({})["model"] = name
         return engines[name]
 
-    def pick_recognizer(self, name: str, languages: Sequence[str]) -> RecognitionService:
-        """Return the recognizer with a name; raises ApiError for other languages than its own.
+    def pick_recognizer(self, options: "TranscriptionOptions") -> RecognitionService:
+        """Return the recognizer of options; raises ApiError for other languages than its own.
 
         A recognizer whose language is und (undetermined) accepts all languages.
         """
-        recognizer = self.pick(RecognitionService, name)
+        recognizer = self.pick(RecognitionService, options.model)
         model_language = language_code(recognizer.language or "und")
+        languages = (options.language, *options.languages)
         tags = [tag for language in languages if (tag := language.strip())]
         codes = {*map(language_code, tags)}
         if tags and model_language != "und" and not codes & {"auto", model_language}:
@@ -179,12 +177,9 @@ def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
 
 
 class Fields(BaseModel, extra="forbid"):
-    """Fields of a request.
+    """Fields of a request."""
 
-    without_effect: official ones that are accepted, though nothing here has such an option.
-    """
-
-    without_effect: ClassVar[Sequence[str]] = ()
+    without_effect: ClassVar[Sequence[str]] = ()  # official ones without such an option here
 
     @model_validator(mode="before")
     @classmethod
@@ -234,18 +229,29 @@ def parse_fields(fields_class: type[ParsedFields], fields: Json) -> ParsedFields
         raise ApiError(400, message, name) from None
 
 
-class TranscriptionFields(Fields):
+class TranscriptionOptions(Fields):
+    """What a file or a session is transcribed with."""
+
+    without_effect: ClassVar[Sequence[str]] = ("delay",)
+    model: str = ""
+    language: str = ""
+    languages: list[str] = []
+    prompt: Phrases = ""
+    keywords: Annotated[list[Phrases], Field(max_length=MAX_PROMPT_PHRASES)] = []
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """The phrases that the decoder expects."""
+        return split_phrases("\n".join([self.prompt, *self.keywords]))
+
+
+class TranscriptionFields(TranscriptionOptions):
     """The fields of a request for a transcript, besides its file."""
 
     without_effect = (
         *("chunking_strategy", "include", "known_speaker_names", "known_speaker_references"),
         "temperature",
     )
-    model: str = ""
-    language: str = ""
-    languages: list[str] = []
-    prompt: Phrases = ""  # phrases that the decoder expects
-    keywords: Keywords = []
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     timestamp_granularities: list[Literal["word", "segment"]] = []  # of verbose_json
     stream: bool = False  # whether to send the text as events
@@ -307,17 +313,6 @@ class AudioFormat(Fields):
         return self
 
 
-class TranscriptionOptions(Fields):
-    """What a session transcribes."""
-
-    without_effect = ("delay",)
-    model: str = ""
-    language: str = ""
-    languages: list[str] = []
-    prompt: Phrases = ""
-    keywords: Keywords = []
-
-
 class TurnDetection(Fields):
     """How the server finds the end of a turn: always by silence."""
 
@@ -342,11 +337,6 @@ class AudioInput(Fields):
         return AUDIO_ENCODINGS[self.format.type]
 
     @property
-    def phrases(self) -> tuple[str, ...]:
-        """The phrases that the decoder expects."""
-        return split_phrases(self.transcription.prompt, *self.transcription.keywords)
-
-    @property
     def silence_seconds(self) -> float | None:
         """The silence that ends a turn; None if only the client ends turns."""
         if self.turn_detection is None or self.turn_detection.silence_duration_ms is None:
@@ -358,10 +348,9 @@ class AudioInput(Fields):
 
         default_model: the model that the client named when it connected.
         """
-        options = self.transcription
-        model = options.model or default_model
-        self.transcription = options.model_copy(update={"model": model})
-        recognizer = models.pick_recognizer(model, [options.language, *options.languages])
+        model = self.transcription.model or default_model
+        self.transcription = self.transcription.model_copy(update={"model": model})
+        recognizer = models.pick_recognizer(self.transcription)
         silence, detection = recognizer.silence, self.turn_detection
         if "turn_detection" not in self.model_fields_set and silence is not None:
             detection = TurnDetection()
@@ -416,18 +405,17 @@ class ClientEvent(Fields):
         "input_audio_buffer.commit",
         "input_audio_buffer.clear",
     ]
-    event_id: Json = None
     session: JsonObject = {}
     audio: str = ""  # in base64
 
 
-def split_phrases(*prompts: str) -> tuple[str, ...]:
-    """Split prompts at punctuation and line ends.
+def split_phrases(prompt: str) -> tuple[str, ...]:
+    """Split a prompt at punctuation and line ends.
 
     >>> split_phrases("Ada Lovelace of the U.S.A., the analytical engine. Dr. Smith: 3.5 mm")
     ('Ada Lovelace of the U.S.A.', 'the analytical engine', 'Dr. Smith', '3.5 mm')
     """
-    phrases = [phrase.strip() for phrase in PHRASE_END.split("\n".join(prompts))]
+    phrases = [phrase.strip() for phrase in PHRASE_END.split(prompt)]
     return tuple(dict.fromkeys(filter(None, phrases)))[:MAX_PROMPT_PHRASES]
 
 
@@ -435,10 +423,9 @@ async def transcription_response(
     fields: TranscriptionFields, file: IOBase, recognizer: RecognitionService
 ) -> Response:
     """Transcribe a file, which the recognizer closes, and return its text as requested."""
-    phrases = split_phrases(fields.prompt, *fields.keywords)
     with_word_times = fields.response_format not in STREAMED_FORMATS
     results = recognizer.transcribe(
-        file, times=with_word_times, phrases=phrases, channel=fields.channel
+        file, times=with_word_times, phrases=fields.phrases, channel=fields.channel
     )
     if fields.stream:
         first_result = await anext(results)  # its error is still an answer with its own status

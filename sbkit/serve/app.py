@@ -1,7 +1,6 @@
 """The application: routes of Starlette for transcripts, speech, models, health and metrics."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -130,8 +129,7 @@ class Service:
         form: FormData = await self._receive(request.form(**FORM_LIMITS), self.limits.max_bytes)
         try:
             fields = TranscriptionFields.parse(form)
-            languages = [fields.language, *fields.languages]
-            recognizer = self.models.pick_recognizer(fields.model, languages)
+            recognizer = self.models.pick_recognizer(fields)
         except ApiError:
             await form.close()
             raise
@@ -258,6 +256,7 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
 async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Raise ApiError, with the path that was probably meant."""
     path = scope["path"].rstrip("/").lower()
-    is_probe = re.search(r"(^|/)(health|ready|live|ping|status)[\w-]*$", path)
-    hint = did_you_mean("/health/ready" if is_probe else path, PATHS)
+    if path.rpartition("/")[2].startswith(("health", "ready", "live", "ping", "status")):
+        path = "/health/ready"
+    hint = did_you_mean(path, PATHS)
     raise ApiError(404, f"This server has no path {scope['path'][:100]}.{hint}")

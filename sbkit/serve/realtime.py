@@ -211,16 +211,15 @@ class RealtimeSession:
                 expected = "JSON in a text frame"
                 raise wrong_field("message", expected, "binary; append audio in base64")
             fields = parse_object(text)
-            event_id = fields.get("event_id")
+            event_id = fields.pop("event_id", None)
             event = parse_fields(ClientEvent, fields)
             match event.type:
                 case "session.update":
                     session = parse_fields(SessionFields, event.session)
-                    await self._update(session.audio.input)
-                    await self._send("session.updated", session=self._plain())
+                    await self._update(session.audio.input, "session.updated")
                 case "transcription_session.update":
-                    await self._update(parse_fields(BetaSession, event.session))
-                    await self._send("transcription_session.updated", session=self._plain())
+                    options = parse_fields(BetaSession, event.session)
+                    await self._update(options, "transcription_session.updated")
                 case "input_audio_buffer.append":
                     await self._append(event.audio)
                 case "input_audio_buffer.commit":
@@ -232,12 +231,13 @@ class RealtimeSession:
         except ApiError as error:
             await self._fail(error, event_id)
 
-    async def _update(self, options: AudioInput) -> None:
+    async def _update(self, options: AudioInput, answer: str) -> None:
         if self._in_turn:
             expected = "between turns: commit or clear the audio first"
             raise wrong_field("session.update", expected, "within one")
         changes = {name: getattr(options, name) for name in options.model_fields_set}
         await self._configure(self._options.model_copy(update=changes))
+        await self._send(answer, session=self._plain())
 
     async def _configure(self, options: AudioInput) -> None:
         first, *_ = self.models.engines(RecognitionService)
@@ -245,7 +245,8 @@ class RealtimeSession:
         self._recognizer = options.choose_recognizer(self.models, model)
         self._options = options
         self._rate = self._recognizer.sample_rate
-        self._make_turn = await self._recognizer.turns(options.phrases, options.silence_seconds)
+        phrases = options.transcription.phrases
+        self._make_turn = await self._recognizer.turns(phrases, options.silence_seconds)
         self._begin_stream()
 
     def _begin_stream(self) -> None:
@@ -255,12 +256,11 @@ class RealtimeSession:
         self._speech_turns: SpeechTurns | None = None
         if detector is not None and silence is not None:
             self._speech_turns = SpeechTurns(detector, silence=silence, start=self._now)
-        self._begin_turn(seconds_to_samples(self._now, self._rate))
-        self._item.begin = self._now  # exactly, so that a later time means new audio
+        self._begin_turn(self._now)
 
-    def _begin_turn(self, start: int) -> None:
-        self._turn = self._make_turn(start)
-        self._item = Item(samples_to_seconds(start, self._rate))
+    def _begin_turn(self, begin: float) -> None:
+        self._turn = self._make_turn(seconds_to_samples(begin, self._rate))
+        self._item = Item(begin)  # not rounded to samples: a later time means new audio
 
     async def _append(self, audio: str) -> None:
         try:
@@ -289,7 +289,7 @@ class RealtimeSession:
             return
         for block in await asyncio.to_thread(self._speech_turns.push, samples):
             if block.speech_start is not None:
-                self._begin_turn(block.start)
+                self._begin_turn(samples_to_seconds(block.start, self._rate))
                 await self._announce_start(block.speech_start)
             await self._feed(block.samples)
             if block.speech_end is not None:

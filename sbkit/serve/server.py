@@ -23,7 +23,6 @@ from sbkit.serve.app import Service
 from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, ApiKeys, logger
 
 HEADER_SECONDS = 10.0  # for a client to send the header of a request
-KEEP_ALIVE_SECONDS = 75  # for the next request on a connection; proxies reuse theirs for 60
 PING_SECONDS = 20.0  # from a pong to the next ping, and for the pong to arrive
 # For connections that were accepted just before the end. Under 24 clients, a stop reset 2 to 20
 # requests without this pause, and at most one with it, whose connection was not yet accepted.
@@ -46,7 +45,6 @@ class Protocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start to wait for the header of a request."""
         super().connection_made(transport)
         self._await_header()
 
@@ -95,7 +93,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 service.app(keys),
                 http=Protocol,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=75,  # proxies reuse their connections for 60 s
                 limit_concurrency=service.limits.max_connections + 1,
                 ws=Socket,
                 ws_per_message_deflate=False,

@@ -97,9 +97,8 @@ def test_tasks_of_srun_without_ranks_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SLURM_NTASKS", "2")  # of a job, whose script is one process
     with process_group(torch.device("cpu")):
         monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    refusal = pytest.raises(DeviceError, match="srun --ntasks=1 torchrun --nproc_per_node=2")
-    with refusal, process_group(torch.device("cpu")):
-        pass
+    with pytest.raises(DeviceError, match="srun --ntasks=1 torchrun --nproc_per_node=2"):
+        process_group(torch.device("cpu")).__enter__()
 
 
 @pytest.mark.ddp

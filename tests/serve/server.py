@@ -27,7 +27,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.serve.api import OPENAI_MODELS, ServedModel, ServedModels
+from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTIONS, Service
 from sbkit.serve.middleware import READY, ApiKeys, Limits, Metrics, State
 from sbkit.serve.recognition import RecognitionService, Workers
@@ -201,9 +201,8 @@ def running_server(
     if speaker is not None:
         voice = Voice(speaker(tokenizer), workers=workers, metrics=metrics)
         models.append(ServedModel(name="anna", engine=voice))
-    aliases = {kind: OPENAI_MODELS[kind] for kind in map(type, (model.engine for model in models))}
     service = Service(
-        models=ServedModels(models=models, aliases=aliases),
+        models=ServedModels(models=models),
         limits=bounds,
         declared={"device": "auto"},
         state=state,

@@ -1,4 +1,4 @@
-"""Transcribe a file at a server with Pipecat and LiveKit, and print the texts: URL AUDIO.
+"""Transcribe a file at a server with Pipecat and LiveKit, and print the texts: URL < AUDIO.
 
 Then say the file to the voice assistant of the docs, and print what it recognizes and answers.
 """
@@ -6,7 +6,8 @@ Then say the file to the voice assistant of the docs, and print what it recogniz
 import asyncio
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -18,11 +19,13 @@ from openai import OpenAI
 from pipecat.frames import frames
 from pipecat.pipeline.worker import PipelineParams
 from pipecat.processors.filters.identity_filter import IdentityFilter
+from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.openai.stt import OpenAIRealtimeSTTService, OpenAISTTService
 from pipecat.services.openai.tts import OpenAITTSService
 from pipecat.tests.utils import SleepFrame, run_test
 
 from docs.examples.voice_assistant import build_pipeline
+from tests.serve.server import wav
 
 KEY, MODEL, TEXT = "a key", "whisper-1", "the dog"
 OUT = 24_000  # samples a second of speech
@@ -52,42 +55,33 @@ async def livekit(url: str, audio: bytes, rate: int) -> None:
 async def pipecat(url: str, audio: bytes, rate: int) -> None:
     """Send a clip as a file and in realtime, with marks of its speech; then speech of its text."""
     socket = f"{url.replace('http', 'ws')}/v1/realtime"
-    params = PipelineParams(audio_in_sample_rate=rate)
+    start, stop = frames.VADUserStartedSpeakingFrame(), frames.VADUserStoppedSpeakingFrame()
     for kind, base_url in ((OpenAISTTService, f"{url}/v1"), (OpenAIRealtimeSTTService, socket)):
         service = kind(api_key=KEY, base_url=base_url, settings=kind.Settings(model=MODEL))
-        frames_sent = [
-            SleepFrame(1.0),  # until it has connected
-            frames.VADUserStartedSpeakingFrame(),
-            *input_frames(audio, rate),
-            frames.VADUserStoppedSpeakingFrame(),
-            SleepFrame(3.0),  # until the answer has come
-        ]
-        down, _ = await run_test(
-            service, frames_to_send=frames_sent, pipeline_params=params, start_timeout=20.0
-        )
+        down = await run(service, [start, *input_frames(audio, rate), stop], rate)
         texts = [frame.text for frame in down if isinstance(frame, frames.TranscriptionFrame)]
         print(*texts, flush=True)
     voice = OpenAITTSService(
         api_key=KEY, base_url=f"{url}/v1", settings=OpenAITTSService.Settings(**VOICE)
     )
-    down, _ = await run_test(
-        voice,
-        frames_to_send=[frames.TTSSpeakFrame(TEXT), SleepFrame(3.0)],
-        pipeline_params=PipelineParams(audio_out_sample_rate=OUT),
-        start_timeout=20.0,
-    )
-    print(recognize_speech(url, down), flush=True)
+    print_speech(url, await run(voice, [frames.TTSSpeakFrame(TEXT)], rate))
 
 
 async def assistant(url: str, audio: bytes, rate: int) -> None:
     """Say a clip to the voice assistant, and recognize the answer that it speaks."""
+    pipeline = build_pipeline(url, microphone=IdentityFilter(), loudspeaker=IdentityFilter())
+    print_speech(url, await run(pipeline, input_frames(audio, rate), rate))
+
+
+async def run(part: FrameProcessor, sent: Sequence[frames.Frame], rate: int) -> Sequence[Any]:
+    """Run a part of a pipeline with frames, and return those that it passes on."""
     down, _ = await run_test(
-        build_pipeline(url, microphone=IdentityFilter(), loudspeaker=IdentityFilter()),
-        frames_to_send=[SleepFrame(1.0), *input_frames(audio, rate), SleepFrame(3.0)],
+        part,  # it needs a second to connect, and three to answer
+        frames_to_send=[SleepFrame(1.0), *sent, SleepFrame(3.0)],
         pipeline_params=PipelineParams(audio_in_sample_rate=rate, audio_out_sample_rate=OUT),
         start_timeout=20.0,
     )
-    print(recognize_speech(url, down), flush=True)
+    return down
 
 
 def input_frames(audio: bytes, rate: int) -> list[frames.InputAudioRawFrame]:
@@ -97,17 +91,15 @@ def input_frames(audio: bytes, rate: int) -> list[frames.InputAudioRawFrame]:
     return [frames.InputAudioRawFrame(block, rate, 1) for block in blocks]
 
 
-def recognize_speech(url: str, down: Iterable[frames.Frame]) -> str:
-    """Return the text that the server recognizes in the speech of frames."""
+def print_speech(url: str, down: Sequence[Any]) -> None:
+    """Print the text that the server recognizes in the speech of frames."""
     spoken = b"".join(frame.audio for frame in down if isinstance(frame, frames.TTSAudioRawFrame))
-    file = io.BytesIO()
-    soundfile.write(file, np.frombuffer(spoken, "<i2"), OUT, format="WAV")
-    client = OpenAI(api_key=KEY, base_url=f"{url}/v1")
-    speech = ("speech.wav", file.getvalue())
-    return client.audio.transcriptions.create(model=MODEL, file=speech).text
+    client = OpenAI(api_key=KEY, base_url=f"{url}/v1").audio.transcriptions
+    speech = ("speech.wav", wav(np.frombuffer(spoken, "<i2"), OUT))
+    print(client.create(model=MODEL, file=speech).text, flush=True)
 
 
 if __name__ == "__main__":
-    samples, hertz = soundfile.read(sys.argv[2], dtype="int16")
+    samples, hertz = soundfile.read(io.BytesIO(sys.stdin.buffer.read()), dtype="int16")
     for client in (livekit, pipecat, assistant):
         asyncio.run(client(sys.argv[1], samples.tobytes(), hertz))

@@ -52,10 +52,8 @@ def create(server: RunningServer, audio: bytes, **more: Any) -> Any:
     ],
 )
 def test_transcriptions_in_text_formats(server: RunningServer, format: str, expected: str) -> None:
-    """Granularities change nothing, as without verbose_json they have nothing to apply to."""
-    for granularities in ([], ["word"], ["segment"]):
-        fields = {"response_format": format, "timestamp_granularities": granularities}
-        assert create(server, server.say(TEXT), **fields) == expected
+    fields = {"response_format": format, "timestamp_granularities": ["word"]}  # without effect
+    assert create(server, server.say(TEXT), **fields) == expected
 
 
 def test_transcriptions_in_json_and_verbose_json(server: RunningServer) -> None:

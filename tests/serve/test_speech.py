@@ -118,7 +118,7 @@ def test_voice_is_chosen_by_model_or_voice_name() -> None:
     workers, speaker = Workers(1), ToneSpeaker(None)
     anna, bob = (Voice(speaker, workers=workers, metrics=Metrics()) for _ in range(2))
     bundles = [ServedModel(name="anna", engine=anna), ServedModel(name="bob", engine=bob)]
-    models = ServedModels(models=bundles, aliases={Voice: ["tts-1"]})
+    models = ServedModels(models=bundles)
 
     def parse(**fields: object) -> Voice:
         speech = parse_fields(SpeechFields, {"input": "a fox", **fields})

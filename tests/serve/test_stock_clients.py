@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 
 from tests.runs import ROOT
 from tests.runtime.tones import RATE, silence, speak, streaming_bundle
-from tests.serve.server import RunningServer, ToneSpeaker, running_server
+from tests.serve.server import RunningServer, ToneSpeaker, running_server, wav
 
 VERCEL = """
 const {createOpenAI} = require("@ai-sdk/openai")
@@ -39,15 +38,14 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 @pytest.mark.skipif(not find_spec("pipecat"), reason="needs the extra clients")
 @pytest.mark.skipif(not find_spec("livekit"), reason="needs the extra clients")
 def test_pipecat_and_livekit_transcribe_and_the_voice_assistant_answers(
-    server: RunningServer, tmp_path: Path
+    server: RunningServer,
 ) -> None:
-    file = tmp_path / "talk.wav"
-    soundfile.write(file, np.append(speak(server.tokenizer, "the dog"), silence(2.0)), RATE)
-    command = [sys.executable, "-m", "tests.serve.stock_clients", server.url, str(file)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "tests.serve.stock_clients", server.url]
+    clip = wav(np.append(speak(server.tokenizer, "the dog"), silence(2.0)))
+    process = subprocess.run(command, cwd=ROOT, input=clip, capture_output=True, timeout=300)
     texts = ["the dog"] * 6
     texts += ["> the dog", "< the dog", "the dog"]  # recognized, answered, and the answer as heard
-    assert process.stdout.splitlines() == texts, process.stderr[-3000:]
+    assert process.stdout.decode().splitlines() == texts, process.stderr[-3000:]
 
 
 @pytest.mark.slow
