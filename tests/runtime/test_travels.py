@@ -187,4 +187,4 @@ def test_guide_transcribes_from_python(
     assert capsys.readouterr().out.endswith("gone.wav failed\n")
     exec(alternatives, {})
     *texts, encoded = capsys.readouterr().out.splitlines()
-    assert len(texts) == 5 and encoded.startswith("(13, ")
+    assert len(texts) == 5 and encoded.startswith("(15, ")
