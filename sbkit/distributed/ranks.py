@@ -72,7 +72,7 @@ def process_group(device: torch.device) -> Iterator[None]:
             raise DeviceError(
                 f"srun gives its {tasks} tasks no ranks. On one node, run srun --ntasks=1 torchrun "
                 f"--nproc_per_node={tasks} train.py YAML; on more, sbatch tools/launch/slurm.sh "
-                "YAML. For a run of its own in each task, unset SLURM_STEP_NUM_TASKS"
+                "YAML. For a run of its own in each task, unset SLURM_STEP_NUM_TASKS."
             )
         yield
         return
