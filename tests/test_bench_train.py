@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from torch import nn
-from torch.nn.attention import varlen
 
 from tests import processes
-from tests.models.attention import attend_to_each
 from tests.runs import ROOT, Workplace
 from tools import bench_gpu, bench_sides, bench_train
 from tools.bench import take_turns
@@ -106,7 +104,6 @@ def test_bench_gpu_measures_each_part_with_each_switch(
         nn.Module, "compile", lambda module, **_: compile_block(module, backend=record)
     )
     monkeypatch.setattr(bench_sides, "MIN_UPDATES", 1)
-    monkeypatch.setattr(varlen, "varlen_attn", attend_to_each)
     common = [data_folder, "--device=cpu", "--seconds=0.1"]
     common += ["--batch_seconds=30", "--eval_batch_seconds=30"]
     parts = make_parts([*common, *SMALL, "--num_decoder_layers=0"])

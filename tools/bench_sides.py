@@ -21,7 +21,6 @@ from recipes.AsteriskPrompts import corpus
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
-from sbkit.models.transformer import Transformer
 from sbkit.train.setup import RunSetup, make_brain, prepare_run, read_values
 from tools.bench import Figures
 from tools.bench_gpu import COPIES, write_split
@@ -36,21 +35,15 @@ NUM_LISTED = 15  # kernels and host operations
 def make_side(name: str, yaml: Path, arguments: Sequence[str], folder: Path) -> Any:
     """Prepare the corpus and the labels of all sides, and make one of them: sbkit, or SpeechBrain.
 
-    A side has ``model``, ``batches`` of one epoch after the other, and ``step``. The argument
-    `--packs_frames=True` is no key of the YAML: it is a variant of sbkit's Transformer.
+    A side has ``model``, ``batches`` of one epoch after the other, and ``step``.
     """
     _, overrides = parse_command([str(yaml), *arguments])
-    packs_frames = bool(overrides.pop("packs_frames", False))
     if not overrides.get("data_folder"):
         overrides["data_folder"] = str(convert(folder / "release"))
     overrides = {"check": False, "output_folder": str(folder / name), **overrides}
     setup = prepare_run(read_values(yaml, overrides))
     if name == "sbkit":
-        side = SbkitSide(setup)
-        for module in side.model.modules():
-            if isinstance(module, Transformer):
-                module.packs_frames = packs_frames
-        return side
+        return SbkitSide(setup)
     from tools.bench_speechbrain import SpeechBrainSide  # only its own toolkit is imported
 
     return SpeechBrainSide(setup)

@@ -26,7 +26,6 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import FLAG, NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
 from sbkit.base.units import SHIFT_MS
 from sbkit.models.layers import Dropout, FrameConv
-from sbkit.models.packing import Packing
 from sbkit.models.streaming import BlockState, EncoderState, StreamingConfig, last_frames
 
 ROTARY_BASE = 10_000.0
@@ -38,12 +37,11 @@ Rotation = tuple[Tensor, Tensor]  # cosine and sine of the positions, from `rota
 class FrameContext(NamedTuple):
     """What all blocks of an encoder need to know about the frames of a batch, computed once."""
 
-    mask: Tensor | None  # true within an utterance: (B, U)
+    mask: Tensor  # true within an utterance: (B, U)
     # What each frame attends to, from `scores_mask`: (B, 1, 1, K) or (B, 1, U, U)
     visible: Tensor | None
     rotation: Rotation
     chunk_frames: int | None = None  # no frame sees past the end of its chunk
-    packing: Packing | None = None  # in place of `mask` and `visible`
 
 
 class Transformer(nn.Module):
@@ -65,9 +63,6 @@ class Transformer(nn.Module):
     """
 
     decoding_modules = ("embedding", "decoder", "decoder_norm")
-    # Whether blocks get frames without padding, on CUDA in half precision. It computes the same;
-    # `tools.bench_gpu` measures whether it is faster.
-    packs_frames = False
     RANGES: ClassVar = {
         **dict.fromkeys(("d_model", "nhead", "d_ffn", "kernel_size"), POSITIVE_COUNT),
         "num_encoder_layers": POSITIVE_COUNT,
@@ -124,7 +119,7 @@ class Transformer(nn.Module):
         """Encode frames: (B, U, D), (B,) -> (B, U, D), (B,)."""
         frames = self._frames(x, lengths)
         *_, last_output = self._layer_outputs(x, frames)
-        return self._states(last_output, frames), lengths
+        return self.encoder_norm(last_output), lengths
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states after half of the blocks, and after all: -> 2 x (B, U, D).
@@ -134,40 +129,28 @@ class Transformer(nn.Module):
         frames = self._frames(x, lengths)
         outputs = list(self._layer_outputs(x, frames))
         halfway = outputs[len(self.encoder) // 2]
-        return self._states(halfway, frames), self._states(outputs[-1], frames)
+        return self.encoder_norm(halfway), self.encoder_norm(outputs[-1])
 
     def _frames(self, x: Tensor, lengths: Tensor) -> FrameContext:
         num_frames = x.shape[1]
         streaming = self.streaming
-        cosine, sine = rotary_cos_sin(num_frames, self.d_model // self.nhead, x.device)
-        if self.packs_frames and streaming is None:
-            packing = Packing.of(lengths, num_frames, self.conv_context, x.device)
-            positions = packing.positions
-            rotation = cosine[positions], sine[positions]
-            return FrameContext(None, None, rotation, packing=packing)
+        rotation = rotary_cos_sin(num_frames, self.d_model // self.nhead, x.device)
         mask = length_mask(lengths, num_frames, x.device)  # (B, U)
         if streaming is not None and self.training:
             streaming = streaming.draw()
         visible = mask[:, None, None] if streaming is None else streaming.visible(mask)
         chunk_frames = None if streaming is None else streaming.chunk_frames
-        return FrameContext(mask, scores_mask(visible, x), (cosine, sine), chunk_frames)
+        return FrameContext(mask, scores_mask(visible, x), rotation, chunk_frames)
 
     def _layer_outputs(self, x: Tensor, frames: FrameContext) -> Iterator[Tensor]:
         """Yield the input of the first block, then the output of each block."""
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        if frames.packing is not None:
-            x = frames.packing.pack(x)
         x = self.dropout(x)
         yield x
         for block in self.encoder:
             run = partial(checkpoint, block, use_reentrant=False) if recompute else block
             x = run(x, frames)
             yield x
-
-    def _states(self, output: Tensor, frames: FrameContext) -> Tensor:
-        """Return the states of a block's output: -> (B, U, D)."""
-        states = self.encoder_norm(output)
-        return states if frames.packing is None else frames.packing.unpack(states)
 
     def start(self) -> dict[str, Tensor]:
         """Return the encoder's fields of a session's `EncoderState` before the first chunk."""
@@ -244,7 +227,7 @@ class ConformerBlock(nn.Module):
 
     def forward(self, x: Tensor, frames: FrameContext) -> Tensor:
         x = self.feed_forward1(x, weight=0.5)
-        x = self.attention(x, frames.packing or frames.visible, frames.rotation)
+        x = self.attention(x, frames.visible, frames.rotation)
         x = self.convolution(x, frames)
         return self.feed_forward2(x, weight=0.5)
 
@@ -268,9 +251,7 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
     def forward(self, x: Tensor, frames: FrameContext) -> Tensor:
-        return self.feed_forward(
-            self.attention(x, frames.packing or frames.visible, frames.rotation)
-        )
+        return self.feed_forward(self.attention(x, frames.visible, frames.rotation))
 
     def forward_chunk(
         self, x: Tensor, frames: FrameContext, past: BlockState
@@ -351,18 +332,15 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor, frames: FrameContext) -> Tensor:
         """Convolve; frames in the padding count as zero."""
         gated = self._gate(x, frames.mask)
-        if frames.packing is not None:
-            return self._add(x, frames.packing.convolve(self.depthwise_conv, gated))
         return self._add(x, self.depthwise_conv(gated, frames.chunk_frames))
 
-    def forward_chunk(self, x: Tensor, mask: Tensor | None, past: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve a chunk after the frames of ``past``, (B, C, D)."""
         y, past = self.depthwise_conv.forward_chunk(self._gate(x, mask), past)
         return self._add(x, y), past
 
-    def _gate(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        gated = nn.functional.glu(self.pointwise_conv1(self.norm(x)))
-        return gated if mask is None else gated * mask.unsqueeze(-1)
+    def _gate(self, x: Tensor, mask: Tensor) -> Tensor:
+        return nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
         return self.dropout.add(x, self.out_proj(silu(self.depthwise_norm(y))))
@@ -420,13 +398,12 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | Packing | None, rotation: Rotation) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, rotation: Rotation) -> Tensor:
         """Attend where ``mask``, from `scores_mask`, allows: (B, 1, 1, U) or (B, 1, U, U).
 
-        Without a mask, each frame attends to itself and the frames before it; with a packing, to
-        its utterance.
+        Without a mask, each frame attends to itself and the frames before it.
         """
-        heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (..., 3, H, D/H)
+        heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
         query_key, value = heads.split((2, 1), dim=-3)  # its backward pass makes only one copy
         query, key = rotate(query_key, *rotation).unbind(-3)
         return self._attend(x, query, key, value.squeeze(-3), mask)
@@ -454,15 +431,11 @@ class SelfAttention(nn.Module):
         return y, last_frames(key_value, num_past)
 
     def _attend(
-        self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Packing | None
+        self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor:
         """Attend, and add: query (B, U, H, D/H), key and value (B, K, H, D/H) -> (B, U, D)."""
-        if isinstance(mask, Packing):
-            attended = mask.attend(query, key, value)
-        else:
-            query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
-            attended = attend(query, key, value, mask)
-        return self.dropout.add(x, self.out_proj(attended))
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+        return self.dropout.add(x, self.out_proj(attend(query, key, value, mask)))
 
 
 class CrossAttention(nn.Module):

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import varlen
 
-from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
 from sbkit.models.transformer import (
     ConformerBlock,
@@ -18,8 +16,6 @@ from sbkit.models.transformer import (
     rotary_cos_sin,
     scores_mask,
 )
-from tests.calls import note_calls
-from tests.models.attention import attend_to_each
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}
 CPU = torch.device("cpu")
@@ -132,58 +128,3 @@ def test_gradient_checkpointing_keeps_the_gradients() -> None:
 
     for plain, recomputed in zip(gradients(), gradients(gradient_checkpointing=True), strict=True):
         assert torch.equal(plain, recomputed)
-
-
-@pytest.mark.parametrize("block", ["conformer", "transformer"])
-@pytest.mark.parametrize("lengths", [[12, 5, 9], [12], [3, 0, 7]])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_packed_utterances_have_the_states_and_gradients_of_padded_ones(
-    block: str, lengths: list[int], recompute: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", attend_to_each)
-    options = {"encoder_module": block, "gradient_checkpointing": recompute, "dropout": 0.0}
-    model = make_transformer(**options).train()
-    x = torch.randn(len(lengths), 14, 16)
-
-    def compute(*, packed: bool, intermediate: bool) -> list[Tensor]:
-        monkeypatch.setattr(model, "packs_frames", packed)
-        inputs = x.clone().requires_grad_()
-        counts = torch.tensor(lengths)
-        states = (
-            model.encode_with_intermediate(inputs, counts)
-            if intermediate
-            else model(inputs, counts)[:1]
-        )
-        within = length_mask(counts, 14, CPU).unsqueeze(2)
-        weights = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * within
-        total = sum((tensor * weights).sum() for tensor in states)
-        gradients = torch.autograd.grad(total, [inputs, *model.parameters()])
-        return [*(tensor * within for tensor in states), *gradients]
-
-    for intermediate in (False, True):
-        expected = compute(packed=False, intermediate=intermediate)
-        packed = compute(packed=True, intermediate=intermediate)
-        for tensor, other in zip(packed, expected, strict=True):
-            tolerance = 1e-5 * max(1.0, float(other.detach().abs().max()))
-            torch.testing.assert_close(tensor, other, rtol=1e-5, atol=tolerance)
-
-
-def test_packed_attention_has_the_precision_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", attend_to_each)
-    dtypes = note_calls(monkeypatch, varlen, "varlen_attn", lambda query, *_: query.dtype)
-    model = make_transformer()
-    monkeypatch.setattr(model, "packs_frames", True)
-    with torch.autocast("cpu", torch.bfloat16):
-        model(torch.randn(2, 9, 16), torch.tensor([9, 4]))
-    assert {*dtypes} == {torch.bfloat16}
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_kernel_of_packed_utterances_is_the_reference() -> None:
-    lengths = torch.tensor([120, 7, 64], dtype=torch.int32, device="cuda")
-    offsets = nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    heads = [torch.randn(191, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    arguments = (*heads, offsets, offsets, 120, 120)
-    attended = varlen.varlen_attn(*arguments)
-    torch.testing.assert_close(attended, attend_to_each(*arguments), rtol=0.02, atol=0.02)
