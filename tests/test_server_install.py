@@ -15,12 +15,16 @@ import numpy as np
 import pytest
 import soundfile
 
-from sbkit.audio.formats import encode_tone
+from tests.audio.formats import encode_tone
 
 ROOT = Path(__file__).parents[1]
 MAX_INSTALL_BYTES = 320e6  # the image of Python adds some 130 MB
 DOCKERFILE = (ROOT / "tools/serve.Dockerfile").read_text()
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+READ_ALL_FORMATS = """import sys; sys.path.append(sys.argv[1])
+from sbkit.audio.io import read_audio
+from tests.audio.formats import FORMATS, encode_tone
+for name in FORMATS: read_audio(encode_tone(name))"""
 HEAVY = ("torch", "speechbrain", "datasets", "tensorboard", "matplotlib")
 
 
@@ -129,7 +133,9 @@ def test_newest_versions_read_and_serve_without_torch(
             pytest.skip("The newest versions are not tried, because no index can be reached.")
         assert installed.returncode == 0, installed.stderr
     sbkit = newest / "bin/sbkit"
-    tried = call(sbkit, "doctor", exported, cwd=tmp_path)  # a file of each format, and the cache
+    read = call(newest / "bin/python", "-c", READ_ALL_FORMATS, ROOT, cwd=tmp_path)
+    assert read.returncode == 0, read.stderr
+    tried = call(sbkit, "doctor", exported, cwd=tmp_path)
     assert tried.returncode == 0, tried.stdout
     assert f"{exported}, onnx fp32: runs on" in tried.stdout
     talk = tmp_path / "talk.m4a"

@@ -201,8 +201,9 @@ class _PacketReader(_Reader):
                 note = f"has {count} audio tracks. The default one is used"
                 note_once(f"note: {self.name} {note}.", key=note, level=logging.WARNING)
             decoder = stream.codec_context
-            if decoder is None:  # FFmpeg knows no such codec
-                raise not_audio(self.name)
+            if decoder is None:
+                missing = f"FFmpeg has no decoder for the audio of {self.name}. Convert it first."
+                raise AudioError("no decoder", missing)
             if stream.codec.lossless:
                 decoder.options = {"err_detect": "crccheck+explode"}
             decoder.open()  # PyAV 19 crashes if it uses a decoder that could not be opened

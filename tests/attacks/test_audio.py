@@ -6,8 +6,8 @@ import resource
 from io import BytesIO
 
 from sbkit.audio.containers import AudioError
-from sbkit.audio.formats import FORMATS, encode_tone
 from sbkit.audio.io import declared_seconds, stream_audio
+from tests.audio.formats import FORMATS, encode_tone
 
 MUTATIONS = int(os.environ.get("SBKIT_MUTATIONS", "400"))  # 20,000 take a quarter of an hour
 NUMBERS = (b"\xff\xff\xff\xff", bytes(4), b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\1\0\0\0")

@@ -17,17 +17,9 @@ import pytest
 import soundfile
 import torch
 
-from sbkit.audio import decode, formats, io
+from sbkit.audio import decode, io
 from sbkit.audio.channels import CANCEL, DIFFER, ChannelMixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.formats import (
-    FFMPEG_FORMATS,
-    FORMATS,
-    TONE_HERTZ,
-    encode,
-    encode_tone,
-    loudest_hertz,
-)
 from sbkit.audio.io import (
     AudioPart,
     read_audio,
@@ -39,6 +31,15 @@ from sbkit.audio.io import (
 from sbkit.base import messages
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.clip_decoding import decode_clips
+from tests.audio import formats
+from tests.audio.formats import (
+    FFMPEG_FORMATS,
+    FORMATS,
+    TONE_HERTZ,
+    encode,
+    encode_tone,
+    loudest_hertz,
+)
 from tests.calls import note_calls
 
 Signal = npt.NDArray[np.generic]
@@ -430,6 +431,7 @@ def test_video_without_sound_says_so_and_of_several_tracks_one_is_noted(
         read_audio(tmp_path / "b.mkv")
 
 
+PCM_TAG = b"fmt \x10\0\0\0\1\0"  # of a WAV file
 NOT_AUDIO: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda file: None, "does not exist"),
     "a pipe": (os.mkfifo, "does not exist or is not a file"),
@@ -441,6 +443,14 @@ NOT_AUDIO: dict[str, tuple[Callable[[Path], object], str]] = {
     "integers of 64 bits, which NumPy's frames lack": (
         lambda file: file.write_bytes(encode("wav", "pcm_s64le", tone(16_000), 16_000)),
         "not recognized as audio",
+    ),
+    "of a codec that FFmpeg does not know": (
+        lambda file: file.write_bytes(
+            io.encode_audio(to_samples(tone(16_000)), 16_000, "WAV").replace(
+                PCM_TAG, PCM_TAG[:-1] + b"\x12"
+            )
+        ),
+        "FFmpeg has no decoder for the audio of",
     ),
 }
 

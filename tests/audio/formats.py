@@ -1,4 +1,4 @@
-"""The formats that `docs/guide/audio.md` promises, and a tone written in each, in memory."""
+"""The formats that docs/guide/audio.md promises, and a tone written in each, in memory."""
 
 from fractions import Fraction
 from io import BytesIO
