@@ -4,22 +4,12 @@ import os
 import platform
 import shutil
 from argparse import Namespace
-from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import numpy as np
-import soundfile
-
-from sbkit.audio.io import Samples, encode_audio, read_audio
-from sbkit.base.content_cache import default_cache
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.base.files import write_bytes_atomically
 from sbkit.base.imports import import_torchaudio
 from sbkit.base.machine import available_providers, has_torch, usable_cores, why_no_cuda
 from sbkit.base.messages import printable
-from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.cli.arguments import Parser
 
@@ -37,13 +27,6 @@ MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
     "starlette",
     "uvicorn",
 )
-RAMP = np.arange(SAMPLE_RATE, dtype=np.int16)
-# z = x @ x of any matrix, in opset 13 and IR version 7, which every supported onnxruntime knows.
-# `helper.make_model` of the package `onnx`, which a server lacks, made it of one node, MatMul.
-ONNX_SQUARE = bytes.fromhex(
-    "08073a380a110a01780a017812017a22064d61744d756c1201675a0f0a0178120a0a08080112040a000a00620f"
-    "0a017a120a0a08080112040a000a0042040a00100d"
-)
 
 
 def add_commands(parser: Parser) -> None:
@@ -59,27 +42,23 @@ def doctor(options: Namespace) -> int:
 
     Prints the result of a trial, the device that a format runs on, or the error.
     """
+    from sbkit.commands.trials import TRIALS
     from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER
     from sbkit.runtime.runtimes import load_in_thread
 
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
-    trials = {
-        "audio with PyAV": read_with_pyav,
-        "audio with soundfile": read_with_soundfile,
-        "cache": write_and_read_cache,
-    }
-    if find_spec("onnxruntime"):
-        trials["graph with onnxruntime"] = run_graph
     exit_code = 0
-    for subject, trial in trials.items():
+    for subject, trial in TRIALS.items():
+        if subject == "onnxruntime" and not available_providers():
+            continue
         try:
             result = trial()
         except Exception as error:  # an installation may be broken in any way
             exit_code = BAD_INPUT
             cause = error.__cause__ or error  # such as the TypeError behind "not audio"
             result = f"{type(cause).__name__}: {cause}"
-        print(printable(f"{subject}: {result}"), flush=True)
+        print(printable(f"trial of {subject}: {result}"), flush=True)
     for folder in options.models:
         targets = [
             ("onnx", precision)
@@ -110,6 +89,8 @@ def doctor(options: Namespace) -> int:
 
 def describe_machine() -> dict[str, str]:
     """Return the versions, devices, providers and compiler of this machine, by subject."""
+    import soundfile
+
     subjects = {"system": platform.platform()}
     for package, version in versions(MORE_PACKAGES).items():
         subjects[package] = version or "not installed"
@@ -139,39 +120,3 @@ def describe_machine() -> dict[str, str]:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     subjects["compiler"] = compiler or "none, so --compile cannot be used"
     return subjects
-
-
-def read_with_pyav() -> str:
-    """Read a FLAC file as each recording is read."""
-    return _compare(read_audio(encode_audio(RAMP, SAMPLE_RATE, "FLAC")))
-
-
-def read_with_soundfile() -> str:
-    """Read a FLAC file with libsndfile."""
-    file = BytesIO(encode_audio(RAMP, SAMPLE_RATE, "FLAC"))
-    return _compare(soundfile.read(file, dtype="int16")[0])
-
-
-def write_and_read_cache() -> str:
-    """Write a file into the cache, and map it."""
-    (cache := default_cache()).mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=cache) as folder:
-        write_bytes_atomically(file := Path(folder, "ramp"), RAMP.tobytes())
-        return f"{_compare(np.memmap(file, np.int16, 'r'))} in {cache}"
-
-
-def run_graph() -> str:
-    """Square a matrix on the CPU."""
-    from sbkit.runtime.onnx_model import OnnxModel
-
-    matrix = np.array([[1, 2], [3, 4]], np.float32)
-    model = OnnxModel(ONNX_SQUARE)
-    if not np.array_equal(square := model.run(matrix)[0], matrix @ matrix):
-        raise SbkitError(f"The square of {matrix.tolist()} is given as {square.tolist()}")
-    return f"runs on {model.effective}"
-
-
-def _compare(samples: Samples) -> str:
-    if not np.array_equal(samples, RAMP):
-        raise SbkitError("Other samples were read than were written")
-    return "writes and reads"

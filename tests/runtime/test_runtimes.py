@@ -23,9 +23,9 @@ from sbkit.base import machine
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.base.machine import PRECISIONS, NvidiaDriver
-from sbkit.commands import doctor
 from sbkit.commands.cli import run
-from sbkit.commands.doctor import ONNX_SQUARE, describe_machine
+from sbkit.commands.doctor import describe_machine
+from sbkit.commands.trials import ONNX_SQUARE, TRIALS
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
@@ -254,7 +254,7 @@ def test_doctor_lists_packages_and_what_each_format_runs_on(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in(monkeypatch, driver=None)
-    monkeypatch.setattr(doctor, "run_graph", lambda: "runs")  # the stand-in runs no graph
+    monkeypatch.delitem(TRIALS, "onnxruntime")  # the stand-in runs no graph
     assert run(["doctor", str(bundle)]) == 0
     report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert report["torch"].startswith("2.")
@@ -274,10 +274,10 @@ def test_doctor_tries_what_is_promised(
     assert run(["doctor"]) == 0
     report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     for package in ("PyAV", "soundfile"):
-        assert report[f"audio with {package}"] == "writes and reads"
-    assert report["cache"] == f"writes and reads in {tmp_path}"
+        assert report[f"trial of {package}"] == "reads what was written"
+    assert report["trial of the cache"] == f"reads what was written in {tmp_path}"
     assert [*tmp_path.iterdir()] == []
-    assert report["graph with onnxruntime"] == f"runs on onnx, cpu, fp32, 1 nodes on {CPU}"
+    assert report["trial of onnxruntime"] == f"runs on onnx, cpu, fp32, 1 nodes on {CPU}"
     onnx.checker.check_model(onnx.load_from_string(ONNX_SQUARE), full_check=True)
 
 
@@ -292,10 +292,10 @@ def test_doctor_notices_packages_that_fail(
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "file"))
     assert run(["doctor"]) == 2
     report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert report["audio with PyAV"] == f"TypeError: {dropped}"
-    assert report["audio with soundfile"] == "writes and reads"
-    assert report["cache"].startswith("FileExistsError: ")
-    assert report["graph with onnxruntime"].endswith("is given as [[-1.0, -2.0], [-3.0, -4.0]]")
+    assert report["trial of PyAV"] == f"TypeError: {dropped}"
+    assert report["trial of soundfile"] == "reads what was written"
+    assert report["trial of the cache"].startswith("FileExistsError: ")
+    assert report["trial of onnxruntime"].endswith("is given as [[-1.0, -2.0], [-3.0, -4.0]]")
 
 
 def test_old_onnxruntime_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
