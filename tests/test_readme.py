@@ -61,7 +61,6 @@ NOT_RUN_HERE = (
     "python train.py hparams/tts.yaml --symbols=phonemes",
     *(
         *("sbkit new my-project", "sbkit new course", "sbkit new lab"),
-        "sbkit completion bash",
         "sbkit serve my-",
         "sbkit serve first-model",
         "sbkit transcribe --runtime onnx",

@@ -173,7 +173,7 @@ class _PcmReader(_Reader):
                 frames_read += len(samples)
                 peak = check_values(self.name, samples)
                 names = ("FL", "FR")[:channels]
-                mixed = self.options.mixer.mix(self.name, samples, names, rate)
+                mixed = self.options.mixer.mix(self.name, samples, names)
                 yield Block(rate, mixed, peak if sound.subtype in ("FLOAT", "DOUBLE") else 0.0)
         if not frames_read:
             raise _no_samples(self.name)
@@ -244,7 +244,7 @@ class _PacketReader(_Reader):
         has_positions = stream.codec.name not in CODECS_WITHOUT_POSITIONS
         names = tuple(channel.name for channel in layout.channels) if has_positions else ()
         rate = frames[0].rate
-        mixed = self.options.mixer.mix(self.name, floats, names, rate)
+        mixed = self.options.mixer.mix(self.name, floats, names)
         return Block(rate, mixed, peak if stream.codec.lossless or peak > MAX_OVERSHOOT else 0.0)
 
     def _decode(

@@ -348,7 +348,7 @@ def stream_source(
         yield from stream_audio(audio, new_rate, mixer=mixer)
         return
     mixer = mixer or ChannelMixer()
-    mono = mixer.mix("the array", _to_channels(_to_numpy(audio)), (), rate)
+    mono = mixer.mix("the array", _to_channels(_to_numpy(audio)), ())
     if not len(mono):
         raise AudioError("no samples", "The audio array is empty.")
     yield from map(to_int16, resample_blocks([Block(rate, mono)], new_rate))

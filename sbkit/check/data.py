@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from sbkit.audio.channels import CANCEL, DIFFER
+from sbkit.audio.channels import CANCEL
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.segments import longest_whole
 from sbkit.base.messages import listed, plural
@@ -410,22 +410,21 @@ def _describe_changes(changes: Sequence[Facts]) -> str:
 def check_channels(run: CheckedRun) -> Iterator[Finding]:
     """Find sets in which the mix of two channels often loses speech."""
     splits = run.data.splits.named()
-    for fault in (DIFFER, CANCEL):
-        rows_by_split = {
-            name: np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == fault)
-            for name, split in splits.items()
-            if MIX_FAULT in split.column_names
-        }
-        yield from _finding_of_rows(
-            run,
-            {
-                name: rows
-                for name, rows in rows_by_split.items()
-                if len(rows) > MAX_MIX_FAULT_SHARE * len(splits[name])
-            },
-            problem=f"The two channels of clips {fault}, but are mixed",
-            fix="Add a column `channel` to the tables: that of the speaker, counted from 0.",
-        )
+    rows_by_split = {
+        name: np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == CANCEL)
+        for name, split in splits.items()
+        if MIX_FAULT in split.column_names
+    }
+    yield from _finding_of_rows(
+        run,
+        {
+            name: rows
+            for name, rows in rows_by_split.items()
+            if len(rows) > MAX_MIX_FAULT_SHARE * len(splits[name])
+        },
+        problem=f"The two channels of clips {CANCEL}, but are mixed",
+        fix="Add a column `channel` to the tables: that of the speaker, counted from 0.",
+    )
 
 
 def check_silence(run: CheckedRun) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.imports import import_user_modules, require_package
+from sbkit.base.imports import import_user_modules
 from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
 from sbkit.cli.arguments import Parser
@@ -138,15 +138,7 @@ def build_parser() -> Parser:
     add = parser.add_command("run", run_user_command, help, groups, opens_bundle=True)
     add("task_command", metavar="COMMAND", help="the command; all that follows is for it")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    completion = "print a script that completes sbkit's commands in a shell"
-    add = parser.add_command("completion", _print_completion, completion)
-    add("shell", choices=("bash", "zsh"))
     return parser
-
-
-def _print_completion(options: Namespace) -> None:
-    shtab = require_package("shtab", extra="completion")
-    print(shtab.complete(build_parser(), options.shell))
 
 
 def run_user_command(options: Namespace) -> int | None:

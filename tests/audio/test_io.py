@@ -18,7 +18,7 @@ import soundfile
 import torch
 
 from sbkit.audio import decode, io
-from sbkit.audio.channels import CANCEL, DIFFER, ChannelMixer
+from sbkit.audio.channels import CANCEL, ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import (
     AudioPart,
@@ -302,19 +302,19 @@ def test_speech_in_the_center_of_surround_sound_keeps_its_level() -> None:
     assert np.abs(read(array)).max() == pytest.approx(0.5 * 32768, rel=0.01)
 
 
-def test_channels_that_differ_or_cancel_out_are_noticed() -> None:
+def test_channels_that_cancel_each_other_out_are_noticed() -> None:
     random = np.random.default_rng(0)
     speech = random.normal(0, 0.1, 4 * SAMPLE_RATE).astype(np.float32)
     turns = np.repeat(random.permutation(8) % 2, SAMPLE_RATE // 2)
     for pair, fault in (
-        ([speech * turns, speech * (1 - turns)], DIFFER),
+        ([speech * turns, speech * (1 - turns)], ""),
         ([speech, -speech], CANCEL),
         ([speech, 0.5 * speech], ""),
         ([speech, 0 * speech], ""),
         ([0 * speech, 0 * speech], ""),
     ):
         mixer = ChannelMixer()
-        mixer.mix("the file", np.stack(pair, 1), (), SAMPLE_RATE)
+        mixer.mix("the file", np.stack(pair, 1), ())
         assert mixer.fault == fault
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,18 +29,6 @@ def test_package_runs_as_module() -> None:
     assert process.returncode == 0
     python_version = platform.python_version()
     assert process.stdout.startswith(f"sbkit {__version__} (python {python_version}, torch 2.")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_is_a_script_of_the_shell(
-    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["completion", shell]) == 0
-    script = tmp_path / "script"
-    script.write_text(capsys.readouterr().out)
-    assert "--attention-rescoring" in script.read_text()
-    if shutil.which(shell):
-        subprocess.run([shell, "-n", script], check=True)
 
 
 def test_option_accepts_underscores(capsys: pytest.CaptureFixture[str]) -> None:
