@@ -1,11 +1,11 @@
-"""Transcribe with a bundle's formats and with SpeechBrain in alternating rounds, and compare them.
+"""Transcribe with a bundle's formats in alternating rounds, and compare their speeds.
 
 python -m tools.bench_transcribe BUNDLE DATA [--rounds 5]
 
-BUNDLE has the formats of `sbkit export RUN --out BUNDLE --formats onnx,sherpa-onnx,speechbrain`;
+BUNDLE has the formats of `sbkit export RUN --out BUNDLE --formats onnx,sherpa-onnx`;
 DATA is a table as for `sbkit score`. All decode the same clips greedily, in batches of similar
-lengths: sbkit forms its own, the others get batches of BATCH_SECONDS. Prints seconds of audio per
-second (RTFx), and their ratio to SpeechBrain's `EncoderASR.transcribe_batch`.
+lengths: sbkit forms its own, sherpa-onnx gets batches of BATCH_SECONDS. Prints seconds of audio per
+second (RTFx), and their ratio to torch's.
 """
 
 import argparse
@@ -13,15 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tools.bench import Figures, answer, start_worker, take_turns
 
-SPEECHBRAIN = "speechbrain"
-SIDES = ("torch", "onnx", "onnx-int8", "sherpa-onnx", SPEECHBRAIN)
+TORCH = "torch"
+SIDES = (TORCH, "onnx", "onnx-int8", "sherpa-onnx")
 RATE, FULL_SCALE = 16_000, 32_768
 BATCH_SECONDS = 60.0  # of padded audio
 Clips = Sequence[npt.NDArray[np.int16]]
@@ -43,7 +42,7 @@ def main() -> None:
     with ExitStack() as stack:
         started = (start_worker("tools.bench_transcribe", name, arguments) for name in SIDES)
         sides = [stack.enter_context(side) for side in started]
-        take_turns({side.name: side.measure for side in sides}, options.rounds, SPEECHBRAIN)
+        take_turns({side.name: side.measure for side in sides}, options.rounds, TORCH)
 
 
 def run_side(options: argparse.Namespace) -> None:
@@ -90,8 +89,6 @@ def in_batches(transcribe: Transcribe) -> Transcribe:
 
 def load(side: str, folder: Path) -> Transcribe:
     """Load the format of a side; return a function that transcribes clips with it."""
-    if side == SPEECHBRAIN:
-        return in_batches(load_speechbrain(folder / "speechbrain"))
     if side == "sherpa-onnx":
         return in_batches(load_sherpa(folder / "sherpa-onnx"))
     from sbkit.tasks.recognition.predict import Transcriber
@@ -123,24 +120,6 @@ def load_sherpa(folder: Path) -> Transcribe:
             stream.accept_waveform(RATE, clip / np.float32(FULL_SCALE))
         recognizer.decode_streams(streams)
         return [stream.result.text for stream in streams]
-
-    return transcribe
-
-
-def load_speechbrain(folder: Path) -> Transcribe:
-    """Load SpeechBrain's `EncoderASR`, with the same weights."""
-    import torch
-    from speechbrain.inference.ASR import EncoderASR
-
-    from sbkit.audio.lengths import to_relative
-
-    recognizer: Any = EncoderASR.from_hparams(source=str(folder), savedir=None)
-
-    def transcribe(batch: Clips) -> list[str]:
-        rows = [torch.from_numpy(clip / np.float32(FULL_SCALE)) for clip in batch]
-        audio = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        lengths = torch.tensor([len(clip) for clip in batch])
-        return [*recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))[0]]
 
     return transcribe
 

@@ -14,10 +14,8 @@ def add_commands(parser: Parser) -> None:
     add = parser.add_command("export", export, help, "import")
     add("run", metavar="RUN", type=Path, help="a run folder, as training prints it")
     add("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
-    formats = (
-        "comma-separated: onnx, sherpa-onnx, huggingface, speechbrain; each is compared with the "
-        "trained model first"
-    )
+    names = "onnx, sherpa-onnx, huggingface"
+    formats = f"comma-separated: {names}; each is compared with the trained model first"
     add("--formats", metavar="NAMES", default="", help=formats)
     add("--license", default="unknown", help="license ID for the model card")
 

@@ -101,7 +101,7 @@ def export_run(
         run: the run folder. A run that has not ended has no bundle yet: its best checkpoint is
             exported, and decodes greedily.
         out: the new bundle; replaces an earlier bundle.
-        formats: of onnx, sherpa-onnx, huggingface and speechbrain; each is compared with the
+        formats: of onnx, sherpa-onnx and huggingface; each is compared with the
             trained model.
         license: for the model card.
         grid: the batches that formats are compared on.

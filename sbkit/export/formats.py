@@ -7,7 +7,6 @@ onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilit
                  tasks, a file for each of their graphs
 sherpa-onnx/     `model.onnx` and `tokens.txt`
 huggingface/     a folder for transformers, of a model with a pretrained encoder
-speechbrain/     a folder for SpeechBrain's `EncoderASR`
 */parity.json    what was compared with the trained model, or why the format is not written
 */checksums.json  SHA-256 of the other files of the format
 """
@@ -29,7 +28,6 @@ from sbkit.export.huggingface_format import write_huggingface
 from sbkit.export.onnx_format import WrittenGraph, write_graphs, write_onnx
 from sbkit.export.parity import Candidate, Grid, TestSets, compare
 from sbkit.export.sherpa_format import write_sherpa
-from sbkit.export.speechbrain_format import write_speechbrain
 from sbkit.export.trace import quiet_exporters
 from sbkit.runtime.score_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle
@@ -47,7 +45,6 @@ WRITERS: Mapping[str, Callable[[TorchBundle, Path], Sequence[Candidate]]] = {
     ONNX: write_onnx,
     "sherpa-onnx": write_sherpa,
     HUGGINGFACE: write_huggingface,
-    "speechbrain": write_speechbrain,
 }
 
 

@@ -38,7 +38,6 @@ USES = {  # how to load a format, by the name of its folder
     "huggingface": '`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
     "sbkit: append 0.2 s of zeros to each clip. Whisper's encoder needs `trust_remote_code=True`, "
     "which runs `whisper_ctc.py`, and `chunk_length_s=20` for clips of more than 30 s.",
-    "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, with sbkit installed.",
 }
 
 

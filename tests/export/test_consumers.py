@@ -1,7 +1,6 @@
 """Every written format recognizes the words of the trained model, in the library that loads it.
 
-The libraries are onnxruntime, sherpa-onnx and SpeechBrain's EncoderASR; transformers is in
-tests/export/test_huggingface.py.
+The libraries are onnxruntime and sherpa-onnx; transformers is in tests/export/test_huggingface.py.
 """
 
 import json
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 import sherpa_onnx
 import soundfile
+import torch
+from speechbrain.dataio.batch import PaddedBatch
 
 from sbkit.audio.io import Samples
 from sbkit.base.checksums import find_damage
@@ -24,7 +25,7 @@ from tests.processes import run_fresh
 from tests.runtime.bundles import ROOT, parity_report
 from tests.test_readme import blocks
 from tools import bench_transcribe
-from tools.bench_transcribe import SIDES, SPEECHBRAIN
+from tools.bench_transcribe import SIDES
 
 pytestmark = pytest.mark.slow
 FORMATS = [name for name in WRITERS if name != HUGGINGFACE]
@@ -107,6 +108,18 @@ def test_page_runs_formats_in_other_programs(
     assert capsys.readouterr().out.split() == process.stdout.split()
 
 
+def test_page_calls_a_bundle_from_code_of_speechbrain(
+    exported: Path, bundle: Bundle, clips: Clips, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my-model").symlink_to(exported)
+    monkeypatch.chdir(tmp_path)
+    *_, code = blocks((ROOT / "docs/start/from-speechbrain.md").read_text("utf-8"), "python")
+    signals = [torch.from_numpy(clip / np.float32(32768)) for clip in clips[-3:]]
+    names = {"batch": PaddedBatch([{"id": f"{n}", "sig": s} for n, s in enumerate(signals)])}
+    exec(code, names)
+    assert names["texts"] == [bundle.transcribe([clip])[0] for clip in clips[-3:]]
+
+
 @pytest.fixture
 def data(asterisk_english: Path, tmp_path: Path) -> Path:
     (tmp_path / "clips").symlink_to(asterisk_english / "clips")
@@ -118,7 +131,7 @@ def data(asterisk_english: Path, tmp_path: Path) -> Path:
 def test_bench_transcribe_times_its_sides_in_turns(
     exported: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sides = ("torch", SPEECHBRAIN)
+    sides = ("torch", "onnx")
     monkeypatch.setattr(bench_transcribe, "SIDES", sides)
     monkeypatch.setattr(sys, "argv", ["bench", str(exported), str(data), "--rounds=1"])
     bench_transcribe.main()

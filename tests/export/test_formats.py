@@ -57,10 +57,10 @@ def off_by(difference: float | None) -> Callable[[TorchBundle, Path], Sequence[C
 def test_format_that_does_not_run_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writers = {"onnx": off_by(None), "speechbrain": off_by(0.0)}
+    writers = {"onnx": off_by(None), "sherpa-onnx": off_by(0.0)}
     monkeypatch.setattr(formats, "WRITERS", writers)
     out = tmp_path / "bundle"
-    options = ["--formats", "onnx, speechbrain", "--license", "mit"]
+    options = ["--formats", "onnx, sherpa-onnx", "--license", "mit"]
     assert sbkit(["export", str(run), "--out", str(out), *options]) == 1
     printed = capsys.readouterr()
     first, *_, last = printed.err.splitlines()
