@@ -40,11 +40,6 @@ def set_recompile_limit(limit: int) -> None:
     import_module("torch._dynamo").config.recompile_limit = limit
 
 
-def leave_uncompiled(function: Callable[..., object]) -> None:
-    """Make compiled code call a function without compiling it."""
-    import_module("torch._dynamo").disallow_in_graph(function)
-
-
 def own_cuda_graphs() -> None:
     """Create this thread's store for the CUDA graphs of compiled code (pytorch #123177).
 

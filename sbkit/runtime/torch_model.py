@@ -3,13 +3,11 @@
 Legend: B clips, S samples, U frames, V tokens.
 """
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -39,7 +37,6 @@ from sbkit.runtime.model_thread import (
     StreamingUse,
     model_errors,
     require_effective,
-    require_process,
     run_batches,
 )
 
@@ -77,7 +74,6 @@ class TorchModel(nn.ModuleList):
         super().__init__(network.model)
         self.network = network
         self._stream = streaming_network(network)
-        self._process_id = os.getpid()
         self._placement = placement
         self._rate = sample_rate
         for part in (network.model, *parts):
@@ -196,7 +192,6 @@ class TorchModel(nn.ModuleList):
     @torch.inference_mode()
     def run(self, graph: str, *arrays: Array) -> list[Array]:
         """Run the task's graph of that name, and return its outputs."""
-        require_process(self._process_id)
         tensors = (torch.from_numpy(array).to(self._placement.device) for array in arrays)
         with self._placement.autocast():
             outputs = getattr(self.network, graph)(*tensors)
@@ -208,7 +203,6 @@ class TorchModel(nn.ModuleList):
         return self._to_device(*pad_clips(clips, samples))
 
     def _to_device(self, audio: Float32s, lengths: Counts) -> tuple[Tensor, Tensor]:
-        require_process(self._process_id)
         return torch.from_numpy(audio).to(self._placement.device), torch.from_numpy(lengths)
 
     def _read_back(self) -> EffectiveRuntime:
@@ -272,7 +266,7 @@ class CompiledModel(TorchModel):
         keep_device_guard()
         set_recompile_limit(1000)  # for a class of blocks; in effect the table is the limit
         block: Any
-        for block in chain.from_iterable(map(find_blocks, self.network.model)):
+        for block in find_blocks([self.network.model]):
             block.compile(**compile_options)
             if chunks is not None and hasattr(block, "forward_chunk"):
                 block.forward_chunk = torch.compile(block.forward_chunk, **compile_options)

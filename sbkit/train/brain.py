@@ -682,7 +682,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _compile(self) -> None:
         if self.compile:
-            compile_blocks(self.modules.values(), self.device)
+            compile_blocks(self.modules.values())
 
     # -- several processes --------------------------------------------------------------------
 

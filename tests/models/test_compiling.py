@@ -16,7 +16,6 @@ from sbkit.train.brain import Brain
 from tests.processes import CONTEXT
 from tests.train import fine_tuning
 
-CPU = torch.device("cpu")
 # Utterances and frames; a single utterance would have a graph of its own.
 SHAPES = [(3, 31), (2, 40), (5, 9), (4, 26)]
 SIZES = {"d_model": 8, "nhead": 2, "d_ffn": 16}
@@ -102,7 +101,7 @@ def test_compiled_training_continues_when_freezing_ends(monkeypatch: pytest.Monk
 
 
 class UserModule(nn.Linear):
-    """A module that is compiled, unlike torch's."""
+    """A module of the user's: torch compiles none of its own, such as nn.Linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)
@@ -124,12 +123,9 @@ def test_variants_of_a_block_run_compiled(monkeypatch: pytest.MonkeyPatch) -> No
         plain(module, backend=counting, dynamic=dynamic)
 
     plain, module = nn.Module.compile, UserModule(3, 3)
-    torchs = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     monkeypatch.setattr(import_module("torch._dynamo.config"), "recompile_limit", 8)
     monkeypatch.setattr(nn.Module, "compile", compile_counting)
-    assert compiling.compile_blocks([module, torchs, nn.Linear(3, 3)], CPU) == {"UserModule": 1}
-    torchs(torch.ones(1, 3))
-    assert not calls
+    compiling.compile_blocks([module])
     variants = list(product((1, 4), (1, 7), (True, False), (True, False)))
     for clips, frames, with_grad, is_bf16 in variants:
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=is_bf16)
