@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from traceback import extract_tb, format_exception
 from typing import Any
 
-from sbkit.base.libraries import is_library
 from sbkit.base.messages import printable, shorten
 
 FAILED = 1  # Python's own after a traceback
@@ -21,22 +19,7 @@ CODE_FAULTS = (TypeError, AttributeError, ImportError, NameError)
 LASTING_FAULTS = (*CODE_FAULTS, ValueError, LookupError, ArithmeticError, AssertionError)
 
 
-class CellError(BaseException):
-    """An error of which a notebook shows the sentence, without the calls that lead to it.
-
-    If code of the user's has raised its cause, the calls of that are shown as well.
-    """
-
-    def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows."""
-        cause, lines = self.__cause__, list[str]()
-        calls = extract_tb(None if cause is None else cause.__traceback__)
-        if not all(is_library(call.filename) for call in calls):
-            lines = "".join(format_exception(cause)).splitlines()
-        return [*lines, f"{type(self).__name__}: {self}"]
-
-
-class SbkitError(CellError, Exception):
+class SbkitError(Exception):
     """Raised for an error that a user can fix; says what must hold, what was given, what to do.
 
     A command prints the message without a traceback and exits with code 2. Control characters are
@@ -88,7 +71,7 @@ class OtherRankError(SbkitError):
         self.exit_code = code
 
 
-class StopRequestedError(CellError, KeyboardInterrupt):
+class StopRequestedError(KeyboardInterrupt):
     """Raised when Ctrl-C or a stop signal ends a run; the message says what is saved.
 
     `except KeyboardInterrupt` catches it in a script. A command exits with ASKED_TO_STOP.

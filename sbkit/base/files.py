@@ -37,6 +37,7 @@ FSYNC_REFUSALS = (
     *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
+MAX_TEXT_BYTES = 1 << 31  # of a text, a table of Kaldi for example
 MAX_FILE_BYTES = 1 << 25  # of a bundle or a run, except for these suffixes
 MAX_BYTES = {".yaml": 1 << 20, ".jsonl": 1 << 31, ".ckpt": 1 << 36, ".safetensors": 1 << 36}
 LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
@@ -383,9 +384,9 @@ def parsing_errors(
     return translate(Exception, SbkitError, describe, passing=() if is_json else CODE_FAULTS)
 
 
-def read_text_lines(path: Path, *, max_bytes: int, subject: str) -> list[str]:
+def read_text_lines(path: Path, *, subject: str) -> list[str]:
     """Read the lines of a UTF-8 file, which may be a link; raise SbkitError like `read_regular`."""
-    content = read_regular(path, max_bytes=max_bytes, subject=subject, follow_links=True)
+    content = read_regular(path, max_bytes=MAX_TEXT_BYTES, subject=subject, follow_links=True)
     with parsing_errors(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
 

@@ -6,6 +6,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from sbkit.base.files import nearest_existing
+
 
 def prepare_user() -> None:
     """Set LOGNAME, HOME and XDG_CACHE_HOME if this user has no name, or no home to write to.
@@ -28,12 +30,10 @@ def prepare_user() -> None:
 
 def _can_write(folder: Path) -> bool:
     """Return whether a folder below the home can be written to, once it is made."""
-    path = os.path.expanduser(folder)  # noqa: PTH111 - Path.expanduser raises without a home
-    if not os.path.isabs(path):  # noqa: PTH117
+    try:
+        return os.access(nearest_existing(folder.expanduser()), os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):  # a private folder, or no home
         return False
-    while not os.path.exists(path):  # noqa: PTH110 - Path.exists raises in a private folder
-        path = os.path.dirname(path)  # noqa: PTH120
-    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)  # noqa: PTH112
 
 
 def _make_temporary_folder() -> str:

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,8 +43,6 @@ from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 LEAVE_SIGNAL = signal.SIGUSR2  # the only one that ends a worker
-MAX_SOCKET_PATH = 107  # bytes, of Linux
-SOCKET_NAME = "/pymp-abcdefgh/listener-abcdefgh"  # of a worker, in the temporary folder
 BATCHES_AHEAD = 2  # of each worker, torch's default
 # With more clips, features are measured on as many drawn ones: their mean misses that of all by
 # 0.6 % of a deviation, in five languages.
@@ -352,13 +349,7 @@ def _end_workers() -> None:
 
 
 def _require_room_for_workers(settings: SettingValues) -> None:
-    """Check that sockets of workers have short paths, and that batches fit into shared memory."""
-    temporary = tempfile.gettempdir()
-    if len(os.fsencode(temporary + SOCKET_NAME)) > MAX_SOCKET_PATH:
-        raise ConfigError(
-            f"The temporary folder may have at most {MAX_SOCKET_PATH - len(SOCKET_NAME)} bytes in "
-            f"its path for the sockets of workers, but is {temporary}. Set TMPDIR."
-        )
+    """Check that the batches of workers fit into shared memory."""
     num_workers = settings["num_workers"]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     train_seconds = settings["batch_seconds"] / world_size() / settings["grad_accumulation_factor"]

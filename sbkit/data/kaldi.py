@@ -25,7 +25,6 @@ from sbkit.data.manifest import Excluded
 from sbkit.data.tables import Row, Table, TableOptions, collect_rows
 
 LABELS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}  # columns, by file
-MAX_BYTES = 1 << 31  # of a file
 
 
 class Line(NamedTuple):
@@ -114,7 +113,7 @@ def _read_if_any(file: Path) -> dict[str, str]:
 def _read_lines(file: Path) -> list[Line]:
     subject = f"The file {file.name} of a data folder of Kaldi"
     lines: list[Line] = []
-    text = read_text_lines(file, max_bytes=MAX_BYTES, subject=subject)
+    text = read_text_lines(file, subject=subject)
     for number, line in enumerate(text, start=1):
         fields = line.strip().split(maxsplit=1)
         if fields:

@@ -21,7 +21,6 @@ from sbkit.text.tokenizer import SPACE, Tokenizer
 PHRASE_REWARD = 2.0
 LETTER_REWARD = 1.2
 MAX_REWARDED_LETTERS = 10  # of a phrase
-MAX_LIST_BYTES = 1 << 24
 FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".lst", ".list")  # of no phrase
 
 
@@ -32,7 +31,7 @@ def read_hotwords(source: str) -> list[str]:
     with suppress(OSError):  # phrases may be longer than the name of a file
         is_file |= file.is_file() or ("/" in source and file.parent.is_dir())
     if is_file and "\n" not in source:
-        return read_text_lines(file, max_bytes=MAX_LIST_BYTES, subject="`hotwords`")
+        return read_text_lines(file, subject="`hotwords`")
     return re.split("[,\n]", source)
 
 

@@ -194,7 +194,7 @@ class DecoderPool:
                     initargs=(self.decoder, os.getpid()),
                 )
                 # A program may never close the pool, and loky's own exit handler then raises.
-                self._finalizer = weakref.finalize(self, _kill_workers, self._executor, os.getpid())
+                self._finalizer = weakref.finalize(self, _kill_workers, self._executor)
             return self._executor
 
     def _shut_down(self, executor: "ProcessPoolExecutor") -> None:
@@ -205,10 +205,8 @@ class DecoderPool:
                 self._finalizer()
 
 
-def _kill_workers(executor: "ProcessPoolExecutor", owner_pid: int) -> None:
-    """Kill the processes, unless this process is a fork of the one that owns them."""
-    if os.getpid() == owner_pid:
-        executor.shutdown(kill_workers=True)
+def _kill_workers(executor: "ProcessPoolExecutor") -> None:
+    executor.shutdown(kill_workers=True)
 
 
 def _set_decoder(decoder: ClipDecoder, parent: int) -> None:

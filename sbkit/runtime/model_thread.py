@@ -8,7 +8,6 @@ Legend: S samples.
 """
 
 import operator
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -78,18 +77,11 @@ class PickledAsCall:
         self.close()
 
 
-def require_process(process_id: int) -> None:
-    """Raise SbkitError in a fork of the process that loaded a model, as no thread is forked."""
-    if os.getpid() != process_id:
-        raise SbkitError("This process is a fork of the model's: load it in each process.")
-
-
 class ModelThread:
     """Run a model in a thread of its own; any thread may call the methods."""
 
     def __init__(self, make: Callable[[], LoadedModel]) -> None:
         """Start the thread, and make the model in it; raises what ``make`` raises."""
-        self._process_id = os.getpid()
         self._local = threading.local()  # holds the model, and frees it when the thread ends
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
@@ -105,7 +97,6 @@ class ModelThread:
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
         """Call a function with the model, in the model's thread, and return its result."""
-        require_process(self._process_id)
         with translate(RuntimeError, SbkitError, CLOSED):
             future = self._executor.submit(lambda: use(self._local.model))
         with translate(CancelledError, SbkitError, CLOSED):  # by another thread meanwhile

@@ -35,7 +35,6 @@ from sbkit.base.messages import printable
 
 logger = logging.getLogger("sbkit.serve")
 
-MAX_KEY_FILE_BYTES = 1 << 20
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 WARMING, READY, DRAINING, STOPPING = "warming up", "ready", "draining", "stopping"
 PROBE_PATHS = ("/health/live", "/health/ready", "/metrics")  # polled all the time, so not logged
@@ -254,9 +253,7 @@ class ApiKeys:
         """Read the file, also a second time; raises ConfigError for no keys or unusable ones."""
         if self._file is None:
             return
-        lines = read_text_lines(
-            self._file, max_bytes=MAX_KEY_FILE_BYTES, subject="`--api-key-file`"
-        )
+        lines = read_text_lines(self._file, subject="`--api-key-file`")
         keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
         if not keys:  # the server would be open to everyone
             raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one per line.")

@@ -162,7 +162,7 @@ def test_pipe_device_folder_loop_and_missing_file_are_not_read(
 ) -> None:
     make(tmp_path / "a.txt")
     with pytest.raises(SbkitError, match="A file must be readable, but .*a.txt is not"):
-        read(tmp_path / "a.txt", max_bytes=9, subject="A file")
+        read(tmp_path / "a.txt", subject="A file")
     with pytest.raises(SbkitError, match="A text must be readable, but .*none.txt is not"):
         list(iter_raw_lines(tmp_path / "none.txt", subject="A text"))
 

@@ -26,8 +26,6 @@ from tests.runs import ROOT
 from tests.runtime.tones import RATE, noise, run
 from tests.test_readme import blocks
 
-# Python 3.12 warns of a fork while threads run, which is what is tested here.
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 CLIP = noise(2.0)[0]
 SMALL_PICKLE = 2000  # bytes; the weights take 50 kB
 
@@ -87,26 +85,6 @@ def test_loaded_objects_pickle_by_loading_again(
     assert len(content) < SMALL_PICKLE
     assert use(pickle.loads(content), CLIP) == expected
     assert other_process.apply(use, (original, CLIP)) == expected
-
-
-def test_loaded_objects_refuse_a_fork_at_once(
-    loaded: tuple[Any, Callable[[Any, Samples], object]],
-) -> None:
-    original, use = loaded
-    use(original, CLIP)
-    context = multiprocessing.get_context("fork")
-    errors = context.SimpleQueue()
-
-    def use_in_fork() -> None:
-        with pytest.raises(SbkitError) as raised:
-            use(original, CLIP)
-        errors.put(str(raised.value))
-
-    fork = context.Process(target=use_in_fork)
-    fork.start()
-    fork.join(timeout=60)
-    assert fork.exitcode == 0  # None while it hangs
-    assert "load it in each process" in errors.get()
 
 
 def test_closed_objects_say_so(streaming: Path) -> None:

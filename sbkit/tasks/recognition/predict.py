@@ -82,8 +82,7 @@ class _SegmentResult:
 class Transcriber(PickledAsCall):
     """Transcribe files and arrays; made by `Transcriber.load`.
 
-    Any number of threads may call it. It pickles as the call that loads it again, and cannot be
-    used in a fork of its process.
+    Any number of threads may call it. It pickles as the call that loads it again.
 
     effective: where and how the model runs.
     sample_rate: of the model, in Hz; frame_seconds: from one frame to the next.

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 TABLE_FILE, LEFT_OUT_FILE = "segments.csv", "left_out.tsv"
 COLUMNS = ("id", "path", "offset", "duration", "text", "score")
 LEFT_OUT_COLUMNS = ("path", "offset", "score", "text")
-MAX_TEXT_BYTES = 1 << 26
 
 
 def add_commands(parser: Parser) -> None:
@@ -52,7 +51,7 @@ def segment(options: Namespace) -> None:
     from sbkit.tasks.recognition.recordings import show_seconds
     from sbkit.text.transcripts import split_text
 
-    lines = read_text_lines(options.transcript, max_bytes=MAX_TEXT_BYTES, subject="A transcript")
+    lines = read_text_lines(options.transcript, subject="A transcript")
     require_writable(options.out, option="--out")
     options.out.mkdir(parents=True, exist_ok=True)
     bundle = load_in_thread(options.bundle, decoder=GREEDY, **model_options(options))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import FILES_FAILED, ConfigError, DataError
-from sbkit.base.files import read_regular, read_text_lines, require_writable, to_json
+from sbkit.base.files import read_text_lines, require_writable, to_json
 from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import ClipTable, Row, Share, open_clip_table
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_LINES_BYTES = 1 << 32
 LINES_PER_STEP = 256  # synthesized, then written; a job that is killed loses one step
 COLUMNS = ("path", "text", "duration", "speed", "speaker")
 
@@ -50,7 +49,7 @@ def speak(options: Namespace) -> int:
     import numpy as np
 
     from sbkit.audio.io import STANDARD, to_int16, write_wav
-    from sbkit.tasks.synthesis.predict import MAX_TEXT_CHARACTERS, Synthesizer
+    from sbkit.tasks.synthesis.predict import Synthesizer
 
     _check_options(options)
     if options.lines is not None:
@@ -60,11 +59,8 @@ def speak(options: Namespace) -> int:
     with Synthesizer.from_options(options) as voice:
         text = options.text
         if text is None:
-            if options.file == STANDARD:
-                content = sys.stdin.buffer.read()
-            else:
-                max_bytes = 8 * MAX_TEXT_CHARACTERS
-                content = read_regular(options.file, max_bytes=max_bytes, subject="A text")
+            is_standard = options.file == STANDARD
+            content = sys.stdin.buffer.read() if is_standard else options.file.read_bytes()
             try:
                 text = content.decode()
             except UnicodeDecodeError as error:
@@ -131,7 +127,7 @@ def _speak_lines(options: Namespace) -> int:
 def _read_lines(file: Path) -> dict[str, int]:
     """Return the different lines of a file, and the number of the first one of each."""
     lines: dict[str, int] = {}
-    texts = read_text_lines(file, max_bytes=MAX_LINES_BYTES, subject="The file of --lines")
+    texts = read_text_lines(file, subject="The file of --lines")
     for number, text in enumerate(texts, 1):
         lines.setdefault(text.rstrip("\r"), number)
     return lines
