@@ -16,7 +16,6 @@ from sbkit.data.corpus import SettingValues, splits_by_prefix
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.text.languages import single_language_tag
 
-MAX_TRANSCRIPT_BYTES = 1 << 28  # of a chapter
 CHAPTER_PATTERNS = ("*/", "*/*/**/")  # folders of a split at any depth; ** skips links
 GENDERS = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
 
@@ -93,9 +92,7 @@ def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | 
             yield Excluded(file.name, "second audio file of an id", detail)
     ids: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
-        lines = read_text_lines(
-            file, max_bytes=MAX_TRANSCRIPT_BYTES, subject="A file of transcripts"
-        )
+        lines = read_text_lines(file, subject="A file of transcripts")
         for number, line in enumerate(lines, start=1):
             id, _, words = line.strip().partition(" ")
             position = f"{file.name} line {number}"
