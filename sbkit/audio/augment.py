@@ -20,6 +20,7 @@ once, for the first batch, and stay on the device; after that the host never wai
         parts: [!ref <add_reverb>, !ref <add_noise>]
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import conv1d, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.fbank import MIN_HZ
@@ -36,7 +37,6 @@ from sbkit.audio.io import find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.audio.random_draws import draw_uniform
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.imports import import_torchaudio
 from sbkit.base.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE
 from sbkit.base.units import SAMPLE_RATE, seconds_to_samples
 
@@ -45,6 +45,8 @@ MIN_NOISE_SECONDS_PER_FILE = 2  # a shorter noise is heard to repeat
 MAX_FILES = MAX_NOISE_SECONDS // MIN_NOISE_SECONDS_PER_FILE
 SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
 NOISE_SAMPLES = 1 << 20
+CUTOFF_SHARE = 0.99  # of the lower Nyquist frequency, to which a change of speed keeps sound
+ZERO_CROSSINGS = 6  # of the sinc on each side of a sample
 MAX_IMPULSE_SECONDS = 2  # of a room's impulse response, from the direct sound on
 
 AugmentFeatures = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
@@ -144,7 +146,7 @@ def speed_perturb(
         percent = group.speed_percent
         clips = clips[:, : group.max_samples].float()
         if percent != 100:
-            clips = make_resampler(percent, audio.device)(clips)
+            clips = change_speed(clips, percent)
             clip_lengths = torch.div(clip_lengths * 100, percent, rounding_mode="floor")
             mask = length_mask(clip_lengths, clips.shape[1], clips.device)
             clips = clips * mask  # the filter rings past the end
@@ -155,13 +157,33 @@ def speed_perturb(
     return torch.cat(padded), torch.cat(new_lengths)
 
 
+def change_speed(clips: Tensor, percent: int) -> Tensor:
+    """Play clips, (B, S), at a speed: -> (B, ceil(100 S / percent)).
+
+    The kernel is polyphase: of 11 samples, 110 % makes 10, each by a filter of its own.
+    """
+    divisor = math.gcd(percent, 100)
+    period, num_filters = percent // divisor, 100 // divisor
+    kernel = resampling_kernel(period, num_filters, clips.device)
+    margin = (kernel.shape[2] - period) // 2
+    padded = pad(clips, (margin, margin + period)).unsqueeze(1)
+    resampled = conv1d(padded, kernel, stride=period).transpose(1, 2).flatten(1)
+    return resampled[:, : -(-num_filters * clips.shape[1] // period)]
+
+
 @lru_cache
-def make_resampler(percent: int, device: torch.device) -> nn.Module:
-    """Make the resampler of a speed, once: the host must wait while torchaudio makes its kernel."""
-    # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
-    transforms = import_torchaudio("torchaudio.transforms")
-    resample: nn.Module = transforms.Resample(percent, 100, dtype=torch.float32)
-    return resample.to(device, non_blocking=True)
+def resampling_kernel(period: int, num_filters: int, device: torch.device) -> Tensor:
+    """Return a sinc under a Hann window for each new sample of a period: (new, 1, K)."""
+    cutoff = min(period, num_filters) * CUTOFF_SHARE
+    margin = math.ceil(ZERO_CROSSINGS * period / cutoff)
+    times = torch.arange(-margin, margin + period, dtype=torch.float32) / period
+    delays = torch.arange(0, -num_filters, -1, dtype=torch.float32) / num_filters
+    times = (delays[:, None, None] + times) * cutoff
+    times = times.clamp(-ZERO_CROSSINGS, ZERO_CROSSINGS)
+    window = torch.cos(times * math.pi / ZERO_CROSSINGS / 2).square() * (cutoff / period)
+    angles = math.pi * times
+    sinc = torch.where(angles == 0, 1.0, angles.sin() / angles)
+    return (sinc * window).to(device, non_blocking=True)
 
 
 class Compose(nn.Module):

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling, length_mask, widest_float
 from sbkit.base.errors import ConfigError
-from sbkit.base.imports import import_torchaudio
 from sbkit.base.ranges import Range
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 
@@ -221,12 +220,19 @@ def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     and window differ by one part in 10^7, which changed quiet bins of speech by 0.0026.
     """
     size = fft_samples(sample_rate)
-    highest = sample_rate / 2
-    no_warping = (100.0, -500.0, 1.0)
-    kaldi = import_torchaudio("torchaudio.compliance.kaldi")
-    filters, _ = kaldi.get_mel_banks(n_mels, size, sample_rate, MIN_HZ, highest, *no_warping)
-    filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
-    return filters.T.repeat_interleave(2, dim=0).to(device, non_blocking=True)
+    lowest, highest = (1127.0 * math.log(1.0 + hz / 700.0) for hz in (MIN_HZ, sample_rate / 2))
+    corners = lowest + torch.arange(n_mels + 2.0) * ((highest - lowest) / (n_mels + 1))
+    mels = 1127.0 * (1.0 + sample_rate / size * torch.arange(size // 2) / 700.0).log()
+    filters = nn.functional.pad(triangles(mels, corners), (0, 0, 0, 1))  # none at half the rate
+    return filters.repeat_interleave(2, dim=0).to(device, non_blocking=True)
+
+
+def triangles(positions: Tensor, corners: Tensor) -> Tensor:
+    """Return a triangle over each three consecutive corners, (M + 2,), at positions: -> (F, M)."""
+    widths = corners.diff()
+    distances = positions.unsqueeze(1) - corners  # (F, M + 2)
+    rising, falling = distances[:, :-2] / widths[:-1], -distances[:, 2:] / widths[1:]
+    return torch.minimum(rising, falling).clamp(min=0.0)
 
 
 @lru_cache(maxsize=8)

@@ -22,7 +22,7 @@ from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sbkit.base.errors import ConfigError, DeviceError, SbkitError, translate
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.libraries import LIBRARIES, is_library
 
 logger = logging.getLogger(__name__)
@@ -38,18 +38,12 @@ def require_package(name: str, *, extra: str) -> ModuleType:
         raise SbkitError(f"{fault} Install it: pip install 'sbkit[{extra}]'") from error
 
 
-def import_torchaudio(name: str = "torchaudio") -> ModuleType:
-    """Import a module of torchaudio, or raise DeviceError: it may be built for another CUDA.
-
-    Wheels of torch 2.15 contain CUDA 13.2; those of torchaudio 2.11.0 refuse any but 13.0, and
-    their library cannot be loaded beside a torch without CUDA.
-    """
-    with translate((ImportError, OSError, RuntimeError), DeviceError, explain_torchaudio):
-        return import_module(name)
-
-
 def explain_torchaudio(error: Exception) -> str:
-    """Explain why torchaudio cannot be imported, and which commands help."""
+    """Explain why torchaudio, which speechbrain imports, cannot be, and which commands help.
+
+    Wheels of torchaudio 2.11.0 refuse any CUDA but 13.0, that of torch 2.11 to 2.14; those of
+    2.11.1 any but 13.2, that of torch 2.15. Neither can be loaded beside a torch without CUDA.
+    """
     from sbkit.base.versions import versions  # importlib.metadata takes 30 ms
 
     torch, torchaudio = (versions()[name] for name in ("torch", "torchaudio"))
@@ -59,9 +53,10 @@ def explain_torchaudio(error: Exception) -> str:
     else:
         fault = f"torchaudio {torchaudio} cannot be used with torch {torch} ({reason})"
     return (
-        f"{fault}. To keep this torch, install torchaudio from the index that torch came from: "
-        "pip install --force-reinstall --no-deps --index-url INDEX torchaudio. Or install a pair "
-        "from the default index: pip install --force-reinstall 'torch>=2.11,<2.15' torchaudio"
+        f"{fault}. To keep this torch, install torchaudio 2.11.1 for torch 2.15, 2.11.0 for an "
+        "earlier one, from the index that torch came from: pip install --force-reinstall --no-deps "
+        "--index-url INDEX torchaudio==VERSION. Or install a pair from the default index: pip "
+        "install --force-reinstall 'torch>=2.15,<2.16' torchaudio"
     )
 
 

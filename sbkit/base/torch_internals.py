@@ -1,4 +1,4 @@
-"""The private parts of torch that sbkit uses, tested with torch 2.11.0 and torch 2.14.1.
+"""The private parts of torch that sbkit uses, tested with torch 2.11.0 and torch 2.15.0.
 
 Before you change the version of torch, read this file and run tests/base/test_torch_internals.py.
 """

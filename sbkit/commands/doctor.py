@@ -4,10 +4,11 @@ import os
 import platform
 import shutil
 from argparse import Namespace
+from importlib import import_module
 from pathlib import Path
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
-from sbkit.base.imports import import_torchaudio
+from sbkit.base.imports import explain_torchaudio
 from sbkit.base.machine import available_providers, has_torch, usable_cores, why_no_cuda
 from sbkit.base.messages import printable
 from sbkit.base.versions import versions
@@ -102,9 +103,9 @@ def describe_machine() -> dict[str, str]:
 
         subjects["torch"] = torch.__version__  # its end, such as +cpu or +cu130, names the build
         try:
-            import_torchaudio()
-        except SbkitError as error:
-            subjects["torchaudio"] = str(error)
+            import_module("torchaudio")
+        except Exception as error:  # a library of another torch raises many kinds
+            subjects["torchaudio"] = explain_torchaudio(error)
         for device_type in PRECISIONS_BY_DEVICE_TYPE:
             if device_type != "cpu":
                 for index in range(count_local_devices(device_type)):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
 
+from sbkit.audio.fbank import MIN_HZ, triangles
 from sbkit.audio.lengths import length_mask
-from sbkit.base.imports import import_torchaudio
 from sbkit.base.ranges import Range
 from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
@@ -70,8 +70,9 @@ class LogMel(nn.Module):
         basis = fourier_basis(WINDOW_HOPS * hop)
         num_frequencies = basis.shape[1] // 2
         nyquist = sample_rate / 2
-        functional = import_torchaudio("torchaudio.functional")
-        filters = functional.melscale_fbanks(num_frequencies, 20.0, nyquist, n_mels, sample_rate)
+        ends = (2595.0 * math.log10(1.0 + hz / 700.0) for hz in (MIN_HZ, nyquist))
+        corners = 700.0 * (10.0 ** (torch.linspace(*ends, n_mels + 2) / 2595.0) - 1.0)
+        filters = triangles(torch.linspace(0, sample_rate // 2, num_frequencies), corners)
         self.register_buffer("basis", basis, persistent=False)
         self.register_buffer("filters", filters, persistent=False)  # (F, M)
 

@@ -12,6 +12,7 @@ import soundfile
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torchaudio.transforms import Resample
 
 from sbkit.audio import augment
 from sbkit.audio.augment import (
@@ -21,6 +22,7 @@ from sbkit.audio.augment import (
     Augmentation,
     SpecAugment,
     SpeedGroup,
+    change_speed,
     speed_perturb,
 )
 from sbkit.audio.random_draws import draw_for_step, draw_uniform, seeded_draws
@@ -35,6 +37,13 @@ def tones() -> tuple[Tensor, Tensor]:
     """Make padded clips of 440 Hz that do not end at a zero crossing."""
     clips = [torch.sin(torch.arange(count) * 2 * torch.pi * 440 / 16_000) for count in (4001, 2999)]
     return pad_sequence(clips, batch_first=True), torch.tensor([4001, 2999])
+
+
+@pytest.mark.parametrize("percent", [50, 90, 97, 110])
+def test_resampler_is_torchaudios(percent: int) -> None:
+    clips, _ = tones()
+    expected = Resample(percent, 100, dtype=torch.float32)(clips)
+    assert torch.equal(change_speed(clips, percent), expected)
 
 
 def test_pauses_surround_utterances_with_noise_below_them() -> None:

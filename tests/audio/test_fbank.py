@@ -7,8 +7,17 @@ from torch import Tensor
 from torch.export import Dim, export
 from torch.nn.utils.rnn import pad_sequence
 from torchaudio.compliance.kaldi import fbank as kaldi_fbank
+from torchaudio.compliance.kaldi import get_mel_banks
 
-from sbkit.audio.fbank import EPSILON, Fbank, mel_filters, mel_products, povey_window
+from sbkit.audio.fbank import (
+    EPSILON,
+    MIN_HZ,
+    Fbank,
+    fft_samples,
+    mel_filters,
+    mel_products,
+    povey_window,
+)
 from sbkit.base.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -62,6 +71,10 @@ def test_other_sample_rates_and_numbers_of_bins_equal_kaldi(rate: int, n_mels: i
     features, frames = Fbank(n_mels=n_mels, sample_rate=rate)(*batch(clips))
     for row, count, clip in zip(features, frames, clips, strict=True):
         torch.testing.assert_close(row[:count], kaldi(clip, n_mels, rate), **CLOSE)
+    filters, _ = get_mel_banks(
+        n_mels, fft_samples(rate), rate, MIN_HZ, rate / 2, 100.0, -500.0, 1.0
+    )
+    assert torch.equal(mel_filters(n_mels, rate, CPU)[:-2:2], filters.T)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 399])

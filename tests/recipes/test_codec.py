@@ -198,6 +198,7 @@ def test_log_mel_equals_the_log_mel_of_windows_around_their_hop() -> None:
     pairs, frames = features(audio, torch.tensor([130, 70]))
     assert (pairs.shape, frames.tolist()) == ((2, 4, 10), [4, 2])
     filters = melscale_fbanks(41, 20.0, 1000.0, 5, 2000)
+    assert torch.equal(features.filters, filters)
     padded = torch.nn.functional.pad(audio, (30, 60))
     for row, hop in ((0, 0), (0, 3), (0, 7), (1, 3)):
         window = padded[row, 20 * hop : 20 * hop + 80] * torch.hann_window(80)
