@@ -70,8 +70,9 @@ class LogMel(nn.Module):
         basis = fourier_basis(WINDOW_HOPS * hop)
         num_frequencies = basis.shape[1] // 2
         nyquist = sample_rate / 2
-        ends = (2595.0 * math.log10(1.0 + hz / 700.0) for hz in (MIN_HZ, nyquist))
-        corners = 700.0 * (10.0 ** (torch.linspace(*ends, n_mels + 2) / 2595.0) - 1.0)
+        lowest, highest = (2595.0 * math.log10(1.0 + hz / 700.0) for hz in (MIN_HZ, nyquist))
+        mels = torch.linspace(lowest, highest, n_mels + 2)
+        corners = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
         filters = triangles(torch.linspace(0, sample_rate // 2, num_frequencies), corners)
         self.register_buffer("basis", basis, persistent=False)
         self.register_buffer("filters", filters, persistent=False)  # (F, M)
