@@ -150,7 +150,7 @@ def test_stopped_run_resumes_to_the_same_weights(
 
 
 @pytest.mark.slow
-def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path, capsys: Captured) -> None:
+def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path) -> None:
     assert "# Language identifier" in (bundle / "README.md").read_text()
     with pytest.raises(SbkitError, match=f"pass --import {MODULE}"):
         load_bundle(bundle)
@@ -168,8 +168,6 @@ def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path, capsys
     for command in (["transcribe", str(bundle), "talk.wav"], ["tune", str(trained)]):
         with pytest.raises(SbkitError, match="Use: sbkit run FOLDER identify"):
             sbkit([*command, *IMPORT])
-    assert sbkit(["doctor", str(bundle), *IMPORT]) == 0
-    assert "torch fp32: runs on torch, cpu" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -135,9 +135,8 @@ def test_newest_versions_read_and_serve_without_torch(
     sbkit = newest / "bin/sbkit"
     read = call(newest / "bin/python", "-c", READ_ALL_FORMATS, ROOT, cwd=tmp_path)
     assert read.returncode == 0, read.stderr
-    tried = call(sbkit, "doctor", exported, cwd=tmp_path)
+    tried = call(sbkit, "doctor", cwd=tmp_path)
     assert tried.returncode == 0, tried.stdout
-    assert f"{exported}, onnx fp32: runs on" in tried.stdout
     talk = tmp_path / "talk.m4a"
     talk.write_bytes(encode_tone(("MP4", "AAC")))
     result = call(sbkit, "transcribe", exported, talk, "--runtime", "onnx", cwd=tmp_path)

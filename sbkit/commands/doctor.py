@@ -1,13 +1,12 @@
-"""`sbkit doctor`: describe this machine, and try audio, the cache, ONNX and bundles."""
+"""`sbkit doctor`: describe this machine, and try PyAV, soundfile, the cache and ONNX Runtime."""
 
 import os
 import platform
 import shutil
 from argparse import Namespace
 from importlib import import_module
-from pathlib import Path
 
-from sbkit.base.errors import BAD_INPUT, SbkitError
+from sbkit.base.errors import BAD_INPUT
 from sbkit.base.imports import explain_torchaudio
 from sbkit.base.machine import available_providers, has_torch, usable_cores, why_no_cuda
 from sbkit.base.messages import printable
@@ -32,20 +31,13 @@ MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
 
 def add_commands(parser: Parser) -> None:
     """Add `doctor`."""
-    help = "print which devices, packages and bundles work on this machine"
-    add = parser.add_command("doctor", doctor, help, "import", is_intermixed=True)
-    formats = "try the formats of these bundles"
-    add("models", metavar="BUNDLE", type=Path, nargs="*", help=formats)
+    help = "print which devices and packages work on this machine"
+    parser.add_command("doctor", doctor, help)
 
 
 def doctor(options: Namespace) -> int:
-    """Describe this machine, run the trials, and load each format of bundles; return the exit code.
-
-    Prints the result of a trial, the device that a format runs on, or the error.
-    """
+    """Describe this machine, print the result or the error of each trial, return the exit code."""
     from sbkit.commands.trials import TRIALS
-    from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER
-    from sbkit.runtime.runtimes import load_in_thread
 
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
@@ -60,31 +52,6 @@ def doctor(options: Namespace) -> int:
             cause = error.__cause__ or error  # such as the TypeError behind "not audio"
             result = f"{type(cause).__name__}: {cause}"
         print(printable(f"trial of {subject}: {result}"), flush=True)
-    for folder in options.models:
-        targets = [
-            ("onnx", precision)
-            for precision, file in MODEL_FILES.items()
-            if (folder / ONNX_FOLDER / file).exists()
-        ]
-        # Without ONNX files and without torch, the error of the torch format says what to install.
-        if has_torch() or not targets:
-            targets.insert(0, ("torch", "fp32"))
-        for runtime, precision in targets:
-            try:
-                bundle = load_in_thread(
-                    folder,
-                    runtime=runtime,
-                    precision=precision,
-                    decoder="greedy",
-                    user_modules=options.user_modules,
-                )
-            except SbkitError as error:
-                exit_code = BAD_INPUT
-                result = str(error)
-            else:
-                result = f"runs on {bundle.model.effective}"
-                bundle.model.close()
-            print(printable(f"{folder}, {runtime} {precision}: {result}"), flush=True)
     return exit_code
 
 

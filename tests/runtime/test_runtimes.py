@@ -25,7 +25,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.machine import PRECISIONS, NvidiaDriver
 from sbkit.commands.cli import run
 from sbkit.commands.doctor import describe_machine
-from sbkit.commands.trials import ONNX_SQUARE, TRIALS
+from sbkit.commands.trials import ONNX_SQUARE
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
@@ -250,29 +250,14 @@ def test_load_in_thread_refuses_an_onnx_model_of_other_weights(
         effective(bundle, device="cpu")
 
 
-def test_doctor_lists_packages_and_what_each_format_runs_on(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stand_in(monkeypatch, driver=None)
-    monkeypatch.delitem(TRIALS, "onnxruntime")  # the stand-in runs no graph
-    assert run(["doctor", str(bundle)]) == 0
-    report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert report["torch"].startswith("2.")
-    assert report["CUDA with onnx"].startswith("not usable, because there is no NVIDIA")
-    assert report["onnxruntime's providers"] == f"{CUDA}, {CPU}"
-    assert report[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
-    assert report[f"{bundle}, torch fp32"].startswith("runs on torch, ")
-    (bundle / "onnx/model.onnx").write_bytes(b"other")
-    assert run(["doctor", str(bundle)]) == 2
-    assert "is not what was written" in capsys.readouterr().out
-
-
 def test_doctor_tries_what_is_promised(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path))
     assert run(["doctor"]) == 0
     report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert report["torch"].startswith("2.")
+    assert report["onnxruntime's providers"].endswith(CPU)
     for package in ("PyAV", "soundfile"):
         assert report[f"trial of {package}"] == "reads what was written"
     assert report["trial of the cache"] == f"reads what was written in {tmp_path}"
