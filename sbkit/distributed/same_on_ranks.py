@@ -1,6 +1,5 @@
 """Compare, before the first step, what all processes of a run must have in common."""
 
-import logging
 import os
 import socket
 import sys
@@ -16,31 +15,22 @@ from sbkit.base.messages import listed
 from sbkit.base.versions import versions
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 
-logger = logging.getLogger(__name__)
-
 VISIBLE_SECONDS = 10.0  # for a file to appear on another machine
 POLL_SECONDS = 0.1
 DIGITS = 6  # of a checksum
 
 
-def ranks_without(folder: Path) -> list[str]:
-    """List the processes that do not see rank 0's folder, with their machines; all call this.
+def require_shared(folder: Path) -> None:
+    """Refuse, on all ranks, a rank that does not see rank 0's run folder.
 
     Rank 0 writes a file into it, and the others look for it.
     """
     if world_size() == 1:
-        return []
-    name = f".seen-by-all-{uuid4().hex}"
-    if rank() == 0:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).touch()
-        except OSError:  # a cache may be read-only
-            name = ""
-    name = gather_over_ranks(name)[0]
-    if not name:
-        return []
+        return
+    name = gather_over_ranks(f".seen-by-all-{uuid4().hex}")[0]
     file = folder / name
+    if rank() == 0:
+        file.touch()
     deadline = time.monotonic() + VISIBLE_SECONDS
     # `os.path.exists` is False for a disk that fails; `Path.exists` raises an error.
     while not (is_seen := os.path.exists(file)) and time.monotonic() < deadline:  # noqa: PTH110
@@ -48,20 +38,10 @@ def ranks_without(folder: Path) -> list[str]:
     sights = gather_over_ranks((is_seen, describe_rank()))
     if rank() == 0:
         file.unlink(missing_ok=True)
-    return [description for is_seen, description in sights if not is_seen]
-
-
-def require_shared(run_folder: Path, cache: Path) -> None:
-    """Refuse, on all ranks, a rank that does not see rank 0's run folder; note another cache."""
-    if blind := ranks_without(run_folder):
+    if blind := [description for is_seen, description in sights if not is_seen]:
         raise ConfigError(
-            f"All processes must share the run folder, but {run_folder} is not that of rank 0 for "
+            f"All processes must share the run folder, but {folder} is not that of rank 0 for "
             f"{listed(blind)}. Choose an --output_folder that all machines mount."
-        )
-    if blind := ranks_without(cache):
-        logger.info(
-            f"note: {cache} is not that of rank 0 for {listed(blind)}, so audio is decoded for "
-            "each. Let SBKIT_CACHE name a folder that all machines mount."
         )
 
 

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
-from sbkit.base.content_cache import default_cache
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.imports import reading_data
 from sbkit.base.machine import warn_of_unused_gpu
@@ -447,7 +446,7 @@ class Run:
             with main_rank_first():
                 if rank() == 0:  # before anything in the folder is written
                     lock.enter_context(locked_folder(self.folder))
-            require_shared(self.folder, default_cache())
+            require_shared(self.folder)
             if world_size() > 1:
                 self.values.make_run_config().check_same_on_ranks()
             yield text_log

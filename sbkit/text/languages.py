@@ -61,11 +61,6 @@ def check_language(value: object) -> str:
 
     Any three-letter code passes if its language has none of two letters: ISO 639-3 has 7,800.
     """
-    if value is False:
-        raise ConfigError(
-            "`language` must be a tag, but is false: YAML reads an unquoted no as false. For "
-            'Norwegian write language: "no".'
-        )
     code = primary_language(str(value))
     if not _TAG.fullmatch(str(value)) or (len(code) == 2 and code not in TWO_LETTER_CODES):
         raise ConfigError(
