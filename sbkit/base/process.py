@@ -30,6 +30,7 @@ from sbkit.base.errors import (
     SbkitError,
     StopRequestedError,
 )
+from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
 from sbkit.base.openmp import ThreadWaiting
 from sbkit.base.stores import is_temporary
@@ -93,6 +94,12 @@ def _run_to_exit_code(main: Callable[[], int | None]) -> int:
             # The first rank prints: torchrun ends all ranks within a second of the first exit.
             time.sleep(OTHER_RANKS_DELAY)
         print(sentence, file=sys.stderr, flush=True)
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            # torchrun prints it below its own traceback
+            details = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+            record = {"message": sentence, "extraInfo": details}
+            with suppress(OSError):  # its disk is full
+                Path(file).write_text(to_json({"message": record}))
         return exit_code(error)
 
 
