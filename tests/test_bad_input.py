@@ -9,6 +9,7 @@ import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.commands.cli import run as sbkit
+from tests.checkpoint.saves import cut
 from tests.runs import ROOT, Workplace, contents_of, read_json, rows_of, write_tsv
 
 ONE_EPOCH = "--number_of_epochs=1"
@@ -69,16 +70,6 @@ def test_unwritable_output_folder_is_named(
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
-def test_too_many_bad_clips_are_refused(
-    own_release: Workplace, tmp_path: Path, capsys: Captured
-) -> None:
-    clip = change_row(own_release.release, "dev", 1, path="gone.flac")
-    sentence = refusal(own_release, tmp_path / "run", capsys=capsys)
-    assert "1 of 4" in sentence
-    assert clip in sentence
-    assert not list(own_release.cache.rglob("*.tmp"))
-
-
 @pytest.mark.slow
 def test_transcripts_too_long_for_their_audio_are_left_out(
     own_release: Workplace, tmp_path: Path, capsys: Captured
@@ -124,14 +115,10 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(folder for folder in (run / "checkpoints").iterdir() if folder.is_dir())
 
 
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
-
-
 @pytest.mark.slow
 def test_truncated_checkpoint_is_skipped(run: Path, workplace: Workplace, capsys: Captured) -> None:
     first, last = checkpoints(run)
-    truncate(last / "model.ckpt")
+    cut(last / "model.ckpt")
     complete = contents_of(first)
     capsys.readouterr()
     assert workplace.train_here(run, "--number_of_epochs=2", "--check=false") == 0
@@ -146,7 +133,7 @@ def test_run_without_complete_checkpoint_is_left_unchanged(
     run: Path, workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     for checkpoint in checkpoints(run):
-        truncate(checkpoint / "model.ckpt")
+        cut(checkpoint / "model.ckpt")
     before = contents_of(run)
     sentence = refusal(workplace, run, "--number_of_epochs=2", capsys=capsys)
     assert "all 2 are damaged" in sentence

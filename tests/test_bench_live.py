@@ -29,14 +29,8 @@ def test_bench_live_counts_delays_and_revised_words() -> None:
     assert (results.revised, results.stable_revised) == (3, 0)  # an, fo, dog
     bench_live.add_endpoint(results, [Endpoint(seconds=2.1, rule="silence"), final])
     assert results.endpoints == pytest.approx([1.2])
-    texts_of_clips = [
-        ("a fox", "a fox"),
-        ("a fox", "the fox"),
-        ("a fox", "a fo"),
-        ("", ""),
-        ("a", ""),
-    ]
-    results.last_words = [bench_live.has_wrong_end(*pair) for pair in texts_of_clips]
+    pairs = [("a fox", "a fox"), ("a fox", "the fox"), ("a fox", "a fo"), ("", ""), ("a", "")]
+    results.last_words = [bench_live.has_wrong_end(*pair) for pair in pairs]
     assert results.figures()["last word wrong"] == "2 of 5"
 
 

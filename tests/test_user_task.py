@@ -88,15 +88,10 @@ def test_bundles_store_the_first_class_that_is_no_recipe() -> None:
 
     assert Mine().name == "sbkit.tasks.recognition.task.Recognition"
     assert NamingRecipe().name == f"{__name__}.Naming"
+    mixin = type("Mixin", (), {"note": "mine"})
+    assert type("Mixed", (mixin, Asr), {})().name == Mine().name
     with pytest.raises(SbkitError, match="`measure` of the recipe Wrong belongs to its task"):
         type("Wrong", (Asr,), {"measure": lambda self, results: {}})
-
-
-def test_mixin_beside_a_recipe_is_no_task() -> None:
-    class Mixin:
-        note = "mine"
-
-    assert type("Mixed", (Mixin, Asr), {})().name == "sbkit.tasks.recognition.task.Recognition"
 
 
 def test_export_refuses_a_task_whose_module_imports_recipes() -> None:

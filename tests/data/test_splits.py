@@ -139,14 +139,6 @@ def test_unchanged_audio_is_not_decoded_again(tmp_path: Path, decoded: list[str]
         assert (again.fingerprint == first.fingerprint) == (changed is clips)
 
 
-def test_only_new_clips_are_decoded(tmp_path: Path, decoded: list[str]) -> None:
-    prepare(tmp_path, make_clips(tmp_path / "clips", 10))
-    decoded.clear()
-    more = make_clips(tmp_path / "clips", 11)
-    assert_holds(prepare(tmp_path, more), more)
-    assert decoded == ["clip10"]
-
-
 def test_fingerprint_depends_on_neither_the_folder_nor_a_time(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 4)
     copied = make_clips(tmp_path / "copy", 4)

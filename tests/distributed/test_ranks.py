@@ -70,11 +70,7 @@ def test_rank_left_by_another_waits_for_its_error(
 
 @pytest.mark.parametrize(
     ("error", "is_aborted"),
-    [
-        (None, False),
-        (StopRequestedError(), False),
-        (ValueError(), True),
-    ],
+    [(None, False), (StopRequestedError(), False), (ValueError(), True)],
     ids=["done", "stopped", "failed"],
 )
 def test_process_group_is_aborted_only_after_an_error(

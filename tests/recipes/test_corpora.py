@@ -1,7 +1,6 @@
 """The choice of the corpus, and manifests that a user names."""
 
 import gzip
-import io
 import json
 import re
 from collections import Counter
@@ -14,17 +13,15 @@ from typing import Any, cast
 
 import datasets
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import soundfile
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
 from recipes.CommonVoice import corpus as common_voice
 from recipes.OwnData import corpus as own_data
 from recipes.prepare import corpus_of
-from sbkit.audio.io import read_audio
+from sbkit.audio.io import encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpus import check_shares, deal_speakers, describe_corpus, splits_of
 from sbkit.data.manifest import Clip, Excluded, Manifest, to_texts
@@ -369,7 +366,7 @@ def test_audio_bytes_without_a_path_are_audio(
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     for kind in ("WAV", "FLAC", "MP3", "OGG"):
-        content = encoded(kind, np.ones(800, np.int16))
+        content = encode_audio(np.ones(800, np.int16), 16_000, kind)
         (clip,) = read_source(spark_rows(tmp_path, audio=[content], text=[b"hi"]))
         assert (clip.path.read_bytes(), clip.sentence) == (content, "hi")
 
@@ -394,12 +391,6 @@ def test_missing_file_is_named_by_its_key() -> None:
             own_data.read({"manifest": manifest, "language": "en"}, split)
 
 
-def encoded(kind: str, samples: npt.NDArray[np.int16]) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, 16_000, format=kind)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("parquet", [False, True])
 def test_dataset_with_embedded_audio_is_read(
     parquet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -407,9 +398,9 @@ def test_dataset_with_embedded_audio_is_read(
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     samples = (8000 * np.sin(np.arange(8000) / 9)).astype(np.int16)
     audio = [
-        {"bytes": encoded("WAV", samples), "path": "clips/a.wav"},
-        {"bytes": encoded("FLAC", samples[:4000]), "path": None},
-        {"bytes": encoded("MP3", samples), "path": "../../c.mp3"},
+        {"bytes": encode_audio(samples, 16_000, "WAV"), "path": "clips/a.wav"},
+        {"bytes": encode_audio(samples[:4000], 16_000, "FLAC"), "path": None},
+        {"bytes": encode_audio(samples, 16_000, "MP3"), "path": "../../c.mp3"},
         {"bytes": b"RIFF", "path": "d.wav"},
     ]
     rows = {"audio": audio, "text": list("abcd"), "age": [30, 31, 32, 33]}

@@ -272,16 +272,11 @@ def test_onnx_synthesizes_the_same(bundle: Path, voice: Synthesizer) -> None:
         assert np.allclose(second, voice.speak("Please hold the line.", 0.7), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("", "text is empty"),
-        ("x" * (MAX_TEXT_CHARACTERS + 1), f"more than {MAX_TEXT_CHARACTERS} characters"),
-    ],
-)
-def test_stream_refuses_bad_text_at_the_call(voice: Synthesizer, text: str, match: str) -> None:
-    with pytest.raises(SbkitError, match=match):
-        voice.stream(text)
+def test_stream_refuses_bad_text_at_the_call(voice: Synthesizer) -> None:
+    with pytest.raises(SbkitError, match="text is empty"):
+        voice.stream("")
+    with pytest.raises(SbkitError, match=f"more than {MAX_TEXT_CHARACTERS} characters"):
+        voice.stream("x" * (MAX_TEXT_CHARACTERS + 1))
     with pytest.raises(SbkitError, match=r"`speed` must be from 0\.25 to 4"):
         voice.stream("Press one", 5.0)
 

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import read_settings, save_yaml
-from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
+from sbkit.models.pretrained.folder import DEFAULTS
 from sbkit.train.initialize import read_named_weights
 from sbkit.train.setup import read_values
 from tests.models.pretrained.folders import FRAMES, make_folder
@@ -22,7 +21,6 @@ from tests.runs import (
     Workplace,
     last_parameters,
     read_json,
-    records_of,
     stopped_after,
     train_here,
 )
@@ -47,27 +45,12 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_folder(tmp_path_factory.mktemp("hub") / "tiny", **FRAMES)
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
-    return folder
+    return make_folder(tmp_path_factory.mktemp("hub") / "tiny", **FRAMES)
 
 
 def command(workplace: Workplace, pretrained: Path, run: Path, *options: str) -> list[str]:
     options = (f"--pretrained={pretrained}", *options)
     return ["train.py", *workplace.arguments(run, *options, yaml=str(YAML), tiny=SMALL)]
-
-
-@pytest.mark.slow
-def test_run_records_its_base_model(workplace: Workplace, pretrained: Path, tmp_path: Path) -> None:
-    finished = tmp_path / "finished"
-    assert train_here(command(workplace, pretrained, finished), workplace.cache) == 0
-    config = read_encoder_config(pretrained)
-    assert config["source"]["license"] == "mit"
-    assert read_json(finished / "run_config.json")["values"]["encoder_config"] == config
-    assert read_settings(finished / "hyperparams.yaml", {})["encoder_config"] == config
-    assert ": loaded " in (finished / "train.log").read_text()
-    epochs = records_of(finished, "epoch")
-    assert epochs[-1]["loss"] < epochs[0]["loss"]
 
 
 @pytest.mark.slow
@@ -149,16 +132,6 @@ def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: P
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 8000}))
     with pytest.raises(SbkitError, match="`sample_rate` must be the 8000 Hz .* but is 16000"):
         read_values(YAML, {"pretrained": str(folder)})
-
-
-def test_resolved_yaml_requires_same_folder(pretrained: Path, tmp_path: Path) -> None:
-    setup = read_values(YAML, {"pretrained": str(pretrained), "output_folder": str(tmp_path)})
-    save_yaml(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
-    again = read_values(tmp_path / "resolved.yaml", {})
-    assert again.settings == setup.settings
-    other = make_folder(tmp_path / "tiny", **FRAMES, do_stable_layer_norm=True)
-    with pytest.raises(SbkitError, match="agree with `pretrained`"):
-        read_values(tmp_path / "resolved.yaml", {"pretrained": str(other)})
 
 
 @pytest.mark.parametrize(("is_in_the_yaml", "width"), [(False, 768), (True, 48)])
