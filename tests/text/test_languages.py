@@ -13,17 +13,20 @@ def test_known_tag_is_returned_unchanged(tag: str) -> None:
     assert check_language(tag) == tag
 
 
-def test_unknown_tag_is_refused_with_advice() -> None:
-    for value, advice in (
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
         ("deu", r"Write de\."),
         ("deu-DE", r"Write de-DE\."),
         ("German", r"Write its ISO 639 code"),
         ("qq", r"Write its ISO 639 code"),
         ("cmn_hans_cn", r"Write zh_hans_cn\."),
         (False, "YAML reads an unquoted no as false"),
-    ):
-        with pytest.raises(SbkitError, match=f"`language` must be .*{advice}"):
-            check_language(value)
+    ],
+)
+def test_unknown_tag_is_refused_with_advice(value: object, advice: str) -> None:
+    with pytest.raises(SbkitError, match=f"`language` must be .*{advice}"):
+        check_language(value)
 
 
 def test_language_tags_of_one_and_several_languages() -> None:

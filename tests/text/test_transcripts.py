@@ -71,10 +71,7 @@ WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
         "uh um 50 percent of it percent of",
         ["%hesitation"],
     ),
-    "&=clears:throat &-um &+fr so xxx, R&D": (
-        "um so r and d",
-        ["&=clears:throat", "&+fr", "xxx"],
-    ),
+    "&=clears:throat &-um &+fr so xxx, R&D": ("um so r and d", ["&=clears:throat", "&+fr", "xxx"]),
     "<I want> [/] I (.) want +/. www.x.com +...": (
         "i want i want www x com",
         ["[/]", "(.)", "+/.", "+..."],
