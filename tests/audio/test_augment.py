@@ -11,7 +11,6 @@ import pytest
 import soundfile
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torchaudio.transforms import Resample
 
 from sbkit.audio import augment
@@ -28,6 +27,7 @@ from sbkit.audio.augment import (
 from sbkit.audio.random_draws import draw_for_step, draw_uniform, seeded_draws
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.models.pretrained.blocks import mask_spans
+from tests.audio.test_fbank import as_batch
 
 TIME_ONLY = {"freq_masks": 0, "freq_width": 0}
 FREQ_ONLY = {"time_masks": 0, "time_width": 0}
@@ -36,7 +36,7 @@ FREQ_ONLY = {"time_masks": 0, "time_width": 0}
 def tones() -> tuple[Tensor, Tensor]:
     """Make padded clips of 440 Hz that do not end at a zero crossing."""
     clips = [torch.sin(torch.arange(count) * 2 * torch.pi * 440 / 16_000) for count in (4001, 2999)]
-    return pad_sequence(clips, batch_first=True), torch.tensor([4001, 2999])
+    return as_batch(clips)
 
 
 @pytest.mark.parametrize("percent", [50, 90, 97, 110])
@@ -183,16 +183,11 @@ def noises(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_batch(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    clips = prompts[:6]
-    return pad_sequence(clips, batch_first=True), torch.tensor([len(clip) for clip in clips])
-
-
 @pytest.mark.parametrize("snr_db", [-3.0, 0.0, 5.0, 20.0])
 def test_noise_meets_the_ratio_over_each_utterance(
     snr_db: float, noises: Path, prompts: list[Tensor]
 ) -> None:
-    audio, lengths = make_batch(prompts)
+    audio, lengths = as_batch(prompts[:6])
     part = AddNoise(folder=str(noises), snr_db=(snr_db, snr_db), prob=1.0)
     noisy_batch, same_lengths = part(audio, lengths)
     assert same_lengths is lengths
@@ -254,7 +249,7 @@ def test_reverb_keeps_position_and_power(tmp_path: Path, prompts: list[Tensor]) 
     response = np.zeros(4000)
     response[[700, 1900]] = 0.9, 0.45  # the direct sound, and one echo 1200 samples later
     soundfile.write(tmp_path / "room.wav", response, 16_000, subtype="PCM_16")
-    audio, lengths = make_batch(prompts)
+    audio, lengths = as_batch(prompts[:6])
     wet_batch, _ = AddReverb(folder=str(tmp_path), prob=1.0)(audio, lengths)
     for clean, wet, length in zip(audio, wet_batch, lengths.tolist(), strict=True):
         expected = clean.clone()

@@ -30,12 +30,12 @@ def kaldi(clip: Tensor, n_mels: int = 80, rate: int = 16_000) -> Tensor:
     return kaldi_fbank(clip[None], num_mel_bins=n_mels, dither=0.0, sample_frequency=float(rate))
 
 
-def batch(clips: list[Tensor]) -> tuple[Tensor, Tensor]:
+def as_batch(clips: list[Tensor]) -> tuple[Tensor, Tensor]:
     return pad_sequence(clips, batch_first=True), torch.tensor([len(clip) for clip in clips])
 
 
 def test_batch_of_real_speech_equals_kaldi(prompts: list[Tensor]) -> None:
-    features, frames = Fbank()(*batch(prompts))
+    features, frames = Fbank()(*as_batch(prompts))
     assert len(set(frames.tolist())) > 20
     for row, count, clip in zip(features, frames, prompts, strict=True):
         torch.testing.assert_close(row[:count], kaldi(clip), **CLOSE)
@@ -68,7 +68,7 @@ def test_trained_model_avoids_the_rounding_of_float32(prompts: list[Tensor]) -> 
 def test_other_sample_rates_and_numbers_of_bins_equal_kaldi(rate: int, n_mels: int) -> None:
     torch.manual_seed(0)
     clips = [scale * torch.randn(rate) for scale in (0.3, 100.0, 32_767.0)]
-    features, frames = Fbank(n_mels=n_mels, sample_rate=rate)(*batch(clips))
+    features, frames = Fbank(n_mels=n_mels, sample_rate=rate)(*as_batch(clips))
     for row, count, clip in zip(features, frames, clips, strict=True):
         torch.testing.assert_close(row[:count], kaldi(clip, n_mels, rate), **CLOSE)
     filters, _ = get_mel_banks(
@@ -85,7 +85,7 @@ def test_clip_shorter_than_a_window_has_no_frame_but_padding(samples: int) -> No
 
 
 def test_autocast_and_int16_change_nothing(prompts: list[Tensor]) -> None:
-    audio, lengths = batch(prompts[:2])
+    audio, lengths = as_batch(prompts[:2])
     plain, _ = Fbank()(audio, lengths)
     with torch.autocast("cpu", torch.bfloat16):
         cast, _ = Fbank()(audio.to(torch.int16), lengths)
@@ -138,8 +138,7 @@ def test_features_of_real_speech_are_equal_at_any_level(prompts: list[Tensor]) -
 
 @pytest.mark.parametrize("level", ["utterance", "running"])
 def test_padding_changes_nothing(prompts: list[Tensor], level: str) -> None:
-    audio = pad_sequence(prompts, batch_first=True)
-    features, frames = Fbank(level=level).eval()(audio, torch.tensor([*map(len, prompts)]))
+    features, frames = Fbank(level=level).eval()(*as_batch(prompts))
     for row, count, clip in zip(features, frames, prompts, strict=True):
         torch.testing.assert_close(row[:count], features_of(clip, level), **CLOSE)
         assert not row[count:].any()

@@ -468,17 +468,6 @@ def test_files_that_are_not_audio_are_refused_by_name(
     assert str(file) in str(caught.value)
 
 
-def test_fault_of_code_is_no_verdict_on_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With PyAV 19, which had lost a parameter, all files were "not recognized as audio"."""
-
-    def refuse(*_: object, **options: object) -> None:
-        raise TypeError("open() got an unexpected keyword argument")
-
-    monkeypatch.setattr(av, "open", refuse)
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        read(b"RIFF" + bytes(999))
-
-
 def test_empty_files_and_samples_out_of_range_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AudioError, match="has no samples"):
         read_audio(write(tmp_path / "none.wav", np.zeros(0)))

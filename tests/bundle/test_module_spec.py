@@ -53,24 +53,19 @@ def test_build_of_a_name_returns_the_class_or_a_partial() -> None:
 LAYER = "part: !new:torch.nn.Linear"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_export_refuses_what_loading_would_refuse() -> None:
+    other = "other: &o !new:some.Other {file: x}"
+    for text, message in (
         (f"{LAYER} {{a: !apply:os.getpid []}}", "!apply:os.getpid"),
         (f"{LAYER} {{a: .nan}}", "it holds nan"),
         (f"{LAYER} {{a: {{new: 1}}}}", "has the key 'new'"),
         (f"{LAYER} {{a: {{1: a, '1': b}}}}", "has the key 1"),
         (f"{LAYER} 5", "!new:torch.nn.Linear has the single argument '5'"),
-        (
-            f"other: &o !new:some.Other {{file: x}}\n{LAYER} {{a: !apply:getattr [*o, size]}}",
-            "refers to an attribute",
-        ),
-    ],
-)
-def test_export_refuses_what_loading_would_refuse(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        plain_of(text)
-    assert message in str(error.value)
+        (f"{other}\n{LAYER} {{a: !apply:getattr [*o, size]}}", "refers to an attribute"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            plain_of(text)
+        assert message in str(error.value)
 
 
 def test_build_uses_only_module_classes_of_imported_user_modules(

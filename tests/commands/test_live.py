@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import wave
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -54,11 +54,8 @@ def test_listen_prints_final_and_partial_text(talk: Path, capsys: Captured) -> N
     assert capsys.readouterr().err == ""
     assert live(talk, "--format", "json") == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [event["event"] for event in events if event["event"] != "partial"] == [
-        "endpoint",
-        "final",
-        "final",
-    ]
+    kinds = [event["event"] for event in events if event["event"] != "partial"]
+    assert kinds == ["endpoint", "final", "final"]
     assert [word["text"] for word in events[-1]["words"]] == ["a", "quick", "fox"]
 
 
@@ -77,26 +74,22 @@ def test_listen_reads_standard_input(
     with wave.open(header, "wb") as file:
         file.setparams((2, 2, RATE, 0, "NONE", ""))
         file.writeframes(twice.astype("<i2").tobytes())  # the same on both channels
-    for options, content in (
-        (["--raw-rate", RATE], samples.astype("<i2").tobytes() + b"\0"),
-        (["--raw-rate", 2 * RATE], twice.astype("<i2").tobytes()),
-        ([], header.getvalue()),
-    ):
-        piped(monkeypatch, content)
-        assert live("-", *options) == 0
-        assert capsys.readouterr().out == "the dog\na quick fox\n"
     endless = bytearray(header.getvalue())
     assert endless[36:40] == b"data"
     endless[4:8] = (36).to_bytes(4, "little")
     endless[40:44] = bytes(4)  # a writer of a stream does not know the length
-    piped(monkeypatch, bytes(endless))
-    assert live("-") == 0
-    assert capsys.readouterr().out == "the dog\na quick fox\n"
+    for options, content in (
+        (["--raw-rate", RATE], samples.astype("<i2").tobytes() + b"\0"),
+        (["--raw-rate", 2 * RATE], twice.astype("<i2").tobytes()),
+        ([], header.getvalue()),
+        ([], bytes(endless)),
+        ([], talk.read_bytes()),  # of any other format
+    ):
+        piped(monkeypatch, content)
+        assert live("-", *options) == 0
+        assert capsys.readouterr().out == "the dog\na quick fox\n"
     piped(monkeypatch, samples.tobytes())
     assert len(next(iter(audio_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
-    piped(monkeypatch, talk.read_bytes())  # of any other format
-    assert live("-") == 0
-    assert capsys.readouterr().out == "the dog\na quick fox\n"
     soundfile.write(header := io.BytesIO(), samples, RATE, "PCM_24", format="WAV")
     piped(monkeypatch, header.getvalue())
     with pytest.raises(SbkitError, match="WAV on standard input must have 16 bits"):
@@ -196,22 +189,17 @@ def test_display_flushes_each_event(as_json: bool, monkeypatch: pytest.MonkeyPat
     assert b"a dog" in pipe.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
+def test_listen_refuses_unsupported_options(talk: Path) -> None:
+    for arguments, match in (
         (["a.wav", "b.wav"], "takes one FILE"),
         (["a.wav", "--format", "srt"], "1 with srt"),
         (["a.wav", "--out", "there"], "--out"),
         (["a.wav", "--share", "1/2"], "--share"),
         (["-", "--raw-rate", "16"], "but standard input declares 16 Hz"),
         (["gone.wav"], "does not exist"),
-    ],
-)
-def test_listen_refuses_unsupported_options(
-    arguments: Sequence[str], match: str, talk: Path
-) -> None:
-    with pytest.raises(SbkitError, match=match):
-        live(*arguments)
+    ):
+        with pytest.raises(SbkitError, match=match):
+            live(*arguments)
 
 
 def test_streaming_bundle_equals_its_whole_clip_transcripts(

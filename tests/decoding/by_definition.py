@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby, product
 from math import inf, log
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import numpy.typing as npt
 
-from sbkit.decoding.prefix_beam import BeamSettings
+from sbkit.decoding.prefix_beam import BeamSettings, PrefixScorer
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import NgramModel
 from sbkit.text.tokenizer import Tokenizer
@@ -97,6 +97,16 @@ def sentence_log_prob(model: NgramModel, words: Sequence[str]) -> float:
         log_prob, state = model.score(state, word)
         total += log_prob
     return total
+
+
+def steps_of(scorer: PrefixScorer, tokens: Sequence[int], *, ends: bool = True) -> Iterator[float]:
+    """Yield the score of each token, and that of the end."""
+    state = scorer.start()
+    for token in tokens:
+        score, state = scorer.step(state, token)
+        yield score
+    if ends:
+        yield scorer.end(state)
 
 
 def count_rewards(words: Sequence[str], phrases: Sequence[str]) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -58,16 +57,6 @@ def beam(tmp_path: Path, tokenizer: Tokenizer) -> BeamDecoder:
     return BeamDecoder(tokenizer=tokenizer, language_models=file, weights={})
 
 
-def test_hotword_that_is_in_no_text_is_recognized(beam: BeamDecoder) -> None:
-    """The utterance is "call lam"; its second l sounds a little more like a t."""
-    unbiased = beam.with_weights(DecoderWeights(token=0))
-    biased = unbiased.with_hotwords(["lam", "lam"])
-    log_probs = spoken(beam.tokenizer, "call lam", {5: "t"})
-    assert transcribe(biased, log_probs) == "call lam"
-    assert transcribe(unbiased, log_probs) != "call lam"
-    assert biased.phrases == ("lam",)  # a repeated phrase does not make the list longer
-
-
 @pytest.mark.parametrize("variant", ["greedy", "hotwords", "rescoring"])
 def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, variant: str) -> None:
     decoder: BeamDecoder | GreedyDecoder = beam
@@ -94,16 +83,13 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
         assert streamed.score == pytest.approx(whole.score, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"weights": {"words": 1}}, "are word, .*, but are {'words': 1}"),
-        ({"weights": {"word": 1000}}, "a number between -1000 and 1000, but are {'word': 1000}"),
-    ],
-)
-def test_decoder_refuses_invalid_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        BeamDecoder(tokenizer=None, language_models="x", **options)  # type: ignore[arg-type]
+def test_decoder_refuses_invalid_weights(tokenizer: Tokenizer) -> None:
+    for weights, message in (
+        ({"words": 1}, "are word, .*, but are {'words': 1}"),
+        ({"word": 1000}, "a number between -1000 and 1000, but are {'word': 1000}"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            BeamDecoder(tokenizer=tokenizer, language_models=Path("x"), weights=weights)
 
 
 def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDecoder) -> None:

@@ -11,7 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import LETTER_REWARD, HotwordScorer, read_hotwords, reward_phrases
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, LettersTokenizer
+from tests.decoding.by_definition import BEAM_OF_16, CHARACTERS, LettersTokenizer, steps_of
 
 SPELLING = LettersTokenizer(CHARACTERS)
 IDS = {letter: number for number, letter in enumerate(CHARACTERS)}
@@ -25,11 +25,8 @@ def by_length(phrases: Sequence[str], reward: float) -> dict[str, float]:
 def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[float]:
     """Return the sum of rewards and credit after each character, and after the end."""
     scorer = HotwordScorer(rewards=by_length(phrases, reward), tokenizer=SPELLING)
-    state, totals = scorer.start(), [0.0]
-    for letter in text.replace(" ", "▁"):
-        score, state = scorer.step(state, IDS[letter])
-        totals.append(totals[-1] + score)
-    return [*totals[1:], totals[-1] + scorer.end(state)]
+    letters = [IDS[letter] for letter in text.replace(" ", "▁")]
+    return [*itertools.accumulate(steps_of(scorer, letters))]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sbkit.lm.ngram import NgramModel
 from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.text.normalization import orthography, text_table
 from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.by_definition import steps_of
 from tests.decoding.spoken import TEXTS, char_tokenizer, make_aligner, spoken, transcribe
 
 TABLE = text_table("en", {"case": "keep", "punctuation": [".", ",", "?"]})
@@ -58,15 +59,6 @@ def test_test_sentence_was_seen_however_it_is_written(tokenizer: Tokenizer, tmp_
     assert load_language_models(file, tokenizer).count_seen(["cold north"], TABLE) == {}
 
 
-def test_words_of_the_model_have_neither_case_nor_marks(tokenizer: Tokenizer) -> None:
-    """A held-out sentence is left out, however it is written."""
-    model, _ = word_model(tokenizer)
-    assert {"cold", "office"} <= {*model.words}
-    assert not {"Press", "press", "one.", "Cold,", "Cold"} & {*model.words}
-    assert model.id_of("Office,") == model.id_of("office") > 2
-    assert "Ofice." not in model
-
-
 def test_plain_and_written_arpa_files_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
     arpa = tmp_path / "talks.arpa"
     for sentences, table in ((TEXTS, orthography("en")), (WRITTEN, None)):
@@ -92,31 +84,22 @@ def test_beam_uses_a_model_of_plain_words_for_words_with_marks(tokenizer: Tokeni
     assert features.features["known"].tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("phrase", "text", "is_found"),
-    [
+def test_hotwords_are_words_beside_their_marks(tokenizer: Tokenizer) -> None:
+    for phrase, text, is_found in (
         ("Bo", "Is Bo?", True),
         ("Bo", "Is bo.", False),  # the case is the phrase's
         ("Bo?", "Is Bo?", True),
         ("Bo?", "Is Bo.", False),
         ("Cold north", "Cold, north?", True),
         ("o", "Is Bo.", False),
-    ],
-)
-def test_hotwords_are_words_beside_their_marks(
-    tokenizer: Tokenizer, phrase: str, text: str, is_found: bool
-) -> None:
-    scorer = HotwordScorer(rewards={phrase: 3.0}, tokenizer=tokenizer)
-    state, total = scorer.start(), 0.0
-    for token in tokenizer.encode(text):
-        score, state = scorer.step(state, token)
-        total += score
-    assert total + scorer.end(state) == pytest.approx(3.0 * is_found)
-    unbiased, biased = (
-        [Hypothesis(tokens=(*tokenizer.encode(words),), score=0.0, ctc_score=0.0)]
-        for words in ("Is", text)
-    )
-    assert scorer.choose(unbiased, biased) is (biased if is_found else unbiased)
+    ):
+        scorer = HotwordScorer(rewards={phrase: 3.0}, tokenizer=tokenizer)
+        assert sum(steps_of(scorer, tokenizer.encode(text))) == pytest.approx(3.0 * is_found)
+        unbiased, biased = (
+            [Hypothesis(tokens=(*tokenizer.encode(words),), score=0.0, ctc_score=0.0)]
+            for words in ("Is", text)
+        )
+        assert scorer.choose(unbiased, biased) is (biased if is_found else unbiased)
 
 
 def test_hotword_with_a_mark_has_no_confidence(tokenizer: Tokenizer) -> None:

@@ -1,6 +1,6 @@
 """An unbounded prefix beam search equals the sum over all paths, with any scorers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from operator import itemgetter
@@ -30,6 +30,7 @@ from tests.decoding.by_definition import (
     random_matrices,
     random_model,
     sentence_log_prob,
+    steps_of,
     words_of,
 )
 
@@ -124,7 +125,9 @@ def plain_search(
     beam: Beam = {(): (0.0, -inf)}
 
     def score(tokens: Tokens) -> float:
-        return log_add(*after[tokens]) + sum(sum(steps_of(scorer, tokens)) for scorer in scorers)
+        return log_add(*after[tokens]) + sum(
+            sum(steps_of(scorer, tokens, ends=False)) for scorer in scorers
+        )
 
     for frame in log_probs.tolist():
         after: Beam = {}
@@ -137,7 +140,7 @@ def plain_search(
         best = sorted(after, key=score, reverse=True)[:size]
         beam = {tokens: after[tokens] for tokens in best if score(tokens) > -inf}
     return {
-        tokens: log_add(*parts) + sum(sum(steps_of(lm, tokens, ends=True)) for lm in scorers)
+        tokens: log_add(*parts) + sum(sum(steps_of(lm, tokens)) for lm in scorers)
         for tokens, parts in beam.items()
     }
 
@@ -145,15 +148,6 @@ def plain_search(
 def add(beam: Beam, tokens: Tokens, in_blank: float, in_token: float) -> None:
     blank_total, token_total = beam.get(tokens, (-inf, -inf))
     beam[tokens] = (log_add(blank_total, in_blank), log_add(token_total, in_token))
-
-
-def steps_of(scorer: PrefixScorer, tokens: Tokens, *, ends: bool = False) -> Iterator[float]:
-    state = scorer.start()
-    for token in tokens:
-        score, state = scorer.step(state, token)
-        yield score
-    if ends:
-        yield scorer.end(state)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16])
@@ -191,14 +185,11 @@ def test_rule_of_silence_changes_nothing_near_speech() -> None:
             assert beam[0].score == pytest.approx(log_probs[:, 0].sum(), abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("log_probs", "sentence"),
-    [
+def test_decode_refuses_invalid_log_probabilities() -> None:
+    for log_probs, sentence in (
         (np.zeros((3, 5)), "has 4 tokens, but the model's log-probabilities have 5 col"),
         (np.array([[0, 0, 0, 0], [0, np.nan, 0, 0]]), "in frame 1 it is nan"),
         (np.full((1, 4), -np.inf), "in frame 0 it is -inf"),
-    ],
-)
-def test_decode_refuses_invalid_log_probabilities(log_probs: np.ndarray, sentence: str) -> None:
-    with pytest.raises(SbkitError, match=sentence):
-        PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)
+    ):
+        with pytest.raises(SbkitError, match=sentence):
+            PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)

@@ -5,18 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sbkit.evaluate.calibration import Calibration, measure_calibration, reliability_bins
-
-
-def measured(confidences: list[float], right: list[bool]) -> Calibration:
-    calibration = measure_calibration(confidences, right)
-    assert calibration is not None
-    return calibration
+from sbkit.evaluate.calibration import measure_calibration, reliability_bins
 
 
 def test_calibration_of_four_words_by_hand() -> None:
     """Half of the words are right, so H is 4 bits."""
-    calibration = measured([0.8, 0.2, 0.4, 0.8], [True, True, False, False])
+    calibration = measure_calibration([0.8, 0.2, 0.4, 0.8], [True, True, False, False])
+    assert calibration is not None
     bits = np.log2(0.8) + np.log2(0.2) + np.log2(0.6) + np.log2(0.2)
     assert pytest.approx((4 + bits) / 4) == calibration.NCE
     assert pytest.approx((1 + 0.5 + 0 + 0) / 4) == calibration.AUC
@@ -28,7 +23,8 @@ def test_calibration_of_four_words_by_hand() -> None:
 
 @pytest.mark.parametrize(("right", "error"), [(False, 0.8), (True, 0.2)])
 def test_words_that_are_all_right_or_wrong_have_no_auc(right: bool, error: float) -> None:
-    calibration = measured([0.9, 0.7], [right, right])
+    calibration = measure_calibration([0.9, 0.7], [right, right])
+    assert calibration is not None
     assert (calibration.AUC, calibration.NCE) == (None, None)
     assert pytest.approx(error) == calibration.ECE
     assert measure_calibration([], []) is None

@@ -123,24 +123,20 @@ def test_lm_command_normalizes_words(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (model.order, model.words[3:]) == (2, ("a", "bird", "sings", "the", "tree"))
 
 
-@pytest.mark.parametrize(
-    ("content", "options", "message"),
-    [
+def test_lm_command_refuses_unusable_input(tmp_path: Path) -> None:
+    text, out = tmp_path / "a.txt", tmp_path / "x.arpa"
+    cases: list[tuple[bytes, list[str], str]] = [
         (b"", [], "at least one word"),
         (b"a\nb \xff", [], "line 2 is not utf-8 text"),
         (b"\\data\\\nngram 1=1", [], "is an ARPA file"),
         (b"a b", ["--order=0"], "order of a language model must be from 1 to 10, but is 0"),
         (b"a b", ["--tokenizer", "nowhere"], "sentencepiece model must be readable"),
-    ],
-)
-def test_lm_command_refuses_unusable_input(
-    tmp_path: Path, content: bytes, options: list[str], message: str
-) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    out = tmp_path / "x.arpa"
-    with pytest.raises(SbkitError, match=message):
-        sbkit(["lm", str(tmp_path / "a.txt"), "--out", str(out), *options])
-    assert not out.exists()
+    ]
+    for content, options, message in cases:
+        text.write_bytes(content)
+        with pytest.raises(SbkitError, match=message):
+            sbkit(["lm", str(text), "--out", str(out), *options])
+        assert not out.exists()
 
 
 def test_lm_command_normalizes_and_spells_a_text_like_the_transcripts_of_the_run(

@@ -43,17 +43,14 @@ def create(server: RunningServer, audio: bytes, **more: Any) -> Any:
     return client.create(**{"model": "whisper-1", "file": ("talk.wav", audio), **more})
 
 
-@pytest.mark.parametrize(
-    ("format", "expected"),
-    [
+def test_transcriptions_in_text_formats(server: RunningServer) -> None:
+    for format, expected in (
         ("text", f"{TEXT}\n"),
         ("srt", f"1\n00:00:00,000 --> 00:00:02,240\n{TEXT}\n"),
         ("vtt", f"WEBVTT\n\n00:00:00.000 --> 00:00:02.240\n{TEXT}\n"),
-    ],
-)
-def test_transcriptions_in_text_formats(server: RunningServer, format: str, expected: str) -> None:
-    fields = {"response_format": format, "timestamp_granularities": ["word"]}  # without effect
-    assert create(server, server.say(TEXT), **fields) == expected
+    ):
+        fields = {"response_format": format, "timestamp_granularities": ["word"]}  # without effect
+        assert create(server, server.say(TEXT), **fields) == expected
 
 
 def test_transcriptions_in_json_and_verbose_json(server: RunningServer) -> None:

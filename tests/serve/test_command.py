@@ -35,7 +35,7 @@ from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.synthesis.task import Synthesis
 from tests import processes
 from tests.runtime.bundles import make_live_run
-from tests.runtime.tones import RATE, tone_bundle
+from tests.runtime.tones import RATE, noise, tone_bundle
 from tests.serve.server import ToneSpeaker, running_server, wait_for, wav
 from tests.serve.test_realtime import say
 
@@ -65,8 +65,7 @@ def serving(*bundles_and_options: object) -> Iterator[tuple[httpx2.Client, Any]]
 def test_serve_answers_as_transcribe_does_and_stops_on_sigterm(
     exported: Path, runtime: str
 ) -> None:
-    random = np.random.default_rng(0)
-    clips = [random.integers(-9000, 9000, RATE * n).astype(np.int16) for n in (1, 3, 4, 35)]
+    clips = noise(1, 3, 4, 35)
     with Transcriber.load(exported, runtime=runtime, device="cpu") as transcriber:
         expected = [*map(str, transcriber.stream(clips, RATE))]
     with serving(exported, "--runtime", runtime) as (client, process):
