@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from recipes.OwnData import corpus as own_data
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.export import speechbrain_format
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.initialize import initialize_from
@@ -127,8 +125,3 @@ def test_onnx_graph_with_an_external_file_is_refused(
 def test_onnx_metadata_with_impossible_sizes_is_refused(samples: str, tmp_path: Path) -> None:
     model = OnnxModel(onnx_model(samples_per_frame=samples))
     refused(lambda: model.samples_per_frame, tmp_path / "canary")
-
-
-def test_keys_in_the_speechbrain_yaml_are_quoted() -> None:
-    plain = {"a: !apply:os.system [x], b": [{"c}": "d"}]}
-    assert yaml.safe_load(speechbrain_format._flow(plain)) == plain
