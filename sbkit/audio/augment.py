@@ -171,9 +171,12 @@ def change_speed(clips: Tensor, percent: int) -> Tensor:
     return resampled[:, : -(-num_filters * clips.shape[1] // period)]
 
 
-@lru_cache
+@lru_cache  # the host must wait while a kernel is made
 def resampling_kernel(period: int, num_filters: int, device: torch.device) -> Tensor:
-    """Return a sinc under a Hann window for each new sample of a period: (new, 1, K)."""
+    """Return a sinc under a Hann window for each new sample of a period: (num_filters, 1, taps).
+
+    Source: `torchaudio.transforms.Resample`, whose kernel is the same to the bit.
+    """
     cutoff = min(period, num_filters) * CUTOFF_SHARE
     margin = math.ceil(ZERO_CROSSINGS * period / cutoff)
     times = torch.arange(-margin, margin + period, dtype=torch.float32) / period

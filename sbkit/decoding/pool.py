@@ -194,7 +194,7 @@ class DecoderPool:
                     initargs=(self.decoder, os.getpid()),
                 )
                 # A program may never close the pool, and loky's own exit handler then raises.
-                self._finalizer = weakref.finalize(self, _kill_workers, self._executor)
+                self._finalizer = weakref.finalize(self, self._executor.shutdown, kill_workers=True)
             return self._executor
 
     def _shut_down(self, executor: "ProcessPoolExecutor") -> None:
@@ -203,10 +203,6 @@ class DecoderPool:
             if self._executor is executor:
                 self._executor = None
                 self._finalizer()
-
-
-def _kill_workers(executor: "ProcessPoolExecutor") -> None:
-    executor.shutdown(kill_workers=True)
 
 
 def _set_decoder(decoder: ClipDecoder, parent: int) -> None:

@@ -71,7 +71,7 @@ class LogMel(nn.Module):
         num_frequencies = basis.shape[1] // 2
         nyquist = sample_rate / 2
         lowest, highest = (2595.0 * math.log10(1.0 + hz / 700.0) for hz in (MIN_HZ, nyquist))
-        mels = torch.linspace(lowest, highest, n_mels + 2)
+        mels = torch.linspace(lowest, highest, n_mels + 2)  # on HTK's scale
         corners = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
         filters = triangles(torch.linspace(0, sample_rate // 2, num_frequencies), corners)
         self.register_buffer("basis", basis, persistent=False)
