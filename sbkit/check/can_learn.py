@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +15,14 @@ from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
-from sbkit.check.checked_run import CheckedRun, Finding, LearningTest
+from sbkit.check.checked_run import (
+    CheckedRun,
+    Finding,
+    LearningTest,
+    begin_training,
+    take_step,
+)
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.data.batch import Loader
 from sbkit.data.splits import Transcripts, read_transcripts, sample_counts, spread_rows
 from sbkit.evaluate.wer import TOKENS_WRITTEN
 from sbkit.evaluate.wer_report import MAX_SILENT_SHARE
@@ -28,7 +32,6 @@ from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.schedule import highest_factor, read_schedule, set_rate
 from sbkit.train.setup import build_again, load_initial_weights, make_brain
-from sbkit.train.step import as_loss
 
 # The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
 # at 1.0, ctc.yaml writes only blanks.
@@ -220,8 +223,7 @@ class Learner:
         shorter = by_length[: max(NUM_CLIPS, int(SHORTER_SHARE * len(by_length)))]
         rows = [int(shorter[index]) for index in spread_rows(len(shorter), NUM_CLIPS)]
         self._batch = loaders.train.collate_fn([loaders.train.dataset[row] for row in rows])
-        self._brain.loaders = replace(loaders, measure=cast(Loader, [self._batch]))
-        self._brain.on_fit_start()
+        begin_training(self._brain, loaders, self._batch)
         self._num_clips = len(rows)
 
     def train(self) -> list[float]:
@@ -230,16 +232,13 @@ class Learner:
         optimizers = [*(brain.optimizers_dict or {}).values()]
         highest = self._run.highest_factor
         torch.manual_seed(int(self._run.values.settings["seed"]))
-        brain.training_step.start_epoch(1)
-        brain.on_stage_start(Stage.TRAIN, 1)
         losses: list[float] = []
         deadline = time.monotonic() + TRAINING_SECONDS
         while len(losses) < MAX_STEPS:
             warm_up = min(1.0, (len(losses) + 1) / WARM_UP_STEPS)
             set_rate(optimizers, highest * warm_up, None)
-            brain.step = 1
             try:
-                loss = as_loss(brain.fit_batch(self._batch))
+                loss = take_step(brain, self._batch)
             except SbkitError:
                 return [*losses, math.nan]
             losses.append(float(loss.sums.sum() / loss.counts.sum().clamp(min=1e-9)))

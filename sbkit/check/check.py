@@ -151,12 +151,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
                 brain = make_brain(own, **CPU_OPTIONS)
             reached = [*reachable({**dict(own.hparams.items()), "brain": brain})]
             with step("optimizers"):
-                try:
-                    brain.init_optimizers()
-                except Exception as error:  # whatever an optimizer or a recipe raises
-                    fault = f"{type(error).__name__}: {error}"
-                    raise ConfigError(f"`opt_class` makes no optimizers: {fault}.") from error
-            trial = dry_run.take_small_steps(own, brain, reached)
+                trial = dry_run.take_small_steps(own, brain, reached)
         yield CheckedRun(
             declared=declared,
             data=data,

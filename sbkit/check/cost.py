@@ -24,13 +24,21 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
-from sbkit.check.checked_run import ON_CPU, CheckedRun, Cost, Finding, megabytes
+from sbkit.check.checked_run import (
+    ON_CPU,
+    CheckedRun,
+    Cost,
+    Finding,
+    begin_training,
+    megabytes,
+    take_step,
+)
+from sbkit.check.dry_run import small_batch
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
 from sbkit.data.sampler import EvalSampler, MicroBatch, TrainSampler, split_batch
 from sbkit.data.splits import sample_counts
-from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
 
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
@@ -200,13 +208,14 @@ class RealSteps:
     """Steps of a Brain with its optimizers: forward, backward, update; and evaluations."""
 
     def __init__(self, run: CheckedRun) -> None:
-        self.brain = run.build_brain()
+        # Two micro-batches take the memory of any number.
+        self.brain = run.build_brain(
+            grad_accumulation_factor=min(2, run.accumulation), compile=False
+        )
         # The other checks hold a model of their own, which training does not.
         self._checker_model_bytes = _tensor_bytes(run.model)
         self._loader = run.own.loaders.train
-        self._accumulates = run.accumulation > 1
-        self.brain.on_stage_start(Stage.TRAIN, 1)
-        self.brain.init_optimizers()
+        begin_training(self.brain, run.own.loaders, small_batch(run.own))
 
     def load(self, micro_batch: MicroBatch, loader: Loader | None = None) -> Batch:
         """Load a batch of a loader, by default of the training set."""
@@ -227,16 +236,12 @@ class RealSteps:
         self.brain.evaluate_batch(batch, Stage.VALID)
 
     def run_step(self, batch: Batch) -> float:
-        """Run a step, and return its seconds."""
+        """Run a step, and return the seconds of a micro-batch."""
         brain = self.brain
+        brain.nonfinite_count = 0  # what such a step takes counts as well
         start = time.perf_counter()
-        if not self._accumulates:
-            brain.modules.zero_grad(set_to_none=True)
         try:
-            loss = training_loss(brain, batch.to(brain.device))
-            torch.autograd.backward(loss.sums.sum())
-            for optimizer in (brain.optimizers_dict or {}).values():
-                optimizer.step()
+            take_step(brain, batch)
         except SbkitError:
             raise
         except Exception as error:  # whatever a part or an optimizer raises on this device
@@ -249,7 +254,7 @@ class RealSteps:
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) / brain.grad_accumulation_factor
 
     def require_memory(
         self,

@@ -1,4 +1,4 @@
-"""A dry run: small steps of training and an evaluation on two short utterances, on the CPU.
+"""A dry run: small steps of training and a validation on two short utterances, on the CPU.
 
 It shows whether the parts fit each other, what learns, whether a checkpoint holds all that training
 changes, and what an output depends on.
@@ -8,26 +8,42 @@ Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 
 import math
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sbkit.audio.random_draws import seeded_draws
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.messages import listed, short_value
-from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, DryRun, Finding
+from sbkit.check.checked_run import (
+    CPU_OPTIONS,
+    CheckedRun,
+    DryRun,
+    Finding,
+    begin_training,
+    take_step,
+)
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
 from sbkit.data.batch import Batch, TextBatch
 from sbkit.logs.handlers import quiet
+from sbkit.logs.progress import reporting
 from sbkit.models.encoder import Predictions
+from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain, training_loss
+from sbkit.train.evaluation import mean_over_ranks
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.optimizers import named_parameters
 from sbkit.train.setup import RunSetup, build_again, make_brain
@@ -67,35 +83,93 @@ def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, 
     ):
         try:
             batch = small_batch(own)
-            _train(brain, batch)
-            _losses_of(brain, batch)
-        except Exception as error:  # whatever a part raises
+            _begin(own, brain, batch)
+            loss = _train(brain, batch, run)
+            run.stage = "A validation"
+            _validate(brain, batch, loss)
+        except Exception as error:  # whatever a part or a hook raises
+            frames = traceback.extract_tb(error.__traceback__)
+            if any(frame.name == "init_optimizers" for frame in frames):
+                fault = f"{type(error).__name__}: {error}"
+                raise ConfigError(f"`opt_class` makes no optimizers: {fault}.") from error
             run.error = error
-        run.trained = {id(p) for p in brain.modules.parameters() if p.grad is not None}
         brain.modules.zero_grad(set_to_none=True)  # as large as the model
+        for optimizer in (brain.optimizers_dict or {}).values():
+            optimizer.state.clear()  # twice as large
         if run.error is None:
-            _find_unsaved(make_brain(build_again(own), **CPU_OPTIONS), brain, batch, run, paths)
+            copy = make_brain(build_again(own), **CPU_OPTIONS)
+            _find_unsaved(copy, own, brain, batch, run, paths)
     return run
 
 
-def _train(brain: Brain, batch: object) -> None:
-    """Take two steps, as the first may break the second, and more if layers are dropped."""
-    for index in range(MAX_STEPS):
-        parameters = brain.modules.parameters()
-        if index > 1 and not any(p.requires_grad and p.grad is None for p in parameters):
-            break
-        brain.on_stage_start(Stage.TRAIN, 1)
-        torch.autograd.backward(training_loss(brain, batch).sums.sum())
+def _begin(own: RunSetup, brain: Brain, batch: object) -> None:
+    try:
+        begin_training(brain, own.loaders, batch)
+    except Exception:
+        training_loss(brain, batch)  # of a part that does not fit, this error names it
+        raise
+
+
+def _train(brain: Brain, batch: object, run: DryRun) -> Loss:
+    """Take two steps, as the first may break the second, and more if layers are dropped.
+
+    Their rate is 0: the other checks need the initial weights.
+    """
+
+    def note(optimizer: Optimizer, *_: object) -> None:
+        run.trained |= {id(p) for p in brain.modules.parameters() if p.grad is not None}
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+
+    with register_optimizer_step_pre_hook(note):
+        for index in range(MAX_STEPS):
+            learning = {id(p) for p in brain.modules.parameters() if p.requires_grad}
+            if index > 1 and learning <= run.trained:
+                break
+            loss = take_step(brain, batch)
+    if brain.nonfinite_count and not run.trained:  # `check_steps` says so
+        run.trained = learning
+    return loss
+
+
+def _validate(brain: Brain, batch: object, loss: Loss) -> None:
+    """End the epoch, and validate as a run does, without its checkpoint."""
+    with _saving_nothing(brain.checkpointer), reporting(show_progress=False):
+        brain.on_stage_end(Stage.TRAIN, mean_over_ranks([loss]), 1)
+        brain.on_stage_start(Stage.VALID, 1)
+        losses = brain.evaluate_splits({"valid": [batch]}, Stage.VALID, phase="valid")
+        brain.on_stage_end(Stage.VALID, mean_over_ranks(losses), 1)
+
+
+@contextmanager
+def _saving_nothing(checkpointer: Any) -> Iterator[None]:
+    """Let a checkpointer save only meta files, in a folder of their own, within a block."""
+    if checkpointer is None:
+        yield
+        return
+    before = checkpointer.checkpoints_dir, checkpointer.recoverables
+    with TemporaryDirectory(prefix="sbkit-check") as scratch:
+        checkpointer.checkpoints_dir, checkpointer.recoverables = Path(scratch), {}
+        try:
+            yield
+        finally:
+            checkpointer.checkpoints_dir, checkpointer.recoverables = before
 
 
 def _find_unsaved(
-    copy: Brain, brain: Brain, batch: object, run: DryRun, paths: Mapping[int, Keys]
+    copy: Brain,
+    own: RunSetup,
+    brain: Brain,
+    batch: object,
+    run: DryRun,
+    paths: Mapping[int, Keys],
 ) -> None:
     """Load the model's state into a second model, and find the parts and attributes that it lacks.
 
     Attributes count only if the second model computes other losses.
     """
-    lacking = copy.modules.load_state_dict(brain.modules.state_dict(), strict=False)
+    state = brain.modules.state_dict()
+    lacking = copy.modules.load_state_dict(state, strict=False)
     parts, copies = dict(brain.modules.named_modules()), dict(copy.modules.named_modules())
 
     def path_of(part: str, attribute: str) -> Keys:
@@ -109,6 +183,8 @@ def _find_unsaved(
             run.created.append(path)
     if run.created:
         return
+    begin_training(copy, own.loaders, batch)
+    copy.modules.load_state_dict(state)
     try:
         is_same = torch.allclose(_losses_of(brain, batch), _losses_of(copy, batch), rtol=1e-4)
     except Exception:  # whatever a part raises that lacks what it has learned
@@ -172,7 +248,7 @@ def check_shapes(run: CheckedRun) -> Iterator[Finding]:
         reason = str(trial.error).strip().partition("\n")[0]
         yield run.finding(
             *keys,
-            problem=f"A step of training on two short utterances fails in {name} "
+            problem=f"{trial.stage} on two short utterances fails in {name} "
             f"({type(trial.error).__name__}: {reason})",
         )
 
@@ -254,21 +330,25 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     if trial.created or trained.optimizers_dict is None:
         return
     batch = small_batch(run.own)
-    brain = run.build_brain(**CPU_OPTIONS)
-    brain.modules.load_state_dict(trained.modules.state_dict())
-    brain.init_optimizers()
+    setup = build_again(run.own)
+    dict.update(setup.hparams, lr_schedule=None)  # before the Brain reads it
+    brain = make_brain(setup, **CPU_OPTIONS)
+    begin_training(brain, setup.loaders, batch)
     rate = brain.set_highest_rate(run.highest_factor)
     before = _losses_of(brain, batch).sum()
+    brain.training_step.train_mode()
     named = named_parameters(brain.modules, brain.hparams.settings)
     zero = {*named}
-    for _ in range(2):
-        brain.on_stage_start(Stage.TRAIN, 1)
-        loss = training_loss(brain, batch)
-        count = loss.counts.sum()
-        torch.autograd.backward(loss.sums.sum() / count)
+
+    def note(*_: object) -> None:
+        nonlocal zero
         zero -= {name for name, p in named.items() if p.grad is None or p.grad.any()}
-        with quiet():  # a gradient that is not finite is logged
-            brain.optimizers_step()
+
+    with quiet(), register_optimizer_step_pre_hook(note):  # a bad gradient is logged
+        for _ in range(2):
+            count = take_step(brain, batch).counts.sum()
+    if brain.nonfinite_count:  # such a step is skipped
+        zero = set()
     after = _losses_of(brain, batch).sum()
     if not after - before < MAX_LOSS_GROWTH * before.abs().max(count):  # also if it is NaN
         yield run.finding(

@@ -662,8 +662,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def run_share(self) -> float:
         """The share of the run before the current step: the larger of epochs and `max_minutes`."""
         epochs = self.hparams.epoch_counter
-        finished_epochs = max(0, epochs.current - 1)  # a check is before the first epoch
-        share_of_epochs = (finished_epochs + self.epoch_share) / epochs.limit
+        share_of_epochs = (epochs.current - 1 + self.epoch_share) / epochs.limit
         return float(max(share_of_epochs, self.time_limit.share))
 
     def _set_rate(self) -> None:
