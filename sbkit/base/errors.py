@@ -8,7 +8,7 @@ from sbkit.base.messages import printable, shorten
 
 FAILED = 1  # Python's own after a traceback
 BAD_INPUT = 2  # also for wrong options
-FILES_FAILED = 3  # some files could not be transcribed, or lines spoken; others were
+PARTLY_DONE = 3  # some files, lines, or the export of a run failed; the others are written
 STALLED = 70  # EX_SOFTWARE
 ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": all is saved, and the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -92,6 +92,12 @@ class StoreError(SbkitError):
 
 class BundleError(SbkitError):
     """Raised for a bundle, a checkpoint or a run folder that is damaged, missing or unsuitable."""
+
+
+class ExportError(BundleError):
+    """Raised by `Run.train` at its end, with its results written, if no bundle holds the model."""
+
+    exit_code = PARTLY_DONE
 
 
 class DeviceError(SbkitError):

@@ -70,8 +70,9 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
 )
 CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps can train
     {
-        *(data.check_alignment, dry_run.check_steps, dry_run.check_causality),
-        *(dry_run.check_padding, dry_run.check_unused, cost.check_cost, can_learn.check_learning),
+        *(parameters.check_optimizers, data.check_alignment, dry_run.check_steps),
+        *(dry_run.check_causality, dry_run.check_padding, dry_run.check_unused),
+        *(cost.check_cost, can_learn.check_learning, settings.check_export),
     }
 )
 

@@ -1,7 +1,7 @@
 """Checks of the values, the machine and the run folder.
 
 A key has no effect if the dry run did not read it, no reference names it, and no `ranges` declare
-it. The dry run does not call the hooks at the end of a stage, which own code may have.
+it. The dry run calls neither the hooks of a test nor those of later epochs.
 """
 
 import sys
@@ -15,19 +15,22 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
 from sbkit.base.messages import did_you_mean, nearest, plural
 from sbkit.base.ranges import KEYS, RANGES, Kind, out_of_range
-from sbkit.base.units import samples_to_seconds
+from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
+from sbkit.bundle.bundle import BundleContents
+from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import load_task
 from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
-from sbkit.checkpoint.weights import check_weights
+from sbkit.checkpoint.weights import check_same_model, check_weights
 from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
 from sbkit.config.hparams import MissingSettingError, resolve
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
-from sbkit.export.export import describe_parts, require_task_of_its_own
+from sbkit.export.export import bundle_weights, describe_parts, require_task_of_its_own
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
+from sbkit.runtime.torch_model import TorchModel, assemble
 from sbkit.train.optimizers import ALWAYS, FREEZE
 from sbkit.train.schedule import MAX_SCHEDULED_STEPS
 from sbkit.train.setup import load_initial_weights
@@ -246,14 +249,24 @@ def check_formats(run: CheckedRun) -> Iterator[Finding]:
 
 
 def check_export(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that `sbkit export` would refuse; they stop a run that declares formats."""
+    """Find a model that a bundle cannot hold; build it as a bundle is loaded, and run silence."""
     require_task_of_its_own(run.data.recipe)
-    name, values = run.data.recipe.name, run.values
+    recipe, values, labels = run.data.recipe, run.values, run.data.labels
     try:
-        task = load_task(name, user_modules=frozenset([name.rpartition(".")[0]]))
+        modules = values.user_modules()
+        task = load_task(recipe.name, user_modules=modules)
         root = resolve(values.yaml_file, values.overrides).tree
-        describe_parts(root, run.own.hparams, task)
+        objects = {} if task.label_file is None else {task.label_key: labels}
+        names = run.brain.part_names(run.own.hparams)
+        described = describe_parts(root, objects, task, names)
+        rate = root.get("sample_rate", SAMPLE_RATE)
+        config = BundleConfig(task.name, rate, described["model"], described["parts"])
+        network, parts = assemble(BundleContents(config, task, labels), modules)
+        weights = bundle_weights(run.model.state_dict(), root, task)
+        check_same_model(weights, network.model.state_dict(), source=f"{values.folder}/bundle")
+        TorchModel(network, parts=parts, sample_rate=rate)
     except SbkitError as error:
         key = next((key for key in run.declared.document.root if f"`{key}`" in str(error)), "model")
-        stops = bool(values.settings.get("export_formats"))
-        yield run.finding(key, problem=str(error).rstrip("."), stops=stops)
+        problem = f"No bundle can hold the model. {error}".rstrip(".")
+        stops = recipe.has_model or bool(values.settings.get("export_formats"))
+        yield run.finding(key, problem=problem, stops=stops)

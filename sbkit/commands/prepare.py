@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.base.errors import FILES_FAILED, ConfigError
+from sbkit.base.errors import PARTLY_DONE, ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
@@ -55,7 +55,7 @@ def prepare_data(options: Namespace) -> int:
     from sbkit.train.setup import prepare_splits, read_values
 
     if options.verify:
-        return FILES_FAILED if verify_shards(options.source) else 0
+        return PARTLY_DONE if verify_shards(options.source) else 0
     if options.shards and options.report:
         raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
     if options.share and not options.shards:

@@ -19,6 +19,7 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap
 from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
+from torch import Tensor
 
 from sbkit.base.checksums import (
     CHECKSUMS,
@@ -51,7 +52,7 @@ from sbkit.bundle.allowed_classes import ALLOWED_MODULES
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, missing_model
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, dotted_path, load_task
-from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
+from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
 from sbkit.checkpoint.run_config import (
     BUNDLE,
     CHECKPOINTS,
@@ -302,13 +303,11 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         if read_run_config(run).labels != hashlib.sha256(files[file.name]).hexdigest():
             raise BundleError(f"{file} has changed since the run was trained.")
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
-    parts = describe_parts(root, built_objects, task)
+    parts = describe_parts(root, built_objects, task, checkpoints[0].meta.get(PARTS))
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
     files |= sources
-    names = enumerate(part_names_of_yaml(root))
-    indices = [index for index, name in names if name not in task.training_parts]
-    weights = averaged_safetensors(checkpoints, indices)
+    weights = save(bundle_weights(average(checkpoints, "model"), root, task))
     files[WEIGHTS_FILE] = weights
     config = {
         "format": FORMAT,
@@ -371,33 +370,41 @@ def read_checkpoints(run: Path) -> list[Checkpoint]:
 
 
 def describe_parts(
-    root: CommentedMap, built_objects: Mapping[str, object], task: Task
+    root: CommentedMap,
+    built_objects: Mapping[str, object],
+    task: Task,
+    part_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Describe the parts of a model as plain data, as `model` and `parts` of a configuration.
 
     `model` lists the names of the parts in the YAML's ModuleList, in order. `parts` describes
-    these, and the other arguments of the model's class that the YAML defines.
+    these, and the other parts that the model is made from.
 
     built_objects: by YAML key; parts may refer to their attributes, `!ref <tokenizer.vocab_size>`.
+    part_names: those that the Brain makes the model from. Without any it makes the model in its own
+        way, from the arguments of the model's class that the YAML defines.
     """
     model_class = task.model_class()
     listed_names = [name for name in part_names_of_yaml(root) if name not in task.training_parts]
-    parameters = inspect.signature(model_class).parameters
-    takes_any_key = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    accepted_names = root if takes_any_key else parameters
+    accepted_names: Collection[str] = part_names or ()
+    if not part_names:
+        parameters = inspect.signature(model_class).parameters
+        takes_any_key = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        accepted_names = root if takes_any_key else parameters
+        part_names = [name for name in parameters if name != "model" and tag_of(root.get(name))]
     unexpected = [name for name in listed_names if name not in accepted_names]
     if unexpected:
         raise ConfigError(
             f"`model` must list only parts that {model_class.__name__} takes, each under its own "
-            f"key, but lists {listed(unexpected)}."
+            f"key, but lists {listed(unexpected)}. Add what it takes to `parts` of the Brain, and "
+            "what only trains to `training_parts` of the task."
         )
-    other_names = [name for name in parameters if name != "model" and tag_of(root.get(name))]
     objects_by_node = {
         id(root.get(key)): built for key, built in built_objects.items() if built is not None
     }
     parts: dict[str, Any] = {}
-    for name in (*listed_names, *other_names):
-        part: Any = SpecWriter(name, objects_by_node).write(root[name])
+    for name in (*listed_names, *part_names):
+        part: Any = SpecWriter(name, objects_by_node).write(root.get(name))
         is_object = isinstance(part, dict)  # otherwise a number or a text
         if is_object and part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
             part[ARGUMENTS_KEY]["lora"] = None  # the exported weights contain the adapters
@@ -454,17 +461,18 @@ def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> 
     return sorted({name for package in packages for name in installed.get(package, ())})
 
 
-def averaged_safetensors(checkpoints: Sequence[Checkpoint], parts: Sequence[int]) -> bytes:
-    """Return a safetensors file of the averaged model, with its adapters merged.
+def bundle_weights(
+    weights: Mapping[str, Tensor], root: CommentedMap, task: Task
+) -> dict[str, Tensor]:
+    """Return the weights of a bundle from those of `model`, with its adapters merged.
 
-    The same checkpoints always give the same bytes.
-
-    parts: indices of the parts to write, which are renumbered from 0.
+    The parts of a bundle are numbered from 0, without those that it omits.
     """
-    new_index = {str(old): new for new, old in enumerate(parts)}
+    kept = [i for i, name in enumerate(part_names_of_yaml(root)) if name not in task.training_parts]
+    new_index = {str(old): new for new, old in enumerate(kept)}
     renumbered = {}
-    for name, value in merge_adapters(average(checkpoints, "model")).items():
+    for name, value in merge_adapters(weights).items():
         index, _, path = name.partition(".")  # a name is the index of the part, a dot and a path
         if index in new_index:
             renumbered[f"{new_index[index]}.{path}"] = value.clone()
-    return save(renumbered)
+    return renumbered

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
-from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
+from sbkit.base.errors import BundleError, ConfigError, DataError, ExportError, SbkitError
 from sbkit.base.imports import reading_data
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.openmp import describe_waiting
@@ -56,7 +56,7 @@ from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_fi
 from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
-from sbkit.logs.handlers import TextLog, log_to_screen, quiet
+from sbkit.logs.handlers import TEXT_LOG, TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.export_and_test import make_bundle, report, score, write_formats
 from sbkit.run.tuning import TuningOptions, tune
@@ -187,7 +187,8 @@ class Run:
         on_epoch: is called after each validation with the record that `history` gets, on rank 0.
             What it raises ends the run, and the next call goes on.
 
-        Raises KeyboardInterrupt after Ctrl-C or another signal. The next call goes on.
+        Raises KeyboardInterrupt after Ctrl-C or another signal: the next call goes on. Raises
+        ExportError, with all results written, if no bundle can hold the model.
         """
         values = self.values
         self._require_current()
@@ -216,6 +217,11 @@ class Run:
             brain.on_epoch = on_epoch
             brain.fit(setup.hparams["epoch_counter"], setup.loaders.train, setup.loaders.valid)
             self._finish(setup, brain)
+        if setup.recipe.has_model and not (self.folder / BUNDLE).exists():
+            raise ExportError(
+                f"The run in {self.folder} has ended, and its checkpoint is tested, but no bundle "
+                f"can hold its model: {TEXT_LOG} says why. `sbkit check` finds this before a run."
+            )
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
@@ -421,7 +427,7 @@ class Run:
                 brain.evaluate(setup.loaders.test)
         if (page := self.folder / REPORT).is_file():
             logger.info(f"report: {page}")
-        if setup.recipe.has_model:
+        if (self.folder / BUNDLE).exists():
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
 
     def _has_results(self) -> bool:

@@ -106,7 +106,7 @@ class TorchModel(nn.ModuleList):
         if not user_modules:  # whose classes may not be made for it
             _require_size(contents.config.parts.values(), weights)
         with preserve_rng(CPU.device), limit_parameters(weights):  # parts draw their first weights
-            network, parts = _assemble(contents, user_modules)
+            network, parts = assemble(contents, user_modules)
         modules: nn.ModuleList = network.model
         check_fits(weights, modules, source=str(file))
         modules.load_state_dict(weights)
@@ -365,9 +365,7 @@ def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None
         raise BundleError("The buffers of the model are over twice as large as its weights.")
 
 
-def _assemble(
-    contents: BundleContents, user_modules: frozenset[str]
-) -> tuple[Any, list[nn.Module]]:
+def assemble(contents: BundleContents, user_modules: frozenset[str]) -> tuple[Any, list[nn.Module]]:
     """Build the parts and the task's model from them; return the model and the parts."""
     config, task = contents.config, contents.task
     model_class = task.model_class()

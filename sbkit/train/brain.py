@@ -248,6 +248,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if type(self).parts:
             self.network = self.make_model()
 
+    @classmethod
+    def part_names(cls, settings: Mapping[str, object]) -> list[str]:
+        """Return the keys of the parts of the network, without the optional ones that are null."""
+        optional = [name for name in cls.optional_parts if settings.get(name) is not None]
+        return [*cls.parts, *optional]
+
     def make_model(self) -> Any:
         """Build the model of the task from the declared parts, on the device."""
         settings, task = self.hparams.settings, self.task
@@ -256,8 +262,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 f"{type(self).__name__} declares `parts` but got no `task`. Pass `**options` on "
                 "from its `__init__`, or pass task=Asr()."
             )
-        optional = [name for name in self.optional_parts if settings.get(name) is not None]
-        parts = {name: settings[name] for name in (*self.parts, *optional)}
+        parts = {name: settings[name] for name in self.part_names(settings)}
         for part in parts.values():  # `model` may lack the features
             if isinstance(part, nn.Module):
                 part.to(self.device)

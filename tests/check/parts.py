@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speechbrain import Stage
 from torch import Tensor
 
 from recipes.asr.recipe import AsrBrain
@@ -125,10 +124,10 @@ class BackwardFrontEnd(ConvFrontEnd):
         return self.lstm(x)[0], lengths
 
 
-class StageNotes(AsrBrain):
+class TestNotes(AsrBrain):
     """Reads a key in a decorated hook, which the dry run does not call."""
 
     @torch.no_grad()
-    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        super().on_stage_end(stage, stage_loss, epoch)
-        print(f"{self.hparams.stage_note}")
+    def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
+        super().on_evaluate_start(max_key, min_key)
+        print(f"{self.hparams.test_note}")

@@ -20,7 +20,7 @@ import pytest
 import soundfile
 
 from sbkit.base.checksums import write_checksums
-from sbkit.base.errors import FILES_FAILED, SbkitError
+from sbkit.base.errors import PARTLY_DONE, SbkitError
 from sbkit.commands.cli import build_parser, run
 from sbkit.tasks.recognition.commands import TEXT_OPTIONS, Entry, assign_names
 from sbkit.tasks.recognition.predict import Transcriber
@@ -125,7 +125,7 @@ def test_transcribe_prints_good_files_and_reports_bad_ones(talks: Path, capsys: 
     out, error = capsys.readouterr()
     assert (out, error) == ("a fox\n", "running on tones, cpu, fp32\n")
     files = ["gone.wav", "talks/notes.txt", "talks/b.flac", "talks/a.wav"]
-    assert run(["transcribe", "model", *files, "--errors", "errors.jsonl"]) == FILES_FAILED
+    assert run(["transcribe", "model", *files, "--errors", "errors.jsonl"]) == PARTLY_DONE
     out, error = capsys.readouterr()
     assert out == "talks/b.flac\tthe dog\ntalks/a.wav\ta fox\n"
     missing, notes, end = error.splitlines()[1:]
@@ -264,7 +264,7 @@ def test_second_run_does_what_is_missing(
     assert [n for n in names if (talks / "out" / n).stat() != before.get(n)] == written
     lines = capsys.readouterr().err
     assert re.search(says, lines, re.DOTALL)
-    assert code == (0 if " 0 failed" in lines else FILES_FAILED)
+    assert code == (0 if " 0 failed" in lines else PARTLY_DONE)
     assert bool(Path("errors").read_text()) is bool(code)
     assert run([*command, "--again"]) == run(command) == 0
     assert "none\n0 written, 0 failed" in capsys.readouterr().err
@@ -297,7 +297,7 @@ def test_result_that_cannot_be_written_stops_no_other(
     (talks / "talks/a.wav").rename(talks / f"talks/{'x' * 251}.wav")  # .json is a byte too long
     (talks / "out/b.json").mkdir(parents=True)
     command = ["transcribe", "model", "talks", "--out", "out", "--again", "--format"]
-    assert run([*command, "json"]) == FILES_FAILED
+    assert run([*command, "json"]) == PARTLY_DONE
     assert (talks / "out/old/c.json").exists()
     *_, folder, long, end = capsys.readouterr().err.splitlines()
     assert ("b.json cannot" in folder, "xxx.json cannot" in long) == (True, True)

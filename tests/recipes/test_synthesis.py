@@ -32,7 +32,7 @@ from recipes.synthesis.data import (
 from recipes.synthesis.recipe import SynthesisBrain, Tts
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import encode_audio
-from sbkit.base.errors import FILES_FAILED, SbkitError
+from sbkit.base.errors import PARTLY_DONE, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_settings
@@ -325,7 +325,7 @@ def test_lines_become_clips_with_a_table_to_train_on(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert speak_lines("--speeds", "0.9", "1.1") == FILES_FAILED
+    assert speak_lines("--speeds", "0.9", "1.1") == PARTLY_DONE
     assert "some.txt, line 2: left out. The text is empty." in caplog.text
     assert "some.txt, line 4: left out. No training clip of this voice has ω." in caplog.text
     rows = read_table(tmp_path / "clips/some.csv")
@@ -340,7 +340,7 @@ def test_lines_become_clips_with_a_table_to_train_on(
         assert audio == pytest.approx(voice.speak(text, float(row["speed"])), abs=1e-4)
         assert (rate, float(row["duration"])) == (RATE, round(len(audio) / RATE, 3))
     present = times_of(tmp_path / "clips", "*.flac")
-    assert speak_lines("--speeds", "0.9", "1.1") == FILES_FAILED
+    assert speak_lines("--speeds", "0.9", "1.1") == PARTLY_DONE
     assert times_of(tmp_path / "clips", "*.flac") == present
     assert read_table(tmp_path / "clips/some.csv") == rows
     with pytest.raises(SbkitError, match="some.csv was begun with another speeds"):
@@ -366,7 +366,7 @@ def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
     assert len(before) == 1
     speak_lines("--share", "1/2")
     assert before.items() <= times_of(tmp_path / "clips", "*.flac").items()
-    assert speak_lines("--share", "2/2") == FILES_FAILED
+    assert speak_lines("--share", "2/2") == PARTLY_DONE
     parts = [read_table(tmp_path / f"clips/some.{number}-of-2.csv").keys() for number in (1, 2)]
     assert parts[0] | parts[1] == SPOKEN and not parts[0] & parts[1]
 

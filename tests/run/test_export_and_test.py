@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sbkit.base.errors import BundleError
+from sbkit.base.errors import PARTLY_DONE, BundleError
 from sbkit.checkpoint.run_config import read_run_config
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.export.export import collect_files, set_decoder, write_bundle
@@ -63,9 +63,11 @@ def test_bundle_that_does_not_load_gets_no_name_and_the_checkpoint_is_tested(
         raise BundleError("Its parts do not fit.")
 
     monkeypatch.setattr(export_and_test, "load_bundle", refuse)
-    assert workplace.train_here(tmp_path, "--number_of_epochs=1") == 0
-    output = capsys.readouterr().err
-    assert "because no bundle can hold it. Its parts do not fit." in output
+    assert workplace.train_here(tmp_path, "--number_of_epochs=1") == PARTLY_DONE
+    output, error = capsys.readouterr()
+    assert "because no bundle can hold it. Its parts do not fit." in error
+    assert "no bundle can hold its model: train.log says why" in error.splitlines()[-1]
+    assert "next: " not in output
     assert not [*tmp_path.glob("*bundle*")]
     assert "CER" in read_json(tmp_path / "summary.json")["test"]["test"]
 

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, PARTLY_DONE, SbkitError
 from sbkit.base.process import SAVED_FILE, run_main
 
 torchrun: Any = import_module("torch.distributed.run")
@@ -51,7 +51,7 @@ class Agent(LocalElasticAgent):
         codes = {failure.exitcode for failure in result.failures.values()} - {STOPPED_BY_AGENT}
         if codes == {ASKED_TO_STOP} and self._is_elastic:
             self._remaining_restarts += 1  # torchrun counts it down, as if they had died
-        elif codes and codes <= {ASKED_TO_STOP, BAD_INPUT}:
+        elif codes and codes <= {ASKED_TO_STOP, BAD_INPUT, PARTLY_DONE}:
             self._remaining_restarts = 0
         elif codes:
             saved = Path(os.environ[SAVED_FILE]).stat().st_mtime

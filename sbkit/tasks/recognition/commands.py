@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sbkit.base.checksums import CHECKSUMS, checksum
-from sbkit.base.errors import FILES_FAILED, ConfigError, DataError, SbkitError
+from sbkit.base.errors import PARTLY_DONE, ConfigError, DataError, SbkitError
 from sbkit.base.files import from_plain, require_writable, size_and_mtime, write_text_atomically
 from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
@@ -123,7 +123,7 @@ def _write_results(
             place = "above" if errors is None else f"in {printable(str(options.errors))}"
             line += f"; the errors are {place}"
         print(line, file=sys.stderr)
-    return FILES_FAILED if num_failed else 0
+    return PARTLY_DONE if num_failed else 0
 
 
 def _to_text(result: "Transcript", format: str) -> str:

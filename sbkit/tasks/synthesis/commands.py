@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sbkit.base.errors import FILES_FAILED, ConfigError, DataError
+from sbkit.base.errors import PARTLY_DONE, ConfigError, DataError
 from sbkit.base.files import read_text_lines, require_writable, to_json
 from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
@@ -121,7 +121,7 @@ def _speak_lines(options: Namespace) -> int:
         minutes = sum(row["duration"] for row in rows) / 60
         left_out = f"{plural(num_left_out, 'line')} left out"
         table.write(COLUMNS, rows, f"{plural(len(rows), 'clip')} ({minutes:.1f} min); {left_out}")
-    return FILES_FAILED if num_left_out else 0
+    return PARTLY_DONE if num_left_out else 0
 
 
 def _read_lines(file: Path) -> dict[str, int]:

@@ -171,6 +171,7 @@ MUTATIONS = [
     mutation(
         "a layer that is never run, frozen for a time",
         error("unused", "CNN", "`CNN.spare`", "is never run"),
+        error("export", "model", "0.spare.bias: 3 saved, none declared"),  # the Brain adds it
         recipe=brain(SpareLayer),
         options=("--freeze={CNN: 1}",),
     ),
@@ -251,6 +252,7 @@ MUTATIONS = [
     mutation(
         "a layer that forward makes",
         error("state", "CNN", "`CNN.late` is made by `forward`", "in `__init__`"),
+        error("export", "model", "0.late.bias: 80 saved, none declared"),
         text=front_end("LateFrontEnd"),
     ),
 ]

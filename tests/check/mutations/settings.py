@@ -10,15 +10,13 @@ from recipes.asr.recipe import Asr
 from sbkit.base.checksums import write_checksums
 from sbkit.base.ranges import NON_NEGATIVE
 from sbkit.check.settings import (
-    check_export,
-    check_formats,
     check_freezing,
     check_ranges,
     check_schedule,
     check_unread,
 )
 from tests.check.harness import changed, error, mutation, note
-from tests.check.parts import StageNotes
+from tests.check.parts import TestNotes
 
 EIGHT_GPUS = {"target": "cuda:8"}
 LARGE_BATCHES = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
@@ -85,11 +83,11 @@ MUTATIONS = [
         checks=(check_unread,),
     ),
     mutation(
-        "settings that own code may read at the end of a stage, one of them by its `ranges`",
-        note("unread", "stage_note", "list it in the recipe's `ranges`"),
-        text=(("lr: 0.0025", "stage_note: 3\ndeclared_note: 3\nlr: 0.0025"),),
+        "settings that own code may read before a test, one of them by its `ranges`",
+        note("unread", "test_note", "list it in the recipe's `ranges`"),
+        text=(("lr: 0.0025", "test_note: 3\ndeclared_note: 3\nlr: 0.0025"),),
         checks=(check_unread, check_ranges),
-        recipe=changed(brain=StageNotes, ranges={**Asr.ranges, "declared_note": NON_NEGATIVE}),
+        recipe=changed(brain=TestNotes, ranges={**Asr.ranges, "declared_note": NON_NEGATIVE}),
     ),
     mutation(
         "a misspelled setting that the data needs",
@@ -153,14 +151,7 @@ MUTATIONS = [
     ),
     mutation(
         "a size that only running code could compute",
-        note("export", "ctc_lin", "!apply:builtins.max"),
-        text=(COMPUTED_SIZE,),
-    ),
-    mutation(
-        "formats of a model that no bundle can hold",
         error("export", "ctc_lin", "!apply:builtins.max"),
         text=(COMPUTED_SIZE,),
-        options=("--export_formats=[onnx]",),
-        checks=(check_export, check_formats),
     ),
 ]
