@@ -15,20 +15,14 @@ from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
-from sbkit.check.checked_run import (
-    CheckedRun,
-    Finding,
-    LearningTest,
-    begin_training,
-    take_step,
-)
+from sbkit.check.checked_run import CheckedRun, Finding, LearningTest
+from sbkit.check.dry_run import begin_training, take_step
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.splits import Transcripts, read_transcripts, sample_counts, spread_rows
 from sbkit.evaluate.wer import TOKENS_WRITTEN
 from sbkit.evaluate.wer_report import MAX_SILENT_SHARE
 from sbkit.logs.handlers import quiet
 from sbkit.logs.metric import describe_values
-from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.schedule import highest_factor, read_schedule, set_rate
 from sbkit.train.setup import build_again, load_initial_weights, make_brain
@@ -171,7 +165,7 @@ ZERO_KEYS = ("mask_time_prob", "mask_channel_prob", "ema_decay")
 
 def check_learning(run: CheckedRun) -> Iterator[Finding]:
     """Report a model that does not learn a few clips, the signs, and what to try."""
-    with preserve_rng(run.data.placement.device), quiet(), reporting(show_progress=False):
+    with preserve_rng(run.data.placement.device), quiet():
         learner = Learner(run)
         losses = learner.train()
         values, description = learner.evaluate(losses)

@@ -34,7 +34,7 @@ from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.handlers import quiet
-from sbkit.logs.progress import progress_bar
+from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import reachable
 from sbkit.train.setup import (
     STEP_NOTE,
@@ -139,7 +139,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
         TemporaryDirectory(prefix="sbkit-check") as scratch,
         run_folder_in_errors(declared.values.folder, scratch),
     ):
-        with quiet():
+        with quiet(), reporting(show_progress=False):
             write_label_files(data, Path(scratch))
             values = data.values.with_overrides(**{OUTPUT_FOLDER: scratch})
             own = build_run(replace(data, values=values))
@@ -209,7 +209,7 @@ def _run(
     name = check.__name__.removeprefix("check_")
     declared = checked.declared if isinstance(checked, CheckedRun) else checked
     try:
-        with preserve_rng(ON_CPU.device):
+        with preserve_rng(ON_CPU.device), reporting(show_progress=False):
             findings = [*(check(checked) or ())]
         for finding in findings:
             yield replace(finding, check=name)

@@ -1,15 +1,11 @@
-"""What the checks read: the YAML that is checked, what a run makes of it, and a Brain to try.
-
-`begin_training` and `take_step` call the hooks of a Brain in the order of a run.
-"""
+"""What the checks read: the YAML that is checked, what a run makes of it, and a Brain to try."""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
-from speechbrain import Stage
 from torch import nn
 from torch.optim import Optimizer
 
@@ -17,12 +13,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
 from sbkit.config.document import Document, Keys, dotted, merges, read_document
 from sbkit.config.hparams import insert_defaults
-from sbkit.data.batch import Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import parse_device, resolve
-from sbkit.logs.handlers import quiet
-from sbkit.logs.progress import reporting
-from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from sbkit.train.schedule import highest_factor, read_schedule
 from sbkit.train.setup import (
@@ -33,7 +25,6 @@ from sbkit.train.setup import (
     choose_placement,
     make_brain,
 )
-from sbkit.train.step import as_loss
 
 ON_CPU = resolve("cpu", "fp32")
 CPU_OPTIONS: dict[str, Any] = {
@@ -131,14 +122,12 @@ class DeclaredRun:
 class DryRun:
     """What small steps show.
 
-    stage: what runs, or has failed.
     running: the modules whose `forward` is running, or has failed, outermost first.
     created: parts that `forward` made.
     unsaved: state that the steps changed, an evaluation needs, and no checkpoint holds.
     """
 
     error: Exception | None = None  # what a part or a hook raised, if the steps broke off
-    stage: str = "A step of training"
     running: list[nn.Module] = field(default_factory=list)
     called: set[int] = field(default_factory=set)  # ids of modules
     trained: set[int] = field(default_factory=set)  # ids of parameters with a gradient
@@ -152,24 +141,6 @@ class DryRun:
 
     def leave(self, module: nn.Module, inputs: object, output: object) -> None:
         self.running.pop()
-
-
-def begin_training(brain: Brain, loaders: Loaders, batch: object) -> None:
-    """Call the hooks of a run up to its first step; the normalization is measured on one batch."""
-    brain.loaders = replace(loaders, measure=cast(Loader, [batch]))
-    with quiet(), reporting(show_progress=False):
-        brain.on_fit_start()
-        epoch = next(iter(brain.hparams.epoch_counter), 1)
-    brain.on_stage_start(Stage.TRAIN, epoch)
-    brain.training_step.start_epoch(epoch)
-
-
-def take_step(brain: Brain, batch: object) -> Loss:
-    """Take a step by `fit_batch`, with the same batch as each of its micro-batches."""
-    for micro_batch in range(1, brain.grad_accumulation_factor + 1):
-        brain.step = micro_batch
-        objective = brain.fit_batch(batch)
-    return as_loss(objective)
 
 
 @dataclass(frozen=True, kw_only=True)

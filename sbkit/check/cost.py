@@ -24,16 +24,8 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
-from sbkit.check.checked_run import (
-    ON_CPU,
-    CheckedRun,
-    Cost,
-    Finding,
-    begin_training,
-    megabytes,
-    take_step,
-)
-from sbkit.check.dry_run import small_batch
+from sbkit.check.checked_run import ON_CPU, CheckedRun, Cost, Finding, megabytes
+from sbkit.check.dry_run import begin_training, small_batch, take_step
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
@@ -208,10 +200,8 @@ class RealSteps:
     """Steps of a Brain with its optimizers: forward, backward, update; and evaluations."""
 
     def __init__(self, run: CheckedRun) -> None:
-        # Two micro-batches take the memory of any number.
-        self.brain = run.build_brain(
-            grad_accumulation_factor=min(2, run.accumulation), compile=False
-        )
+        micro_batches = min(2, run.accumulation)  # more take the same memory
+        self.brain = run.build_brain(compile=False, grad_accumulation_factor=micro_batches)
         # The other checks hold a model of their own, which training does not.
         self._checker_model_bytes = _tensor_bytes(run.model)
         self._loader = run.own.loaders.train

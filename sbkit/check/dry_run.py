@@ -12,9 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,19 +25,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.messages import listed, short_value
-from sbkit.check.checked_run import (
-    CPU_OPTIONS,
-    CheckedRun,
-    DryRun,
-    Finding,
-    begin_training,
-    take_step,
-)
+from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, DryRun, Finding
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
-from sbkit.data.batch import Batch, TextBatch
+from sbkit.data.batch import Batch, Loader, Loaders, TextBatch
 from sbkit.logs.handlers import quiet
-from sbkit.logs.progress import reporting
 from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain, training_loss
@@ -83,13 +74,9 @@ def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, 
     ):
         try:
             batch = small_batch(own)
-            _begin(own, brain, batch)
-            loss = _train(brain, batch, run)
-            run.stage = "A validation"
-            _validate(brain, batch, loss)
+            _run_epoch(own, brain, batch, run)
         except Exception as error:  # whatever a part or a hook raises
-            frames = traceback.extract_tb(error.__traceback__)
-            if any(frame.name == "init_optimizers" for frame in frames):
+            if "init_optimizers" in {f.name for f in traceback.extract_tb(error.__traceback__)}:
                 fault = f"{type(error).__name__}: {error}"
                 raise ConfigError(f"`opt_class` makes no optimizers: {fault}.") from error
             run.error = error
@@ -98,22 +85,32 @@ def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, 
             optimizer.state.clear()  # twice as large
         if run.error is None:
             copy = make_brain(build_again(own), **CPU_OPTIONS)
-            _find_unsaved(copy, own, brain, batch, run, paths)
+            begin_training(copy, own.loaders, batch)
+            _find_unsaved(copy, brain, batch, run, paths)
     return run
 
 
-def _begin(own: RunSetup, brain: Brain, batch: object) -> None:
-    try:
-        begin_training(brain, own.loaders, batch)
-    except Exception:
-        training_loss(brain, batch)  # of a part that does not fit, this error names it
-        raise
+def begin_training(brain: Brain, loaders: Loaders, batch: object) -> None:
+    """Call the hooks of a run up to its first step; the normalization is measured on one batch."""
+    brain.loaders = replace(loaders, measure=cast(Loader, [batch]))
+    brain.on_fit_start()
+    epoch = next(iter(brain.hparams.epoch_counter), 1)
+    brain.on_stage_start(Stage.TRAIN, epoch)
+    brain.training_step.start_epoch(epoch)
 
 
-def _train(brain: Brain, batch: object, run: DryRun) -> Loss:
-    """Take two steps, as the first may break the second, and more if layers are dropped.
+def take_step(brain: Brain, batch: object) -> Loss:
+    """Take a step by `fit_batch`, with the same batch as each of its micro-batches."""
+    for micro_batch in range(1, brain.grad_accumulation_factor + 1):
+        brain.step = micro_batch
+        objective = brain.fit_batch(batch)
+    return as_loss(objective)
 
-    Their rate is 0: the other checks need the initial weights.
+
+def _run_epoch(own: RunSetup, brain: Brain, batch: object, run: DryRun) -> None:
+    """Take two steps, as the first may break the second, and more if layers are dropped; validate.
+
+    The rate is 0, because the other checks need the initial weights, and no checkpoint is saved.
     """
 
     def note(optimizer: Optimizer, *_: object) -> None:
@@ -121,55 +118,34 @@ def _train(brain: Brain, batch: object, run: DryRun) -> Loss:
         for group in optimizer.param_groups:
             group["lr"] = 0.0
 
+    try:
+        begin_training(brain, own.loaders, batch)
+    except Exception:
+        training_loss(brain, batch)  # of a part that does not fit, this error names it
+        raise
+    learning = {id(p) for p in brain.modules.parameters() if p.requires_grad}
     with register_optimizer_step_pre_hook(note):
         for index in range(MAX_STEPS):
-            learning = {id(p) for p in brain.modules.parameters() if p.requires_grad}
-            if index > 1 and learning <= run.trained:
-                break
-            loss = take_step(brain, batch)
+            if index < 2 or not learning <= run.trained:
+                loss = take_step(brain, batch)
     if brain.nonfinite_count and not run.trained:  # `check_steps` says so
         run.trained = learning
-    return loss
-
-
-def _validate(brain: Brain, batch: object, loss: Loss) -> None:
-    """End the epoch, and validate as a run does, without its checkpoint."""
-    with _saving_nothing(brain.checkpointer), reporting(show_progress=False):
-        brain.on_stage_end(Stage.TRAIN, mean_over_ranks([loss]), 1)
-        brain.on_stage_start(Stage.VALID, 1)
-        losses = brain.evaluate_splits({"valid": [batch]}, Stage.VALID, phase="valid")
-        brain.on_stage_end(Stage.VALID, mean_over_ranks(losses), 1)
-
-
-@contextmanager
-def _saving_nothing(checkpointer: Any) -> Iterator[None]:
-    """Let a checkpointer save only meta files, in a folder of their own, within a block."""
-    if checkpointer is None:
-        yield
-        return
-    before = checkpointer.checkpoints_dir, checkpointer.recoverables
-    with TemporaryDirectory(prefix="sbkit-check") as scratch:
-        checkpointer.checkpoints_dir, checkpointer.recoverables = Path(scratch), {}
-        try:
-            yield
-        finally:
-            checkpointer.checkpoints_dir, checkpointer.recoverables = before
+    checkpointer, brain.checkpointer = brain.checkpointer, Checkpointer(own.values.folder / "trial")
+    brain.on_stage_end(Stage.TRAIN, mean_over_ranks([loss]), 1)
+    brain.on_stage_start(Stage.VALID, 1)
+    losses = brain.evaluate_splits({"valid": [batch]}, Stage.VALID, phase="valid")
+    brain.on_stage_end(Stage.VALID, mean_over_ranks(losses), 1)
+    brain.checkpointer = checkpointer
 
 
 def _find_unsaved(
-    copy: Brain,
-    own: RunSetup,
-    brain: Brain,
-    batch: object,
-    run: DryRun,
-    paths: Mapping[int, Keys],
+    copy: Brain, brain: Brain, batch: object, run: DryRun, paths: Mapping[int, Keys]
 ) -> None:
     """Load the model's state into a second model, and find the parts and attributes that it lacks.
 
     Attributes count only if the second model computes other losses.
     """
-    state = brain.modules.state_dict()
-    lacking = copy.modules.load_state_dict(state, strict=False)
+    lacking = copy.modules.load_state_dict(brain.modules.state_dict(), strict=False)
     parts, copies = dict(brain.modules.named_modules()), dict(copy.modules.named_modules())
 
     def path_of(part: str, attribute: str) -> Keys:
@@ -183,8 +159,6 @@ def _find_unsaved(
             run.created.append(path)
     if run.created:
         return
-    begin_training(copy, own.loaders, batch)
-    copy.modules.load_state_dict(state)
     try:
         is_same = torch.allclose(_losses_of(brain, batch), _losses_of(copy, batch), rtol=1e-4)
     except Exception:  # whatever a part raises that lacks what it has learned
@@ -248,7 +222,7 @@ def check_shapes(run: CheckedRun) -> Iterator[Finding]:
         reason = str(trial.error).strip().partition("\n")[0]
         yield run.finding(
             *keys,
-            problem=f"{trial.stage} on two short utterances fails in {name} "
+            problem=f"An epoch of two short utterances fails in {name} "
             f"({type(trial.error).__name__}: {reason})",
         )
 
@@ -338,17 +312,16 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     before = _losses_of(brain, batch).sum()
     brain.training_step.train_mode()
     named = named_parameters(brain.modules, brain.hparams.settings)
-    zero = {*named}
+    is_zero: dict[str, bool] = {}  # in all steps; one that is not finite is skipped
 
     def note(*_: object) -> None:
-        nonlocal zero
-        zero -= {name for name, p in named.items() if p.grad is None or p.grad.any()}
+        for name, parameter in named.items():
+            if parameter.grad is not None:
+                is_zero[name] = is_zero.get(name, True) and not parameter.grad.any()
 
     with quiet(), register_optimizer_step_pre_hook(note):  # a bad gradient is logged
         for _ in range(2):
             count = take_step(brain, batch).counts.sum()
-    if brain.nonfinite_count:  # such a step is skipped
-        zero = set()
     after = _losses_of(brain, batch).sum()
     if not after - before < MAX_LOSS_GROWTH * before.abs().max(count):  # also if it is NaN
         yield run.finding(
@@ -359,7 +332,7 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
         )
         return
     tried = named_parameters(trained.modules, trained.hparams.settings)
-    trial.zero = {id(tried[name]) for name in zero}  # for `check_unused`
+    trial.zero = {id(tried[name]) for name in is_zero if is_zero[name]}  # for `check_unused`
 
 
 # -- what does an output depend on? ----------------------------------------------------------------

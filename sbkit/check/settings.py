@@ -15,19 +15,19 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
 from sbkit.base.messages import did_you_mean, nearest, plural
 from sbkit.base.ranges import KEYS, RANGES, Kind, out_of_range
-from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
+from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import BundleContents
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import load_task
 from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.checkpointer import PARTS, Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
 from sbkit.checkpoint.weights import check_same_model, check_weights
 from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
 from sbkit.config.hparams import MissingSettingError, resolve
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
-from sbkit.export.export import bundle_weights, describe_parts, require_task_of_its_own
+from sbkit.export.export import bundle_weights, describe_parts
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
 from sbkit.runtime.torch_model import TorchModel, assemble
@@ -250,16 +250,15 @@ def check_formats(run: CheckedRun) -> Iterator[Finding]:
 
 def check_export(run: CheckedRun) -> Iterator[Finding]:
     """Find a model that a bundle cannot hold; build it as a bundle is loaded, and run silence."""
-    require_task_of_its_own(run.data.recipe)
     recipe, values, labels = run.data.recipe, run.values, run.data.labels
     try:
         modules = values.user_modules()
         task = load_task(recipe.name, user_modules=modules)
         root = resolve(values.yaml_file, values.overrides).tree
         objects = {} if task.label_file is None else {task.label_key: labels}
-        names = run.brain.part_names(run.own.hparams)
+        names = getattr(run.brain.checkpointer, "meta", {}).get(PARTS, ())
         described = describe_parts(root, objects, task, names)
-        rate = root.get("sample_rate", SAMPLE_RATE)
+        rate = values.settings["sample_rate"]
         config = BundleConfig(task.name, rate, described["model"], described["parts"])
         network, parts = assemble(BundleContents(config, task, labels), modules)
         weights = bundle_weights(run.model.state_dict(), root, task)

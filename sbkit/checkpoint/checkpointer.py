@@ -48,8 +48,7 @@ from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank
 
 logger = logging.getLogger(__name__)
 
-# Keys of a checkpoint's meta file: the metric that ranks it, the text table, the task, the keys of
-# the parts of its model
+# Keys of a checkpoint's meta file: the metric that ranks it, the text table, the task, its parts
 RANKED_BY, NORMALIZER, TASK, PARTS = "ranked_by", "normalizer", "task", "parts"
 SAVE_ERRORS = (OSError, RuntimeError)  # torch.save raises the latter on a full disk
 AVERAGED_FILE = "averaged.json"  # in the folder of the checkpoints

@@ -303,7 +303,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         if read_run_config(run).labels != hashlib.sha256(files[file.name]).hexdigest():
             raise BundleError(f"{file} has changed since the run was trained.")
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
-    parts = describe_parts(root, built_objects, task, checkpoints[0].meta.get(PARTS))
+    parts = describe_parts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
     files |= sources
@@ -370,10 +370,7 @@ def read_checkpoints(run: Path) -> list[Checkpoint]:
 
 
 def describe_parts(
-    root: CommentedMap,
-    built_objects: Mapping[str, object],
-    task: Task,
-    part_names: Sequence[str] | None = None,
+    root: CommentedMap, built_objects: Mapping[str, object], task: Task, names: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Describe the parts of a model as plain data, as `model` and `parts` of a configuration.
 
@@ -381,29 +378,24 @@ def describe_parts(
     these, and the other parts that the model is made from.
 
     built_objects: by YAML key; parts may refer to their attributes, `!ref <tokenizer.vocab_size>`.
-    part_names: those that the Brain makes the model from. Without any it makes the model in its own
-        way, from the arguments of the model's class that the YAML defines.
+    names: of the parts that the Brain makes the model from; without any, the arguments of the
+        model's class that the YAML defines.
     """
     model_class = task.model_class()
     listed_names = [name for name in part_names_of_yaml(root) if name not in task.training_parts]
-    accepted_names: Collection[str] = part_names or ()
-    if not part_names:
+    if not names:
         parameters = inspect.signature(model_class).parameters
-        takes_any_key = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-        accepted_names = root if takes_any_key else parameters
-        part_names = [name for name in parameters if name != "model" and tag_of(root.get(name))]
-    unexpected = [name for name in listed_names if name not in accepted_names]
-    if unexpected:
+        names = [name for name in parameters if name != "model" and tag_of(root.get(name))]
+    elif unexpected := [name for name in listed_names if name not in names]:
         raise ConfigError(
-            f"`model` must list only parts that {model_class.__name__} takes, each under its own "
-            f"key, but lists {listed(unexpected)}. Add what it takes to `parts` of the Brain, and "
-            "what only trains to `training_parts` of the task."
+            f"`model` lists {listed(unexpected)}, which is neither in `parts` of the Brain nor in "
+            "`training_parts` of the task. Add it there, or take it out of the list."
         )
     objects_by_node = {
         id(root.get(key)): built for key, built in built_objects.items() if built is not None
     }
     parts: dict[str, Any] = {}
-    for name in (*listed_names, *part_names):
+    for name in (*listed_names, *names):
         part: Any = SpecWriter(name, objects_by_node).write(root.get(name))
         is_object = isinstance(part, dict)  # otherwise a number or a text
         if is_object and part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
@@ -464,10 +456,7 @@ def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> 
 def bundle_weights(
     weights: Mapping[str, Tensor], root: CommentedMap, task: Task
 ) -> dict[str, Tensor]:
-    """Return the weights of a bundle from those of `model`, with its adapters merged.
-
-    The parts of a bundle are numbered from 0, without those that it omits.
-    """
+    """Return the weights of a bundle, whose parts are numbered anew, with adapters merged."""
     kept = [i for i, name in enumerate(part_names_of_yaml(root)) if name not in task.training_parts]
     new_index = {str(old): new for new, old in enumerate(kept)}
     renumbered = {}

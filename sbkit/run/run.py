@@ -220,7 +220,7 @@ class Run:
         if setup.recipe.has_model and not (self.folder / BUNDLE).exists():
             raise ExportError(
                 f"The run in {self.folder} has ended, and its checkpoint is tested, but no bundle "
-                f"can hold its model: {TEXT_LOG} says why. `sbkit check` finds this before a run."
+                f"can hold its model: {TEXT_LOG} says why. Correct that, and train anew."
             )
 
     def check(self) -> list[Finding]:

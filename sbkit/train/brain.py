@@ -38,7 +38,7 @@ from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.base.stores import store_patience
 from sbkit.bundle.task import Task, mean_loss
-from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
+from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import SettingAttributes, Settings
@@ -248,12 +248,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if type(self).parts:
             self.network = self.make_model()
 
-    @classmethod
-    def part_names(cls, settings: Mapping[str, object]) -> list[str]:
-        """Return the keys of the parts of the network, without the optional ones that are null."""
-        optional = [name for name in cls.optional_parts if settings.get(name) is not None]
-        return [*cls.parts, *optional]
-
     def make_model(self) -> Any:
         """Build the model of the task from the declared parts, on the device."""
         settings, task = self.hparams.settings, self.task
@@ -262,7 +256,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 f"{type(self).__name__} declares `parts` but got no `task`. Pass `**options` on "
                 "from its `__init__`, or pass task=Asr()."
             )
-        parts = {name: settings[name] for name in self.part_names(settings)}
+        optional = [name for name in self.optional_parts if settings.get(name) is not None]
+        parts = {name: settings[name] for name in (*self.parts, *optional)}
+        if isinstance(self.checkpointer, Checkpointer):
+            self.checkpointer.meta[PARTS] = [*parts]  # for an export, which runs no code
         for part in parts.values():  # `model` may lack the features
             if isinstance(part, nn.Module):
                 part.to(self.device)

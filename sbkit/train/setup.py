@@ -51,7 +51,7 @@ from sbkit.base.files import write_bytes_atomically
 from sbkit.base.imports import require_current, search_folders, user_sources
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
-from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
+from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override, require_local
@@ -343,7 +343,6 @@ def build_objects(data: RunData) -> Settings:
         require_rate(hparams, hparams["sample_rate"])
     if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
         checkpointer.meta[TASK] = data.recipe.name
-        checkpointer.meta[PARTS] = data.recipe.brain.part_names(hparams)
         if isinstance(data.labels, Tokenizer):
             table = text_table(values.settings["language"], values.settings.get("text"))
             checkpointer.meta[NORMALIZER] = table_to_store(table)
