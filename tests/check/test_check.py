@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module
 
+from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check
 from sbkit.check.check import CheckResult, check_run
@@ -17,6 +18,7 @@ from sbkit.commands.cli import run
 from sbkit.train import setup
 from sbkit.train.ownership import reachable
 from sbkit.train.setup import read_values
+from tests.calls import note_calls
 from tests.check.harness import checked_run, declared_run
 from tests.runs import ROOT, Workplace
 
@@ -166,6 +168,29 @@ def test_own_object_finds_the_labels_and_writes_only_in_the_folder_of_the_check(
     with declared_run(workplace, tmp_path / "run", yaml=yaml) as declared:
         assert check_run(declared, checks=[]).findings == []
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_check_calls_the_hooks_of_a_run_in_its_order(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[str, None] = {}  # the first of each hook and stage, in their order
+    hooks = "on_fit_start init_optimizers on_stage_start fit_batch on_fit_batch_start on_stage_end"
+    for (
+        hook
+    ) in f"{hooks} compute_forward compute_objectives optimizers_step evaluate_batch".split():
+
+        def note(brain: AsrBrain, *arguments: object, hook: str = hook) -> None:
+            calls[f"{hook} {arguments[0] if hook.startswith('on_stage') else ''}"] = None
+
+        note_calls(monkeypatch, AsrBrain, hook, note)
+    with declared_run(workplace, tmp_path / "run") as declared:
+        assert check_run(declared, checks=[]).findings == []
+    in_check = [*calls]
+    calls.clear()
+    assert workplace.train_here(tmp_path / "run", "--number_of_epochs=1") == 0
+    assert [*calls][: len(in_check)] == in_check
+    assert in_check[-2:] == ["evaluate_batch ", "on_stage_end Stage.VALID"]
 
 
 def test_dry_run_of_a_healthy_step_trains_everything_once(

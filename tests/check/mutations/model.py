@@ -13,6 +13,7 @@ from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.data.batch import Batch
 from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
+from sbkit.train.step import Objective
 from tests.check.harness import brain, changed, error, mutation, note
 
 HEADS = "!ref <seq_lin>, !ref <ctc_lin>]"
@@ -48,6 +49,13 @@ class WithoutDecoder(AsrBrain):
         if getattr(self.hparams, "drops_decoder", True):
             predictions = replace(predictions, logits=None)
         return super().compute_objectives(predictions, batch, stage)
+
+
+class SecondStep(AsrBrain):
+    def fit_batch(self, batch: Batch) -> Objective:
+        if self.optimizer_step == 1:
+            raise RuntimeError("no second step")
+        return super().fit_batch(batch)
 
 
 class LayersInList(AsrBrain):
@@ -186,6 +194,11 @@ MUTATIONS = [
         error("unused", "drops_decoder", "`Transformer.decoder`", "with `drops_decoder: true`"),
         recipe=brain(WithoutDecoder),
         text=(("lr_schedule: ", "drops_decoder: True\nlr_schedule: "),),
+    ),
+    mutation(
+        "an own step that fails when it is called again",
+        error("shapes", ".yaml:1", "fails in the recipe (RuntimeError: no second step)"),
+        recipe=brain(SecondStep),
     ),
     # -- interfaces
     mutation(
