@@ -244,7 +244,7 @@ class RealSteps:
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()
-        return (time.perf_counter() - start) / brain.grad_accumulation_factor
+        return (time.perf_counter() - start) / int(brain.grad_accumulation_factor)
 
     def require_memory(
         self,

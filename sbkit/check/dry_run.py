@@ -31,12 +31,15 @@ from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
 from sbkit.data.batch import Batch, Loader, Loaders, TextBatch
 from sbkit.logs.handlers import quiet
+from sbkit.logs.progress import TrainingProgress
+from sbkit.logs.run_log import EpochFigures
 from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain, training_loss
 from sbkit.train.evaluation import mean_over_ranks
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.optimizers import named_parameters
+from sbkit.train.schedule import set_rate
 from sbkit.train.setup import RunSetup, build_again, make_brain
 from sbkit.train.step import as_loss
 
@@ -107,6 +110,10 @@ def take_step(brain: Brain, batch: object) -> Loss:
     return as_loss(objective)
 
 
+class _Unreported(TrainingProgress):
+    def report_epoch(self, figures: EpochFigures) -> None: ...
+
+
 def _run_epoch(own: RunSetup, brain: Brain, batch: object, run: DryRun) -> None:
     """Take two steps, as the first may break the second, and more if layers are dropped; validate.
 
@@ -128,8 +135,9 @@ def _run_epoch(own: RunSetup, brain: Brain, batch: object, run: DryRun) -> None:
         for index in range(MAX_STEPS):
             if index < 2 or not learning <= run.trained:
                 loss = take_step(brain, batch)
-    if brain.nonfinite_count and not run.trained:  # `check_steps` says so
+    if not run.trained:  # a loss that is not finite, as `check_steps` says, or a later step
         run.trained = learning
+    brain.training_metrics.progress = _Unreported(total_epochs=1, total_steps=1)
     checkpointer, brain.checkpointer = brain.checkpointer, Checkpointer(own.values.folder / "trial")
     brain.on_stage_end(Stage.TRAIN, mean_over_ranks([loss]), 1)
     brain.on_stage_start(Stage.VALID, 1)
@@ -308,7 +316,9 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     dict.update(setup.hparams, lr_schedule=None)  # before the Brain reads it
     brain = make_brain(setup, **CPU_OPTIONS)
     begin_training(brain, setup.loaders, batch)
-    rate = brain.set_highest_rate(run.highest_factor)
+    optimizers = [*(brain.optimizers_dict or {}).values()]
+    set_rate(optimizers, run.highest_factor, None)
+    rate = max(group["lr"] for optimizer in optimizers for group in optimizer.param_groups)
     before = _losses_of(brain, batch).sum()
     brain.training_step.train_mode()
     named = named_parameters(brain.modules, brain.hparams.settings)

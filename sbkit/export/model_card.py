@@ -57,7 +57,9 @@ def card_facts(
     init_from = settings.get("init_from")
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
-    encoder = config["parts"].get("Transformer", {}).get("arguments", {})
+    named = config["parts"].items()
+    parts = {name: part for name, part in named if isinstance(part, dict) and "new" in part}
+    encoder = parts.get("Transformer", {}).get("arguments", {})
     return {
         "model_name": task.model_name,
         "uses": task.uses,
@@ -66,7 +68,7 @@ def card_facts(
         "license": license,
         "sample_rate": config["sample_rate"],
         "parameters": summary.get("parameters"),
-        "parts": ", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
+        "parts": ", ".join(f"`{printable(str(part['new']))}`" for part in parts.values()),
         "corpus": data.get("corpus") or {},
         "base_model": _without_folders(str(init_from)) if init_from else None,
         "encoder_config": encoder.get("config") or {},

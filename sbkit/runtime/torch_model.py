@@ -382,8 +382,9 @@ def assemble(contents: BundleContents, user_modules: frozenset[str]) -> tuple[An
             for name, spec in config.parts.items()
         }
         model = nn.ModuleList(parts[name] for name in config.model)
-        for part in parts.values():
-            part.eval()
+        modules = [part for part in parts.values() if isinstance(part, nn.Module)]
+        for module in modules:
+            module.eval()
         require_rate(parts, config.sample_rate)
         network = model_class(model=model, **parts, **task.model_arguments(contents.labels))
-        return network, [*parts.values()]
+        return network, modules

@@ -675,12 +675,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         rate = None if self._hparam("optimizers", None) else self.hparams.lr
         set_rate(self._active_optimizers().values(), factor, rate)
 
-    def set_highest_rate(self, factor: float) -> float:
-        """Set and return the highest rate of the run, of which `factor` is given."""
-        optimizers = [*self._active_optimizers().values()]
-        set_rate(optimizers, factor, None)
-        return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
-
     def _compile(self) -> None:
         if self.compile:
             compile_blocks(self.modules.values())
