@@ -62,6 +62,7 @@ from sbkit.run.export_and_test import make_bundle, report, score, write_formats
 from sbkit.run.tuning import TuningOptions, tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
+from sbkit.train.ownership import helper_digests
 from sbkit.train.recipe import Recipe
 from sbkit.train.setup import (
     RunData,
@@ -210,9 +211,8 @@ class Run:
                 )
                 write_labels(data)
             setup = self._setup = build_run(data)  # the objects of the YAML, and the loaders
-            open_run_folder(setup)
+            brain = open_run_folder(setup)
             text_log.open()
-            brain = make_brain(setup, can_fit=True)
             brain.on_epoch = on_epoch
             brain.fit(setup.hparams["epoch_counter"], setup.loaders.train, setup.loaders.valid)
             self._finish(setup, brain)
@@ -394,10 +394,10 @@ class Run:
             with main_rank_first():
                 if rank() == 0 and self.settings.get("check", True):
                     check_first(self.values, setup)
-            open_run_folder(setup)
-        elif not self.values.has_checkpoint():
+            return open_run_folder(setup, **run_opts)
+        if not self.values.has_checkpoint():
             load_initial_weights(setup)
-        return make_brain(setup, can_fit=loaders is not None, **run_opts)
+        return make_brain(setup, **run_opts)
 
     def _finish(self, setup: RunSetup, brain: Brain) -> None:
         """Export and test the best weights, unless the results are there; rank 0 writes."""
@@ -478,14 +478,18 @@ def require_same_on_ranks(data: RunData) -> None:
     require_same_code()
 
 
-def open_run_folder(setup: RunSetup) -> None:
-    """Load initial weights, write what describes the run, and set earlier results aside."""
+def open_run_folder(setup: RunSetup, **run_opts: Any) -> Brain:
+    """Make the Brain with initial weights, write what describes its run, set results aside."""
     values = setup.values
     require_same_on_ranks(setup)
     if not values.has_checkpoint():
         for line in load_initial_weights(setup):
             logger.info(line)
     setup.hparams["checkpointer"].check_same_model()
+    brain = make_brain(setup, can_fit=True, **run_opts)
+    helpers = helper_digests(brain)
+    setup.make_run_config(helpers).check_same_on_ranks()
+    setup.check_resumable(helpers)
     was_finished = is_finished(values.folder, values.settings)
     with main_rank_first():
         if rank() == 0:
@@ -500,7 +504,8 @@ def open_run_folder(setup: RunSetup) -> None:
                 corpus=describe_corpus(setup.recipe.corpus(values.settings), values.settings),
             )
             return_freed_memory()  # of the report, which training does not need
-    write_config(setup, has_ended=was_finished)
+    write_config(setup, helpers, has_ended=was_finished)
+    return brain
 
 
 def set_results_aside(folder: Path) -> None:
@@ -515,16 +520,18 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_config(setup: RunSetup, *, has_ended: bool) -> None:
+def write_config(
+    setup: RunSetup, helpers: Mapping[str, str] | None = None, *, has_ended: bool
+) -> None:
     """Write the configuration of the run, and remove results that it would not give.
 
     has_ended: no step is trained, so the values that only training reads stay.
     """
-    values, config = setup.values, setup.make_run_config()
+    values, config = setup.values, setup.make_run_config(helpers)
     if has_ended:
-        kept = config.changed_keys(read_run_config(values.folder), MACHINE_KEYS)
-        values = values.with_overrides(**kept)
-        config = replace(setup, values=values).make_run_config()
+        before = read_run_config(values.folder)
+        values = values.with_overrides(**config.changed_keys(before, MACHINE_KEYS))
+        config = replace(setup, values=values).make_run_config(before.helpers)
     with main_rank_first():
         if rank() == 0:
             if values.has_checkpoint():
