@@ -1,8 +1,7 @@
 """Check that the ModuleList owns each parameter, and that it is trained once and saved.
 
 A parameter outside the ModuleList stays on the CPU, in no optimizer and in no checkpoint
-(SpeechBrain #2804), unless it is frozen and of a declared helper. A walk visits all that can be
-reached from the hparams and the Brain.
+(SpeechBrain #2804). A walk visits all that can be reached from the hparams and the Brain.
 """
 
 from collections import Counter
@@ -40,14 +39,16 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
             fix = f"Add `!ref <{path[0]}>` to the list of `model`, or take it out of the YAML."
         else:
             fix = f"Make `{name}` a torch.nn.ModuleList or a part of `model`."
-        problem = f"`{name}` holds {plural(size, 'parameter')} outside `model`"
         if path not in learning and path[:-1] not in owned_paths:
-            problem += ", frozen: they would stay on the CPU, and may be others in a resumed run"
-            helper = path[0] if is_in_yaml or len(path) == 1 else path[1]
-            fix = f'Declare it in the Brain, `helpers = ("{helper}",)`, or make it part of `model`.'
-        else:
-            problem += ": they would stay on the CPU, in no optimizer and in no checkpoint"
-        yield run.finding(*(path if is_in_yaml else ("model",)), problem=problem, fix=fix)
+            helper = path[0] if is_in_yaml else path[1]
+            fix = f'If it is to stay frozen, declare it in the Brain: `helpers = ("{helper}",)`.'
+        place = path if is_in_yaml else ("model",)
+        yield run.finding(
+            *place,
+            problem=f"`{name}` holds {plural(size, 'parameter')} outside `model`: they would stay "
+            "on the CPU, in no optimizer and in no checkpoint",
+            fix=fix,
+        )
     for part_id, count in Counter(map(id, model)).items():
         if count > 1:
             path = next(path for path, part in objects.items() if id(part) == part_id)

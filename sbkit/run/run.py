@@ -9,7 +9,7 @@ import gc
 import logging
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,6 @@ from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
 from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
-from sbkit.export.model_card import UNKNOWN_LICENSE
 from sbkit.logs.handlers import TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.export_and_test import make_bundle, report, score, write_formats
@@ -229,7 +228,7 @@ class Run:
             setup = self.prepare()
             setup.make_run_config().check_resumable(self.folder, has_ended=True)
             text_log.open()
-            write_config(setup, has_ended=True)
+            write_config(setup, None, has_ended=True)
             brain = make_brain(setup, can_fit=True)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
             self._finish(setup, brain)
@@ -248,22 +247,15 @@ class Run:
         options |= {"user_modules": self._user_modules(), **files}
         tune(self.folder, TuningOptions(**options), self.values)
 
-    def export(
-        self, out: Path | str, *, formats: Sequence[str] = (), license: str = UNKNOWN_LICENSE
-    ) -> ParityReports:
+    def export(self, out: Path | str, **options: Any) -> ParityReports:
         """Copy the bundle of the run, with a model card and further formats; return their reports.
 
         out: the folder to write; an earlier bundle there is replaced.
-        formats: such as `["onnx", "sherpa-onnx"]`, as for `sbkit.export.export_run`.
+        options: `formats=["onnx", "sherpa-onnx"]`, `license="CC0-1.0"`, `weights="my.safetensors"`
+            and the others of `sbkit.export.export.export_run`.
         """
         self._require_model()
-        return export_run(
-            self.folder,
-            Path(out),
-            formats=formats,
-            license=license,
-            user_modules=self._user_modules(),
-        )
+        return export_run(self.folder, Path(out), user_modules=self._user_modules(), **options)
 
     # -- what a run has -------------------------------------------------------------------------
 
@@ -520,9 +512,7 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_config(
-    setup: RunSetup, helpers: Mapping[str, str] | None = None, *, has_ended: bool
-) -> None:
+def write_config(setup: RunSetup, helpers: Mapping[str, str] | None, *, has_ended: bool) -> None:
     """Write the configuration of the run, and remove results that it would not give.
 
     has_ended: no step is trained, so the values that only training reads stay.

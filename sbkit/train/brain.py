@@ -342,7 +342,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 self._watch(),
                 checkpointer.claimed() if isinstance(checkpointer, Checkpointer) else nullcontext(),
             ):
-                prepare_helpers(self)
                 self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
                 if self.step == 0:
                     self._restore_random()

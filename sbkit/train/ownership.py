@@ -1,8 +1,4 @@
-"""Walk over all that a Brain holds, and check who owns the parameters that learn.
-
-A helper is a frozen module beside the model, such as a teacher. The Brain declares it in `helpers`;
-what learns, or is to be saved, does not belong there.
-"""
+"""Walk over all that a Brain holds, and check who owns the parameters that learn."""
 
 import hashlib
 import types
@@ -120,9 +116,6 @@ def device_errors(brain: sb.Brain) -> AbstractContextManager[None]:
     return translate(RuntimeError, DeviceError, describe)
 
 
-# -- helpers ---------------------------------------------------------------------------------------
-
-
 def prepare_helpers(brain: sb.Brain) -> dict[str, nn.ModuleList]:
     """Move the declared helpers to the device, in evaluation mode; return their modules by name.
 
@@ -139,15 +132,13 @@ def prepare_helpers(brain: sb.Brain) -> dict[str, nn.ModuleList]:
             if isinstance(part, nn.Module) and part not in inner:
                 modules.append(part)
                 inner |= {*part.modules()}
-        if not modules and value is not None:
+        learns = any(p.requires_grad for p in modules.parameters())
+        if learns or (value is not None and not modules):
+            fault = "wants a gradient" if learns else "holds no torch.nn.Module"
             raise ConfigError(
-                f"`helpers` names `{name}`, but neither an attribute of {type(brain).__name__} nor "
-                "a key of the YAML holds a torch.nn.Module of this name. Make it in `__init__`."
-            )
-        if any(p.requires_grad for p in modules.parameters()):
-            raise ConfigError(
-                f"`{name}` of `helpers` must be frozen, but wants a gradient. Call its module's "
-                "`requires_grad_(False)`, or, if it is to learn, make it a part of `model`."
+                f"`{name}` of `helpers` must be frozen, and made in `__init__` or by the YAML, but "
+                f"{fault}. Call `requires_grad_(False)` of its module. What learns belongs into "
+                "`model`."
             )
         modules.to(brain.device).eval()
     return helpers

@@ -70,7 +70,7 @@ from sbkit.models.pretrained.hub import find_folder
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import initialize_from, with_encoder_config
+from sbkit.train.initialize import init_sources, initialize_from, with_encoder_config
 from sbkit.train.ownership import prepare_helpers
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.stopping import is_finished
@@ -368,9 +368,9 @@ def load_initial_weights(setup: RunSetup) -> list[str]:
         source = (values.settings.get("encoder_config") or {}).get("source") or {}
         folder = find_folder(name, source.get("revision"))
         lines.append(load_weights(folder, hparams.values()))
-    if source := values.settings.get("init_from"):
+    if sources := init_sources(values.settings):
         root = resolve_yaml(values.yaml_file, values.overrides).tree
-        lines += initialize_from(Path(source), hparams, setup.recipe, root)
+        lines += initialize_from(sources, hparams, setup.recipe, root)
     return lines
 
 
