@@ -156,6 +156,6 @@ def helper_digests(brain: sb.Brain) -> dict[str, str]:
             if isinstance(tensor, Tensor) and id(tensor) not in saved:
                 digest.update(f"{key} {tensor.dtype} {[*tensor.shape]}".encode())
                 content = tensor.detach().cpu().contiguous().reshape(-1)
-                digest.update(content.view(torch.uint8).numpy())
+                digest.update(content.view(torch.uint8).numpy().data)
         digests[name] = digest.hexdigest()[:NUM_HASH_DIGITS]
     return digests
