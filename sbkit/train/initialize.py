@@ -100,7 +100,7 @@ def initialize_from(
     which of the source's are not used.
     """
     source, *others = sources
-    place = ", ".join(map(str, sources))
+    place = ("the mean of " if others else "") + ", ".join(map(str, sources))
     their_tokens, our_tokens = _tokens(source, hparams, task)
     for other in others:
         for thing, differs in (
