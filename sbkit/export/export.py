@@ -253,9 +253,7 @@ def replace_weights(folder: Path, file: Path) -> None:
     (folder / WEIGHTS_FILE).write_bytes(content)
     (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)
     _write_decoder(folder, FittedDecoder(None, None, {}, ()), None, checkpoints=[])
-    logger.info(
-        f"note: nothing is fitted to the weights in {file}, so the bundle decodes greedily."
-    )
+    logger.info(f"note: no decoder is fitted to {file}, so the bundle decodes greedily.")
 
 
 # The folder that `--out` names

@@ -137,8 +137,7 @@ def prepare_helpers(brain: sb.Brain) -> dict[str, nn.ModuleList]:
             fault = "wants a gradient" if learns else "holds no torch.nn.Module"
             raise ConfigError(
                 f"`{name}` of `helpers` must be frozen, and made in `__init__` or by the YAML, but "
-                f"{fault}. Call `requires_grad_(False)` of its module. What learns belongs into "
-                "`model`."
+                f"{fault}. Call its module's `requires_grad_(False)`, or make it a part of `model`."
             )
         modules.to(brain.device).eval()
     return helpers

@@ -199,7 +199,6 @@ class RunData:
     label_files: Mapping[str, bytes] = field(repr=False)
 
     def make_run_config(self, helpers: Mapping[str, str] | None = None) -> RunConfig:
-        """Make the configuration; helpers: their hashes, once the Brain is made."""
         label_file = self.label_files.get(self.recipe.label_file or "")
         resolved = resolve_yaml(self.values.yaml_file, self.values.overrides)
         modules, files = list_reached(resolved, given_modules(self.values.given_recipe))
