@@ -29,7 +29,7 @@ from sbkit.models.encoder import make_encoder
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 from sbkit.text.transcripts import check_tag_names
-from sbkit.train.initialize import text_table_of
+from sbkit.train.initialize import init_sources, text_table_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
     """Open or make the tokenizer in the run folder, then the language models of the decoder."""
     earlier = None
-    if (source := settings.get("init_from")) is not None:
-        file = Path(source) / TOKENIZER_FILE
+    if sources := init_sources(settings):
+        file = sources[0] / TOKENIZER_FILE
         table = text_table(settings["language"], settings.get("text"))
         # A model that writes texts of another form, such as without capitals, has other tokens.
         if file.exists() and text_table_of(file.parent) == table:

@@ -209,7 +209,8 @@ KEYS: Mapping[str, Key] = {
     "grad_accumulation_factor": Key(  # the plan of each micro-batch takes memory
         Range(low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step.")
     ),
-    **dict.fromkeys(("init_from", "pretrained"), Key(TEXT)),
+    "init_from": Key(TEXTS),
+    "pretrained": Key(TEXT),
     "pretrained_revision": Key(TEXT, needs={"pretrained": "set"}),
     "init_from_differs": Key(
         TEXTS,

@@ -35,7 +35,7 @@ from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
-from sbkit.train.ownership import reachable
+from sbkit.train.ownership import helper_digests, reachable
 from sbkit.train.setup import (
     STEP_NOTE,
     RunData,
@@ -57,7 +57,7 @@ Checked = TypeVar("Checked", DeclaredRun, CheckedRun)
 CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement, settings.check_needs)
 CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(settings.check_formats, settings.check_batches),
-    *(parameters.check_ownership, parameters.check_optimizers),
+    *(parameters.check_ownership, parameters.check_helpers, parameters.check_optimizers),
     *(data.check_labels, data.check_alignment, data.check_masks, data.check_positions),
     *(dry_run.check_shapes, dry_run.check_state, dry_run.check_steps),
     *(dry_run.check_causality, dry_run.check_padding),
@@ -151,6 +151,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
             with step("brain"):
                 brain = make_brain(own, **CPU_OPTIONS)
             reached = [*reachable({**dict(own.hparams.items()), "brain": brain})]
+            helpers = helper_digests(brain)
             with step("optimizers"):
                 trial = dry_run.take_small_steps(own, brain, reached)
         yield CheckedRun(
@@ -160,6 +161,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
             brain=brain,
             optimizers=list((brain.optimizers_dict or {}).values()),
             reached=reached,
+            helpers=helpers,
             trial=trial,
         )
 

@@ -221,6 +221,7 @@ class CheckedRun:
     own: the run as the check builds it, in a scratch folder: nothing of the run changes.
     brain: a Brain of these objects on the CPU, made as that of the run is.
     reached: every object within the objects and the Brain, before any step, with its path.
+    helpers: hashes of the frozen modules beside the model, before any step.
     trial: what small steps of the Brain show.
     """
 
@@ -230,6 +231,7 @@ class CheckedRun:
     brain: Brain
     optimizers: list[Optimizer]
     reached: Sequence[tuple[Keys, object]] = field(repr=False)
+    helpers: Mapping[str, str]
     trial: DryRun
     measured: Measurements = field(default_factory=Measurements)
 

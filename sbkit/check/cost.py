@@ -240,7 +240,7 @@ class RealSteps:
             reason = str(error).partition("\n")[0]
             raise DeviceError(
                 f"A training step on {brain.device} raised {type(error).__name__} ({reason}). If a "
-                "tensor is on another device, make it a buffer of a module in `model`."
+                "tensor is on another device, make it a buffer of a module in `model` or `helpers`."
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sbkit.base.messages import listed, plural
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.config.document import Keys, dotted
+from sbkit.train.ownership import helper_digests, prepare_helpers
 
 
 def check_ownership(run: CheckedRun) -> Iterator[Finding]:
@@ -22,11 +23,15 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
     owned_ids = {id(part) for part in (*model.modules(), *model.parameters())}
     owned_paths = {path for path, part in reached if id(part) in owned_ids}
     module_paths = {path for path, part in reached if isinstance(part, nn.Module)}
+    helpers = prepare_helpers(run.brain).values()
+    owned_ids |= {id(part) for helper in helpers for part in helper.parameters()}
     unowned_sizes = Counter[Keys]()  # of the parameters outside, by the path that is reported
+    learning: set[Keys] = set()  # the paths of those that want a gradient
     for path, parameter in reached:
-        if isinstance(parameter, nn.Parameter) and path not in owned_paths:
+        if isinstance(parameter, nn.Parameter) and id(parameter) not in owned_ids:
             reported = _path_to_report(path, owned_paths, module_paths - owned_paths)
             unowned_sizes[reported] += parameter.numel()
+            learning |= {reported} if parameter.requires_grad else set()
     for path, size in unowned_sizes.items():
         name = dotted(path)
         is_in_yaml = path[0] in run.declared.document.root
@@ -34,6 +39,9 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
             fix = f"Add `!ref <{path[0]}>` to the list of `model`, or take it out of the YAML."
         else:
             fix = f"Make `{name}` a torch.nn.ModuleList or a part of `model`."
+        if path not in learning and path[:-1] not in owned_paths:
+            helper = path[0] if is_in_yaml else path[1]
+            fix = f'If it is to stay frozen, declare it in the Brain: `helpers = ("{helper}",)`.'
         place = path if is_in_yaml else ("model",)
         yield run.finding(
             *place,
@@ -48,6 +56,18 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
                 "model",
                 problem=f"The list of `model` holds `{dotted(path)}` {count} times",
                 fix="Take all but one out of the list.",
+            )
+
+
+def check_helpers(run: CheckedRun) -> Iterator[Finding]:
+    """Find helpers that change in small steps, and that no checkpoint holds."""
+    for name, digest in helper_digests(run.brain).items():
+        if digest != run.helpers.get(name):
+            yield run.finding(
+                name if name in run.declared.document.root else "model",
+                problem=f"`{name}` of `helpers` changes in a step, but is in no checkpoint",
+                fix="Make it a part of `model`, or save its module: in `__init__` of the Brain, "
+                f'`self.checkpointer.add_recoverable("{name}", MODULE)`.',
             )
 
 

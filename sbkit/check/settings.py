@@ -230,7 +230,7 @@ def check_run_folder(run: CheckedRun) -> None:
         with quiet():  # training itself logs which checkpoints are damaged
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
-            run.data.check_resumable()
+            run.data.check_resumable(run.helpers)
             check_weights(run.own.hparams["checkpointer"], newest)
 
 

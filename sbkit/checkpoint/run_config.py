@@ -100,6 +100,7 @@ class RunConfig:
         values: the values of the YAML by dotted path, with every reference resolved.
         data: the hash of each split; None if not known yet, and then not compared.
         labels: the hash of the label file; None if not known yet, and then not compared.
+        helpers: hashes of the frozen modules beside the model, by name; None if not known yet.
         is_repeatable: whether another run has the same figures; not if the clock ends it.
         modules, files: hashes of what the YAML reaches, as `list_reached` returns them. One that
             either run lacks is not compared.
@@ -109,6 +110,7 @@ class RunConfig:
     values: Mapping[str, Any]
     data: Mapping[str, str] | None = None
     labels: str | None = None
+    helpers: Mapping[str, str] | None = None
     is_repeatable: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +139,7 @@ class RunConfig:
         )
 
     def write(self, folder: Path | str) -> None:
-        names = ("values", "data", "labels", "is_repeatable", "modules", "files")
+        names = ("values", "data", "labels", "helpers", "is_repeatable", "modules", "files")
         record = {name: getattr(self, name) for name in names}
         write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
 
@@ -213,6 +215,9 @@ class RunConfig:
                 yield Difference(f"the data of `{split}`", old_hash, new_hash)
         if None not in (before.labels, self.labels) and before.labels != self.labels:
             yield Difference("the file of labels", before.labels, self.labels)
+        if before.helpers is not None and self.helpers is not None:
+            for name, old_hash, new_hash in _compare(before.helpers, self.helpers):
+                yield Difference(f"the helper `{name}`", old_hash, new_hash)
         for name in sorted(before.modules.keys() & self.modules.keys()):
             if before.modules[name] != self.modules[name]:
                 yield Difference(f"the module {name}", before.modules[name], self.modules[name])

@@ -1,7 +1,7 @@
 """Weights and optimizer states of checkpoints: read, averaged, and checked against the model."""
 
 import threading
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,18 @@ def read_weights(file: Path) -> dict[str, Any]:
 
 
 def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
-    """Average the weights of a module over checkpoints; integers are taken from the first.
+    """Average the weights of a module over checkpoints."""
+    return mean_of([checkpoint.paramfiles[name] for checkpoint in checkpoints], read_weights)
 
-    Checkpoints are added one by one in float64, so memory holds two models however many there are.
+
+def mean_of(sources: Sequence[Path], read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Average the weights of one model in several places; integers are taken from the first.
+
+    They are added one by one in float64, so memory holds two models however many there are.
     """
-    first, *more_files = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
-    mean = read_weights(first)
+    mean = read(sources[0])
+    if len(sources) == 1:
+        return mean
     dtypes = {
         key: value.dtype
         for key, value in mean.items()
@@ -73,12 +79,12 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     }
     for key, dtype in dtypes.items():
         mean[key] = mean[key].to(torch.promote_types(dtype, torch.float64))
-    for file in more_files:
-        weights = read_weights(file)
-        check_same_model(weights, mean, source=str(file))
+    for source in sources[1:]:
+        weights = read(source)
+        check_same_model(weights, mean, source=str(source))
         for key in dtypes:
             mean[key] += weights[key]
-    return mean | {key: (mean[key] / len(checkpoints)).to(dtypes[key]) for key in dtypes}
+    return mean | {key: (mean[key] / len(sources)).to(dtypes[key]) for key in dtypes}
 
 
 # -- checking against the model ---------------------------------------------------------------
@@ -102,14 +108,14 @@ def check_fits(weights: Mapping[str, Any], module: nn.Module, *, source: str) ->
 def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, source: str) -> None:
     """Raise BundleError if names, shapes or types differ, and list the first differences."""
     differences = [
-        f"{name}: {describe_tensor(saved, name)} saved, {describe_tensor(declared, name)} declared"
+        f"{name}: {describe_tensor(saved, name)} instead of {describe_tensor(declared, name)}"
         for name in sorted({*saved, *declared})
         if describe_tensor(saved, name) != describe_tensor(declared, name)
     ]
     if differences:
         count = plural(len(differences), "tensor differs", "tensors differ")
         raise BundleError(
-            f"The weights in {source} do not fit the declared model: {count} "
+            f"The weights in {source} are of another model: {count} "
             f"({listed(differences, separator='; ')})."
         )
 

@@ -17,6 +17,8 @@ def add_commands(parser: Parser) -> None:
     names = "onnx, sherpa-onnx, huggingface"
     formats = f"comma-separated: {names}; each is compared with the trained model first"
     add("--formats", metavar="NAMES", default="", help=formats)
+    weights = "a safetensors file that replaces the weights; the bundle then decodes greedily"
+    add("--weights", metavar="FILE", type=Path, help=weights)
     add("--license", default="unknown", help="license ID for the model card")
 
 
@@ -31,6 +33,7 @@ def export(options: Namespace) -> int:
         options.out,
         formats=formats,
         license=options.license,
+        weights=options.weights,
         user_modules=options.user_modules,
     )
     failures = describe_failures(parity)

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ruamel.yaml.comments import CommentedMap
-from safetensors.torch import save
+from safetensors.torch import load, save
 from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
@@ -33,6 +33,7 @@ from sbkit.base.files import (
     TEMPORARY_NAMES,
     atomic_folder,
     fsync_tree,
+    parsing_errors,
     read_file,
     require_regular,
     require_writable,
@@ -60,7 +61,7 @@ from sbkit.checkpoint.run_config import (
     read_run_config,
     read_run_tree,
 )
-from sbkit.checkpoint.weights import average, part_names_of_yaml
+from sbkit.checkpoint.weights import average, check_same_model, part_names_of_yaml
 from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
@@ -90,6 +91,7 @@ def export_run(
     *,
     formats: Sequence[str] = (),
     license: str = UNKNOWN_LICENSE,
+    weights: Path | str | None = None,
     grid: Grid = FULL_GRID,
     user_modules: frozenset[str] = frozenset(),
 ) -> ParityReports:
@@ -105,6 +107,8 @@ def export_run(
         formats: of onnx, sherpa-onnx and huggingface; each is compared with the
             trained model.
         license: for the model card.
+        weights: a safetensors file with the names and shapes of the bundle's, which replaces it.
+            The bundle then decodes greedily, without confidences, and has no results.
         grid: the batches that formats are compared on.
         user_modules: the modules that `--import` names. They define parts of the model, or its
             task.
@@ -117,6 +121,8 @@ def export_run(
     require_replaceable(out)
     with exported_bundle(run, user_modules) as source, replacing_bundle(out) as folder:
         copy_files(source, folder)
+        if weights is not None:
+            replace_weights(folder, Path(weights))
         # A bundle that cannot be loaded is not exported.
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
@@ -127,6 +133,8 @@ def export_run(
         ]
         config = read_json(folder / CONFIG_FILE)
         facts = card_facts(run, bundle.task, config, written_formats, license=license)
+        if weights is not None:
+            facts |= {"weights": Path(weights).name, "run": "FOLDER test.csv"}
         write_card(folder, facts)
         if HUGGINGFACE in written_formats:
             write_card(folder / HUGGINGFACE, facts | {"formats": {}}, library=TRANSFORMERS)
@@ -219,7 +227,9 @@ def set_decoder(
         _write_decoder(folder, fitted, language_models)
 
 
-def _write_decoder(folder: Path, fitted: FittedDecoder, language_models: Path | None) -> None:
+def _write_decoder(
+    folder: Path, fitted: FittedDecoder, language_models: Path | None, **changes: object
+) -> None:
     if language_models is not None:
         shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
     decoder, confidence = fitted.decoder_record, fitted.confidence_record
@@ -230,9 +240,21 @@ def _write_decoder(folder: Path, fitted: FittedDecoder, language_models: Path | 
         confidence=confidence,
     )
     config = read_json(folder / CONFIG_FILE)
-    config |= {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
+    config |= {"decoder": decoder, "confidence": confidence, PROVENANCE: record, **changes}
     (folder / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
     write_checksums(folder)
+
+
+def replace_weights(folder: Path, file: Path) -> None:
+    """Replace the weights of a bundle, and remove what was fitted to or measured with others."""
+    content = read_file(file)
+    with parsing_errors(file, "be a safetensors file", fix="Name another one."):
+        weights = load(content)
+    check_same_model(weights, load((folder / WEIGHTS_FILE).read_bytes()), source=str(file))
+    (folder / WEIGHTS_FILE).write_bytes(content)
+    (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)
+    _write_decoder(folder, FittedDecoder(None, None, {}, ()), None, checkpoints=[])
+    logger.info(f"note: no decoder is fitted to {file}, so the bundle decodes greedily.")
 
 
 # The folder that `--out` names

@@ -23,6 +23,7 @@ from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric, percent
 from sbkit.runtime.onnx_model import MIN_ONNXRUNTIME
+from sbkit.train.initialize import init_sources
 
 CARD_FILE = "README.md"
 FACTS_FILE = "card.json"
@@ -54,7 +55,7 @@ def card_facts(
     config: the content of the bundle's config.json.
     """
     settings = read_run_settings(run) if (run / RUN_YAML).is_file() else {}
-    init_from = settings.get("init_from")
+    init_from = ", ".join(map(str, init_sources(settings)))
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
     named = config["parts"].items()
@@ -70,7 +71,7 @@ def card_facts(
         "parameters": summary.get("parameters"),
         "parts": ", ".join(f"`{printable(str(part['new']))}`" for part in parts.values()),
         "corpus": data.get("corpus") or {},
-        "base_model": _without_folders(str(init_from)) if init_from else None,
+        "base_model": _without_folders(init_from) or None,
         "encoder_config": encoder.get("config") or {},
         "ema_decay": settings.get("ema_decay"),
         "splits": data.get("splits"),

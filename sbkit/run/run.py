@@ -9,7 +9,7 @@ import gc
 import logging
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -55,13 +55,13 @@ from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
 from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
-from sbkit.export.model_card import UNKNOWN_LICENSE
 from sbkit.logs.handlers import TEXT_LOG, TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.export_and_test import make_bundle, report, score, write_formats
 from sbkit.run.tuning import TuningOptions, tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
+from sbkit.train.ownership import helper_digests
 from sbkit.train.recipe import Recipe
 from sbkit.train.setup import (
     RunData,
@@ -211,9 +211,8 @@ class Run:
                 )
                 write_labels(data)
             setup = self._setup = build_run(data)  # the objects of the YAML, and the loaders
-            open_run_folder(setup)
+            brain = open_run_folder(setup)
             text_log.open()
-            brain = make_brain(setup, can_fit=True)
             brain.on_epoch = on_epoch
             brain.fit(setup.hparams["epoch_counter"], setup.loaders.train, setup.loaders.valid)
             self._finish(setup, brain)
@@ -235,7 +234,7 @@ class Run:
             setup = self.prepare()
             setup.make_run_config().check_resumable(self.folder, has_ended=True)
             text_log.open()
-            write_config(setup, has_ended=True)
+            write_config(setup, None, has_ended=True)
             brain = make_brain(setup, can_fit=True)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
             self._finish(setup, brain)
@@ -254,22 +253,15 @@ class Run:
         options |= {"user_modules": self._user_modules(), **files}
         tune(self.folder, TuningOptions(**options), self.values)
 
-    def export(
-        self, out: Path | str, *, formats: Sequence[str] = (), license: str = UNKNOWN_LICENSE
-    ) -> ParityReports:
+    def export(self, out: Path | str, **options: Any) -> ParityReports:
         """Copy the bundle of the run, with a model card and further formats; return their reports.
 
         out: the folder to write; an earlier bundle there is replaced.
-        formats: such as `["onnx", "sherpa-onnx"]`, as for `sbkit.export.export_run`.
+        options: `formats=["onnx", "sherpa-onnx"]`, `license="CC0-1.0"`, `weights="my.safetensors"`
+            and the others of `sbkit.export.export.export_run`.
         """
         self._require_model()
-        return export_run(
-            self.folder,
-            Path(out),
-            formats=formats,
-            license=license,
-            user_modules=self._user_modules(),
-        )
+        return export_run(self.folder, Path(out), user_modules=self._user_modules(), **options)
 
     # -- what a run has -------------------------------------------------------------------------
 
@@ -400,10 +392,10 @@ class Run:
             with main_rank_first():
                 if rank() == 0 and self.settings.get("check", True):
                     check_first(self.values, setup)
-            open_run_folder(setup)
-        elif not self.values.has_checkpoint():
+            return open_run_folder(setup, **run_opts)
+        if not self.values.has_checkpoint():
             load_initial_weights(setup)
-        return make_brain(setup, can_fit=loaders is not None, **run_opts)
+        return make_brain(setup, **run_opts)
 
     def _finish(self, setup: RunSetup, brain: Brain) -> None:
         """Export and test the best weights, unless the results are there; rank 0 writes."""
@@ -484,14 +476,18 @@ def require_same_on_ranks(data: RunData) -> None:
     require_same_code()
 
 
-def open_run_folder(setup: RunSetup) -> None:
-    """Load initial weights, write what describes the run, and set earlier results aside."""
+def open_run_folder(setup: RunSetup, **run_opts: Any) -> Brain:
+    """Make the Brain with initial weights, write what describes its run, set results aside."""
     values = setup.values
     require_same_on_ranks(setup)
     if not values.has_checkpoint():
         for line in load_initial_weights(setup):
             logger.info(line)
     setup.hparams["checkpointer"].check_same_model()
+    brain = make_brain(setup, can_fit=True, **run_opts)
+    helpers = helper_digests(brain)
+    setup.make_run_config(helpers).check_same_on_ranks()
+    setup.check_resumable(helpers)
     was_finished = is_finished(values.folder, values.settings)
     with main_rank_first():
         if rank() == 0:
@@ -506,7 +502,8 @@ def open_run_folder(setup: RunSetup) -> None:
                 corpus=describe_corpus(setup.recipe.corpus(values.settings), values.settings),
             )
             return_freed_memory()  # of the report, which training does not need
-    write_config(setup, has_ended=was_finished)
+    write_config(setup, helpers, has_ended=was_finished)
+    return brain
 
 
 def set_results_aside(folder: Path) -> None:
@@ -521,16 +518,16 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_config(setup: RunSetup, *, has_ended: bool) -> None:
+def write_config(setup: RunSetup, helpers: Mapping[str, str] | None, *, has_ended: bool) -> None:
     """Write the configuration of the run, and remove results that it would not give.
 
     has_ended: no step is trained, so the values that only training reads stay.
     """
-    values, config = setup.values, setup.make_run_config()
+    values, config = setup.values, setup.make_run_config(helpers)
     if has_ended:
-        kept = config.changed_keys(read_run_config(values.folder), MACHINE_KEYS)
-        values = values.with_overrides(**kept)
-        config = replace(setup, values=values).make_run_config()
+        before = read_run_config(values.folder)
+        values = values.with_overrides(**config.changed_keys(before, MACHINE_KEYS))
+        config = replace(setup, values=values).make_run_config(before.helpers)
     with main_rank_first():
         if rank() == 0:
             if values.has_checkpoint():

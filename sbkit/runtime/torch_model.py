@@ -203,7 +203,8 @@ class TorchModel(nn.ModuleList):
         return self._to_device(*pad_clips(clips, samples))
 
     def _to_device(self, audio: Float32s, lengths: Counts) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(audio).to(self._placement.device), torch.from_numpy(lengths)
+        device = next(self.parameters()).device  # that of a run, for its frozen helper
+        return torch.from_numpy(audio).to(device), torch.from_numpy(lengths)
 
     def _read_back(self) -> EffectiveRuntime:
         """Run a second of silence; return the devices used and the types of the products."""

@@ -68,7 +68,7 @@ from sbkit.train.optimizers import (
     named_parameters,
     with_lr_scale,
 )
-from sbkit.train.ownership import all_within, check_owners, device_errors
+from sbkit.train.ownership import all_within, check_owners, device_errors, prepare_helpers
 from sbkit.train.schedule import Position, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, detached
 from sbkit.train.stopping import (
@@ -130,6 +130,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
     Attributes:
         parts, optional_parts: YAML keys of the parts of the `network`; a YAML may leave out the
             optional ones. A Brain without parts sets its `network` itself.
+        helpers: names of frozen modules beside the model, such as a teacher: attributes of the
+            Brain, or objects of the YAML. sbkit moves them to the device, in evaluation mode. They
+            are in no optimizer, checkpoint or bundle; a run is resumed only with the same ones.
         network: the model that bundles of a run contain, of the task's `model_class`. A test
             replaces it by the exported one, so `compute_forward` calls no other.
         metrics: the metrics that `measure` computes; the first one ranks checkpoints. Without any
@@ -160,6 +163,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     parts: ClassVar[tuple[str, ...]] = ()
     optional_parts: ClassVar[tuple[str, ...]] = ()
+    helpers: ClassVar[tuple[str, ...]] = ()
     network: Any = None
     task: Task | None = None
     metrics: ClassVar[Metrics] = {}
@@ -523,6 +527,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def _start_epoch(self, train_set: Batches, epoch: int) -> None:
         self.training_step.start_epoch(epoch)
+        prepare_helpers(self)
         self.training_metrics.start_epoch(afresh=self.step == 0)
         if self.step == 0:
             self.nonfinite_count = 0
@@ -785,6 +790,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         self.evaluator.start(loaders)
         self.modules.eval()
+        prepare_helpers(self)
         self.training_step.moving_average.swap_in()
         agree_on_buffers(self.modules)
         losses: list[Loss] = []

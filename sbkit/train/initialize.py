@@ -1,10 +1,11 @@
 """Start a run from the weights of another one, or from a pretrained encoder.
 
-`init_from`: weights that fit by name and shape are loaded. Their names follow the YAML's parts,
-such as `CNN.conv1.weight`, so the other model may have other parts, or list them in another order.
-If its vocabulary is another one, heads and embeddings are loaded token by token, also if the sizes
-agree: characters are numbered by how often they occur. Settings that no shape reveals, such as the
-number of heads, must be equal or declared. Nothing from the other folder is built.
+`init_from`: weights that fit by name and shape are loaded, of several models their mean. Names
+follow the YAML's parts, such as `CNN.conv1.weight`, so the other model may have other parts, or
+list them in another order. If its vocabulary is another one, heads and embeddings are loaded token
+by token, also if the sizes agree: characters are numbered by how often they occur. Settings that no
+shape reveals, such as the number of heads, must be equal or declared. Nothing from the other folder
+is built.
 
 `pretrained` names the folder of an encoder, or a model of Hugging Face's hub. Its sizes become the
 plain data `encoder_config` when the run begins: the resolved YAML, the run configuration and the
@@ -53,6 +54,7 @@ from sbkit.checkpoint.run_config import (
 from sbkit.checkpoint.weights import (
     average,
     describe_tensor,
+    mean_of,
     part_names_of_yaml,
     tensors_by_part,
     to_part_name,
@@ -80,19 +82,35 @@ TRAINING_ONLY = re.compile(
 PartSettings = Mapping[str, Plain]  # by key of the YAML; parts as specifications
 
 
-def initialize_from(
-    source: Path, hparams: Mapping[str, Any], task: Task, root: Mapping[str, Any]
-) -> list[str]:
-    """Load the weights of a run or a bundle into the model of a task, as far as they fit.
+def init_sources(settings: Mapping[str, Any]) -> list[Path]:
+    """List the runs and bundles that `init_from` names."""
+    names = settings.get("init_from") or []
+    return [*map(Path, [names] if isinstance(names, str) else names)]
 
+
+def initialize_from(
+    sources: Sequence[Path], hparams: Mapping[str, Any], task: Task, root: Mapping[str, Any]
+) -> list[str]:
+    """Load the weights of a run or bundle into the model of a task, as far as they fit.
+
+    sources: if there are several, of one model, tokenizer and text table, their mean is loaded.
     root: the resolved YAML of this run.
 
     Returns lines that list which tensors are loaded, which by token, which are new and why, and
     which of the source's are not used.
     """
-    theirs = read_named_weights(source)
-    ours = tensors_by_part(hparams)
+    source, *others = sources
+    place = ("the mean of " if others else "") + ", ".join(map(str, sources))
     their_tokens, our_tokens = _tokens(source, hparams, task)
+    for other in others:
+        for thing, differs in (
+            ("tokenizer", _tokens(other, hparams, task)[0] != their_tokens),
+            ("text table", text_table_of(other) != text_table_of(source)),
+        ):
+            if differs:
+                raise ConfigError(f"`init_from`: {other} has another {thing} than {source}.")
+    theirs = mean_of(sources, read_named_weights)
+    ours = tensors_by_part(hparams)
     by_label = _ids_by_label(hparams, task, len(our_tokens)) if their_tokens != our_tokens else ()
     their_row = {token: row for row, token in enumerate(their_tokens)}
     rows = [(their_row[t], row) for row, t in enumerate(our_tokens) if t in their_row]
@@ -115,18 +133,17 @@ def initialize_from(
     if not loaded and not by_token:
         names = listed([*theirs], max_names=MAX_LISTED_NAMES)
         raise BundleError(
-            f"`init_from`: none of the tensors in {source} fits by name and shape ({names})."
+            f"`init_from`: none of the tensors in {place} fits by name and shape ({names})."
         )
-    declared = check_same_meaning(
-        source, settings_of_yaml(root), task, tensors=[*ours], loaded=[*loaded, *by_token]
-    )
-    lines = [f"init_from {source}: {len(loaded)} tensors are loaded{_names(loaded)}"]
+    settings, used = settings_of_yaml(root), [*loaded, *by_token]
+    declared = [check_same_meaning(s, settings, task, [*ours], used) for s in sources]
+    lines = [f"init_from {place}: {len(loaded)} tensors are loaded{_names(loaded)}"]
     if by_token:
         count = f"{len(rows)} of {len(our_tokens)} rows"
         lines.append(f"init_from: {count} by token{_names(by_token)}")
     lines.append(f"init_from: {len(new)} tensors are new{_names(new)}")
     lines.append(f"init_from: {len(unused)} tensors there are not used{_names(unused)}")
-    return lines + declared
+    return [*dict.fromkeys(chain(lines, *declared))]
 
 
 def _misfits(theirs: Mapping[str, Any], ours: Mapping[str, Tensor]) -> dict[str, str | None]:
@@ -429,8 +446,8 @@ def _config_of_new_run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     name, revision = names.values()
     declared = settings[ENCODER_CONFIG]
     if name is None:
-        if declared is None and (source := settings.get("init_from")):
-            declared = encoder_config_of(Path(source))
+        if declared is None and (sources := init_sources(settings)):
+            declared = encoder_config_of(sources[0])
         if isinstance(declared, Mapping):
             return complete_config(declared, source_file=f"`{ENCODER_CONFIG}`")
         raise ConfigError(

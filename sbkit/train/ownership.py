@@ -1,5 +1,6 @@
 """Walk over all that a Brain holds, and check who owns the parameters that learn."""
 
+import hashlib
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from sbkit.base.errors import ConfigError, DeviceError, translate
 from sbkit.base.messages import listed
 from sbkit.config.document import Keys, dotted
+from sbkit.config.reached import NUM_HASH_DIGITS
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 LEAF_TYPES = (  # the walk does not look inside them
@@ -108,7 +110,51 @@ def device_errors(brain: sb.Brain) -> AbstractContextManager[None]:
             return None
         return (
             f"Training and evaluation must use the device {brain.device}, but use "
-            f"{listed(elsewhere)}. Put the layer into `modules`."
+            f"{listed(elsewhere)}. Put the layer into `modules`, or, if frozen, into `helpers`."
         )
 
     return translate(RuntimeError, DeviceError, describe)
+
+
+def prepare_helpers(brain: sb.Brain) -> dict[str, nn.ModuleList]:
+    """Move the declared helpers to the device, in evaluation mode; return their modules by name.
+
+    A helper is an attribute of the Brain or an object of its YAML: a module, or what holds modules,
+    such as a list or an open bundle; None if there is none. Raises ConfigError for one that learns.
+    """
+    objects = dict(getattr(getattr(brain, "hparams", None), "settings", {}).items())
+    helpers: dict[str, nn.ModuleList] = {}
+    for name in brain.helpers:
+        value = getattr(brain, name, objects.get(name, name))
+        modules = helpers[name] = nn.ModuleList()
+        inner: set[nn.Module] = set()
+        for _, part in reachable({name: value}):
+            if isinstance(part, nn.Module) and part not in inner:
+                modules.append(part)
+                inner |= {*part.modules()}
+        learns = any(p.requires_grad for p in modules.parameters())
+        if learns or (value is not None and not modules):
+            fault = "wants a gradient" if learns else "holds no torch.nn.Module"
+            raise ConfigError(
+                f"`{name}` of `helpers` must be frozen, and made in `__init__` or by the YAML, but "
+                f"{fault}. Call its module's `requires_grad_(False)`, or make it a part of `model`."
+            )
+        modules.to(brain.device).eval()
+    return helpers
+
+
+def helper_digests(brain: sb.Brain) -> dict[str, str]:
+    """Hash the tensors of each helper, without those that a checkpoint holds."""
+    recoverables = getattr(brain.checkpointer, "recoverables", {}).values()
+    modules = [part for part in recoverables if isinstance(part, nn.Module)]
+    saved = {id(t) for module in modules for t in module.state_dict(keep_vars=True).values()}
+    digests: dict[str, str] = {}
+    for name, helper in prepare_helpers(brain).items():
+        digest = hashlib.sha256()
+        for key, tensor in helper.state_dict(keep_vars=True).items():
+            if isinstance(tensor, Tensor) and id(tensor) not in saved:
+                digest.update(f"{key} {tensor.dtype} {[*tensor.shape]}".encode())
+                content = tensor.detach().cpu().contiguous().reshape(-1)
+                digest.update(content.view(torch.uint8).numpy().data)
+        digests[name] = digest.hexdigest()[:NUM_HASH_DIGITS]
+    return digests

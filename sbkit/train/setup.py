@@ -70,7 +70,8 @@ from sbkit.models.pretrained.hub import find_folder
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import initialize_from, with_encoder_config
+from sbkit.train.initialize import init_sources, initialize_from, with_encoder_config
+from sbkit.train.ownership import prepare_helpers
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.stopping import is_finished
 
@@ -197,18 +198,18 @@ class RunData:
     labels: Any
     label_files: Mapping[str, bytes] = field(repr=False)
 
-    def make_run_config(self) -> RunConfig:
+    def make_run_config(self, helpers: Mapping[str, str] | None = None) -> RunConfig:
         label_file = self.label_files.get(self.recipe.label_file or "")
         resolved = resolve_yaml(self.values.yaml_file, self.values.overrides)
         modules, files = list_reached(resolved, given_modules(self.values.given_recipe))
         config = self.values.make_run_config(self.splits, label_file)
-        return replace(config, modules=modules, files=files)
+        return replace(config, modules=modules, files=files, helpers=helpers)
 
-    def check_resumable(self) -> str | None:
+    def check_resumable(self, helpers: Mapping[str, str] | None = None) -> str | None:
         """Refuse to resume another run in the folder; describe changed values."""
         folder = self.values.folder
         has_ended = is_finished(folder, self.values.settings)
-        return self.make_run_config().check_resumable(folder, has_ended=has_ended)
+        return self.make_run_config(helpers).check_resumable(folder, has_ended=has_ended)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,9 +367,9 @@ def load_initial_weights(setup: RunSetup) -> list[str]:
         source = (values.settings.get("encoder_config") or {}).get("source") or {}
         folder = find_folder(name, source.get("revision"))
         lines.append(load_weights(folder, hparams.values()))
-    if source := values.settings.get("init_from"):
+    if sources := init_sources(values.settings):
         root = resolve_yaml(values.yaml_file, values.overrides).tree
-        lines += initialize_from(Path(source), hparams, setup.recipe, root)
+        lines += initialize_from(sources, hparams, setup.recipe, root)
     return lines
 
 
@@ -398,5 +399,6 @@ def make_brain(setup: RunSetup, *, can_fit: bool = False, **run_opts: Any) -> Br
             f"`network` of the Brain must be a {recipe.model_class().__name__}, which bundles of "
             f"this run contain, but is a {type(brain.network).__name__}."
         )
+    prepare_helpers(brain)
     brain.loaders = setup.loaders if can_fit else None
     return brain

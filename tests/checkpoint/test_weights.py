@@ -25,11 +25,11 @@ def test_weights_of_other_model_are_refused_with_both_shapes(tmp_path: Path) -> 
         checkpointer(tmp_path, line(0.0, rows=5)).recover_if_possible()
     message = str(caught.value)
     assert str(path) in message
-    assert "weight: 2x3 saved, 5x3 declared" in message
-    assert "bias: 2 saved, 5 declared" in message
-    with pytest.raises(SbkitError, match="bias: none saved, 2 declared; .* none declared"):
+    assert "weight: 2x3 instead of 5x3" in message
+    assert "bias: 2 instead of 5" in message
+    with pytest.raises(SbkitError, match="bias: none instead of 2; .* instead of none"):
         checkpointer(tmp_path, nn.Sequential(line(0.0))).recover_if_possible()
-    with pytest.raises(SbkitError, match="weight: 2x3 saved, 5x3 declared"):
+    with pytest.raises(SbkitError, match="weight: 2x3 instead of 5x3"):
         checkpointer(tmp_path, line(0.0, rows=5)).load_average(1)
 
 
@@ -69,9 +69,9 @@ class Buffer(nn.Module):
 @pytest.mark.parametrize(
     ("saved", "declared", "message"),
     [
-        (torch.ones(2, 3, dtype=torch.int32), torch.ones(2, 3), "2x3 int32 saved, 2x3 declared"),
-        (torch.ones(2, dtype=torch.complex64), torch.ones(2), "2 complex saved, 2 declared"),
-        (torch.ones(()), torch.ones(1), "scalar saved, 1 declared"),
+        (torch.ones(2, 3, dtype=torch.int32), torch.ones(2, 3), "2x3 int32 instead of 2x3"),
+        (torch.ones(2, dtype=torch.complex64), torch.ones(2), "2 complex instead of 2"),
+        (torch.ones(()), torch.ones(1), "scalar instead of 1"),
     ],
 )
 def test_tensor_of_other_type_or_shape_is_refused(

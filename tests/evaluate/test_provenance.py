@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from sbkit.base.errors import BundleError
+from sbkit.base.errors import BundleError, SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.evaluate.compare import compare_runs
@@ -16,6 +18,7 @@ from sbkit.evaluate.provenance import FIELD_PHRASES, describe_provenance, make_p
 from sbkit.export.export import collect_files, set_decoder, write_bundle
 from sbkit.lm.language_models import digest_of, save
 from sbkit.run.run import Run
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.tokenizer import Tokenizer
 from tests.runs import read_json
 from tests.runtime.bundles import make_run
@@ -47,9 +50,24 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def export(run: Path) -> str:
-    assert sbkit(["export", str(run), "--out", str(run.parent / "bundle")]) == 0
+def export(run: Path, *options: str) -> str:
+    assert sbkit(["export", str(run), "--out", str(run.parent / "bundle"), *options]) == 0
     return (run.parent / "bundle/README.md").read_text()
+
+
+def test_bundle_of_other_weights_has_no_decoder_and_no_figures(run: Path) -> None:
+    bundle, file = run.parent / "bundle", run.parent / "soup.safetensors"
+    weights = {n: t + 1 for n, t in load_file(run / "bundle/model.safetensors").items()}
+    save_file(weights, file)
+    card = export(run, "--weights", str(file))
+    assert "25.75" not in card and "sbkit score FOLDER test.csv" in card
+    assert "- weights: those of soup.safetensors" in card
+    assert load_bundle(bundle).decoder is None and not (bundle / "lm.safetensors").exists()
+    assert read_json(bundle / "config.json")["checkpoints"] == []
+    assert load_file(bundle / "model.safetensors").keys() == weights.keys()
+    save_file(weights | {"0.x": torch.ones(2)}, file)
+    with pytest.raises(SbkitError, match=r"soup.* of another model: .* \(0.x: 2 instead of none"):
+        export(run, "--weights", str(file))
 
 
 def test_bundle_contains_provenance_of_its_run(run: Path) -> None:

@@ -1,24 +1,29 @@
-"""The example of an own loss: two views of each batch, and the divergence of their frames."""
+"""The examples of an own loss: two views of each batch, and the frames of a frozen teacher."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import soundfile
 import torch
 from speechbrain import Stage
 
 from docs.examples.two_views import TwoViewsBrain, divergence_of
 from sbkit.audio.random_draws import seeded_draws
+from sbkit.base.errors import BAD_INPUT
 from sbkit.check.checked_run import CPU_OPTIONS
 from sbkit.check.dry_run import small_batch
+from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import TextBatch
 from sbkit.models.encoder import Predictions
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import training_loss
 from tests.check.harness import checked_run
 from tests.models.pretrained.folders import FRAMES, make_folder
-from tests.runs import ROOT, TINY, Workplace
+from tests.runs import ROOT, TINY, Workplace, read_json
 
 YAML = """
 base: {base}
@@ -78,3 +83,33 @@ def test_divergence_has_no_gradient_of_targets_or_padding() -> None:
     for view, other in (views, views[::-1]):
         expected = -0.5 * other.detach().exp() * is_frame.unsqueeze(2)
         torch.testing.assert_close(view.grad, expected)
+
+
+@pytest.mark.slow
+def test_student_is_resumed_with_its_teacher_and_exported_without(
+    workplace: Workplace, plain_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    teacher, run, ctc = tmp_path / "teacher", tmp_path / "run", ("--ctc_weight=1", "--check=True")
+
+    def train(run: Path, *options: str, **yaml: Path) -> int:
+        return workplace.train_here(run, *ctc, "--num_decoder_layers=0", *options, **yaml)
+
+    def distill(*options: str) -> int:
+        yaml = ROOT / "docs/examples/distillation/distillation.yaml"
+        return train(run, f"--teacher={teacher}", *options, yaml=yaml)
+
+    for seed, name in enumerate(("first", "other")):
+        assert train(tmp_path / name, f"--seed={seed}", "--number_of_epochs=1") == 0
+    shutil.copytree(tmp_path / "first/bundle", teacher)
+    assert distill(f"--teacher={plain_bundle}") == BAD_INPUT
+    assert "has other tokens than this run. Copy its tokenizer.model" in capfd.readouterr().err
+    assert distill() == 0
+    digest = read_json(run / "run_config.json")["helpers"]["teacher"]
+    assert sbkit(["export", str(run), "--out", str(tmp_path / "student")]) == 0
+    audio, _ = soundfile.read(next((workplace.release / "clips").iterdir()), dtype="int16")
+    assert len(load_bundle(tmp_path / "student").transcribe([audio])) == 1
+    shutil.rmtree(teacher)
+    shutil.copytree(tmp_path / "other/bundle", teacher)
+    for check in (True, False):
+        assert distill("--number_of_epochs=6", f"--check={check}") == BAD_INPUT
+        assert f"(the helper `teacher`: {digest} before, " in capfd.readouterr().err

@@ -63,7 +63,7 @@ def test_init_from_loads_fitting_tensors_and_keeps_a_new_head(
 ) -> None:
     source = write(tmp_path / "source", parts(7.0))
     ours = parts(1.0, vocabulary=9, order=order)
-    loaded, new, unused = initialize_from(source, ours, Recognition(), {})
+    loaded, new, unused = initialize_from([source], ours, Recognition(), {})
     assert loaded == f"init_from {source}: 2 tensors are loaded: CNN.weight, CNN.bias."
     assert ": 2 tensors are new: " in new
     assert "ctc_lin.weight (4x3 there, 9x3 here)" in new
@@ -72,13 +72,31 @@ def test_init_from_loads_fitting_tensors_and_keeps_a_new_head(
     assert ours["ctc_lin"].weight.unique().tolist() == [1.0]
 
 
+def test_init_from_several_loads_the_mean_of_one_model(tmp_path: Path) -> None:
+    first, other = write_run(tmp_path / "a", parts(1.0)), write_bundle(tmp_path / "b", parts(4.0))
+    ours = parts(0.0) | {"tokenizer": letters(tmp_path / "a", "hello")}
+    shutil.copy(first / "tokenizer.model", other)
+    write_checksums(other)
+    initialize_from([first, other], ours, Recognition(), {})
+    assert {float(p) for p in ours["model"].state_dict().values() for p in p.flatten()} == {2.5}
+    (yaml := first / "hyperparams.yaml").write_text(yaml.read_text() + "language: en\n")
+    with pytest.raises(SbkitError, match="/b has another text table than .*/a"):
+        initialize_from([first, other], ours, Recognition(), {})
+    wider = write_bundle(tmp_path / "c", parts(1.0, vocabulary=9))
+    with pytest.raises(SbkitError, match="/c has another tokenizer than .*/b"):
+        initialize_from([other, wider], ours, Recognition(), {})
+    shutil.copy(first / "tokenizer.model", wider)
+    with pytest.raises(SbkitError, match="/c are of another model: 2 .*bias: 9 instead of 4"):
+        initialize_from([other, wider], ours, Recognition(), {})
+
+
 def test_init_from_measures_statistics_of_other_features(tmp_path: Path) -> None:
     """The count of frames alone would fit, and a mean of zero would count as measured."""
     theirs, ours = parts(7.0), parts(1.0)
     theirs["CNN"].normalize, ours["CNN"].normalize = GlobalNorm(n_mels=80), GlobalNorm(n_mels=40)
     theirs["CNN"].normalize.set_statistics(torch.ones(2, 80), torch.tensor(5))
     run = write_run(tmp_path / "run", theirs)
-    loaded, new, _ = initialize_from(run, ours, Recognition(), {})
+    loaded, new, _ = initialize_from([run], ours, Recognition(), {})
     assert "CNN.normalize.frames (beside buffers that do not fit)" in new
     assert ours["CNN"].normalize.frames == 0
     assert "CNN.weight" in loaded
@@ -90,16 +108,16 @@ def test_init_from_explains_malformed_bundle(tmp_path: Path, name: str) -> None:
     (source / name).write_text("{")
     write_checksums(source)
     with pytest.raises(SbkitError, match="must be"):
-        initialize_from(source, parts(1.0), Recognition(), {})
+        initialize_from([source], parts(1.0), Recognition(), {})
 
 
 def test_init_from_refuses_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="has neither"):
-        initialize_from(tmp_path, parts(1.0), Recognition(), {})
+        initialize_from([tmp_path], parts(1.0), Recognition(), {})
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "hyperparams.yaml").write_text("a: 1\n")
     with pytest.raises(SbkitError, match="no undamaged checkpoint"):
-        initialize_from(tmp_path, parts(1.0), Recognition(), {})
+        initialize_from([tmp_path], parts(1.0), Recognition(), {})
 
 
 def letters(folder: Path, text: str) -> Tokenizer:
@@ -141,7 +159,7 @@ def test_init_from_loads_heads_and_embeddings_token_by_token(
     shutil.copy(tmp_path / "there/tokenizer.model", source)
     write_checksums(source)
     ours = spelling(target, 1000.0)
-    loaded, *by_token, _, _ = initialize_from(source, ours, Recognition(), {})
+    loaded, *by_token, _, _ = initialize_from([source], ours, Recognition(), {})
     if text == "aab":  # the same tokens in the same order
         assert "ctc_lin.weight" in loaded
     else:
@@ -174,10 +192,10 @@ def test_init_from_makes_new_head_for_other_classes(tmp_path: Path, has_labels: 
         ours["model"] = nn.ModuleList([ours["label_lin"]])
         ours["labels"] = ensure_labels(tmp_path / f"{names[0]}.txt", names)
         if fits:
-            assert ": 2 tensors are" in initialize_from(source, ours, Classification(), {})[0]
+            assert ": 2 tensors are" in initialize_from([source], ours, Classification(), {})[0]
         else:
             with pytest.raises(SbkitError, match="none of the"):
-                initialize_from(source, ours, Classification(), {})
+                initialize_from([source], ours, Classification(), {})
 
 
 # ---- settings that change what weights mean without changing a shape

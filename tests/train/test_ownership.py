@@ -100,10 +100,11 @@ def test_parts_that_a_recipe_may_keep_outside_its_modules() -> None:
         return encoder(x)
 
     hparams = {"search": Holder(lm), "ssl": encoder, "tied": tied}
-    brain = brain_of(recipe(head), hparams=hparams, grad_accumulation_factor=2)
+    kind = recipe(head, helpers=("ssl",))
+    brain = brain_of(kind, hparams=hparams, grad_accumulation_factor=2)
     tied.weight = brain.modules.model.weight
     brain.fit([1, 2], batches(4))
-    assert brain.optimizer_step == 4
+    assert brain.optimizer_step == 4 and not encoder.training
 
 
 def test_layer_on_another_device_is_named() -> None:

@@ -70,6 +70,19 @@ class SpareLayer(AsrBrain):
         super().__init__(hparams=hparams, **options)
 
 
+def with_teacher(*helpers: str, learns: bool = False) -> type[Asr]:
+    class WithTeacher(AsrBrain):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.teacher = {"bn": [nn.BatchNorm1d(3).requires_grad_(learns)]}
+
+        def compute_forward(self, batch: Batch, stage: Stage) -> Predictions:
+            self.teacher["bn"][0].running_mean += 1
+            return super().compute_forward(batch, stage)
+
+    return changed(brain=type("Teaching", (WithTeacher,), {"helpers": helpers}))
+
+
 def optimizing(**groups: Callable[[AsrBrain], Iterable[nn.Parameter]]) -> type[Asr]:
     class Optimizing(AsrBrain):
         def init_optimizers(self) -> None:
@@ -105,6 +118,21 @@ MUTATIONS = [
         "a layer of the Brain",
         error("ownership", "model", "`brain.extra.0.0` holds", "12 parameters"),
         recipe=brain(HiddenInList),
+    ),
+    mutation(
+        "a frozen teacher that is not declared",
+        error("ownership", "model", "holds 6 parameters", '`helpers = ("teacher",)`'),
+        recipe=with_teacher(),
+    ),
+    mutation(
+        "a teacher that learns",
+        error("brain", "model", "`teacher` of `helpers` must be frozen", "but wants a gradient"),
+        recipe=with_teacher("teacher", learns=True),
+    ),
+    mutation(
+        "a teacher that changes",
+        error("helpers", "model", "changes in a step", 'add_recoverable("teacher", MODULE)'),
+        recipe=with_teacher("teacher"),
     ),
     mutation(
         "layers in a Python list",
