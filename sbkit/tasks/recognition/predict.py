@@ -145,6 +145,7 @@ class Transcriber(PickledAsCall):
         encode: runs the encoder on segments, by default in batches of similar length; tasks that
             decode no frames do not use it.
         """
+        bundle.task.require_prediction("text", command="transcribe")
         self._bundle = bundle
         self._model = bundle.model
         self._times = times
