@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.runtime.runtimes import load_in_thread
 from sbkit.tasks.recognition.predict import Transcriber
@@ -26,8 +26,10 @@ def run(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mine")
     shutil.copytree(ROOT / "docs/examples/transducer", folder, dirs_exist_ok=True)
     (folder / "hparams").symlink_to(ROOT / "hparams")
-    yaml = folder / "transducer.yaml"
+    yaml, wrong = folder / "transducer.yaml", folder / "wrong.yaml"
     assert workplace.train_here(folder / "run", *SIZES, yaml=yaml, tiny=TINY) == 0
+    wrong.write_text(yaml.read_text().replace("decoder: null", ""))
+    assert workplace.train_here(folder / "wrong", *SIZES, yaml=wrong, tiny=TINY) == BAD_INPUT
     return folder / "run"
 
 

@@ -95,4 +95,4 @@ class LanguageIdentification(Task):
 
     def result(self, prediction: str, row: Mapping[str, Any], **_: Any) -> bool:
         """Return whether the language is the right one."""
-        return prediction == row[COLUMN]
+        return bool(prediction == row[COLUMN])

@@ -1,7 +1,4 @@
-"""A transducer (Graves 2012, arXiv 1211.3711): model and task.
-
-Legend: B utterances, S samples, U frames, L tokens, D model width, V vocabulary.
-"""
+"""A transducer: model, task. B utterances, S samples, U frames, L tokens, D width, V vocabulary."""
 
 from typing import Any
 
@@ -12,29 +9,27 @@ from sbkit.bundle.task import ClipBatch
 from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.tasks.recognition.task import Recognition
-from sbkit.text.vocabulary import Vocabulary
 
 MAX_TOKENS_PER_FRAME = 5
 
 
 class TransducerModel(AcousticModel):
-    """Score the next token by the frame, and by the tokens before it, which `gru` reads."""
+    """Score the next token by the frame and the tokens before it (Graves 2012, arXiv 1211.3711)."""
 
-    def __init__(self, *, model: nn.ModuleList, vocabulary: Vocabulary, **parts: Any) -> None:
+    def __init__(self, *, model: nn.ModuleList, vocabulary: Any, **parts: Any) -> None:
         heads = {name: parts[name] for name in ("embedding", "gru", "joiner")}
         super().__init__(model=model, encoder=make_encoder(parts), heads=heads)
         self.embedding, self.gru, self.joiner = heads.values()
         self.vocabulary = vocabulary
 
-    def read(self, tokens: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def read(self, tokens: Tensor, memory: Tensor | None = None) -> Any:
         """Read tokens after those in the memory: (B, L) -> (B, L, D), the new memory."""
         return self.gru(self.embedding(tokens), memory)
 
-    def join(self, states: Tensor, prefixes: Tensor) -> Tensor:
+    def join(self, states: Tensor, prefixes: Tensor) -> Any:
         """Score the token after each prefix: (B, U, D), (B, L, D) -> (B, U, L, V)."""
         return self.joiner(torch.tanh(states.unsqueeze(2) + prefixes.unsqueeze(1))).float()
 
-    @torch.no_grad()
     def search(self, states: Tensor) -> list[int]:
         """Take the best token of a frame until it is the blank: (U, D)."""
         tokens: list[int] = []

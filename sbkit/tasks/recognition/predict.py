@@ -121,7 +121,7 @@ class Transcriber(PickledAsCall):
     Any number of threads may call it. It pickles as the call that loads it again.
 
     effective: where and how the model runs.
-    sample_rate: of the model, in Hz; frame_seconds: from one frame to the next.
+    sample_rate: of the model, in Hz; frame_seconds: from one frame of CTC to the next.
 
     >>> with Transcriber.load("my-model", device="cpu") as transcriber:  # doctest: +SKIP
     ...     print(transcriber.transcribe("talk.mp3").text)
@@ -151,18 +151,15 @@ class Transcriber(PickledAsCall):
         self._times = times
         decodes_frames = bundle.task.decodes_frames
         self._decoder_pool = bundle.decoder_pool if decodes_frames else None
+        frame_samples = self._model.samples_per_frame if decodes_frames else 1
         self.sample_rate = bundle.config.sample_rate
         self._read_ahead_seconds = read_ahead_seconds
         self.effective = bundle.model.effective
         if detector is not None:
             detector.require_rate(self.sample_rate)
-        self._segmenter = Segmenter(
-            self.sample_rate,
-            self._model.samples_per_frame if decodes_frames else 1,
-            detector=detector,
-            overlaps=decodes_frames,
-        )
+        self._segmenter = Segmenter(self.sample_rate, frame_samples, detector, decodes_frames)
         max_samples = seconds_to_samples(default_batch_seconds(self.effective), self.sample_rate)
+        self.frame_seconds = frame_samples / self.sample_rate
         self._shapes = BatchShapes(max_samples=max_samples)
         self._encode = encode or partial(self._model.encode_by_length, shapes=self._shapes)
 
@@ -177,10 +174,6 @@ class Transcriber(PickledAsCall):
     ) -> Self:
         """Load a bundle with the options of `load_bundle`, and use it as the constructor does."""
         return cls(bundle=load_in_thread(folder, **options), times=times, detector=detector)
-
-    @property
-    def frame_seconds(self) -> float:
-        return self._model.samples_per_frame / self.sample_rate
 
     @property
     def tokenizer(self) -> Tokenizer:

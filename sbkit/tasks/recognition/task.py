@@ -33,7 +33,7 @@ class Recognition(Task):
     metrics: ClassVar[Metrics] = {"CER": Metric(), "WER": Metric()}
     label_file = TOKENIZER_FILE
     label_key = "tokenizer"
-    heads = ("ctc_lin", "seq_lin")
+    heads: ClassVar[tuple[str, ...]] = ("ctc_lin", "seq_lin")
     hub_task = "automatic-speech-recognition"
 
     def model_class(self) -> Any:
