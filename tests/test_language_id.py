@@ -55,10 +55,12 @@ class ByLoss(LanguageIdentification):
     metrics = LOSS
     measure = Task.measure
 
-    def score(self, bundle, rows, clips, **_):
+    def predict(self, bundle, batch):
         names = bundle.labels.names
-        pairs = zip(bundle.predict(clips), rows)
-        return [(-float(scores[names.index(row[COLUMN])]), 1) for scores, row in pairs]
+        return [dict(zip(names, scores.tolist())) for scores in bundle.predict(batch.clips)]
+
+    def result(self, prediction, row, **_):
+        return -prediction[row[COLUMN]], 1
 """
 BY_LOSS_RECIPE = """
 from by_loss import ByLoss

@@ -67,6 +67,8 @@ NOT_RUN_HERE = (
     ),
     *("python docs/examples/voice_assistant.py", "python docs/examples/pseudo_labels.py"),
     *("python train.py language_id.yaml", "sbkit export results/language_id"),
+    *("python train.py transducer.yaml", "sbkit export results/transducer", "sbkit score my-trans"),
+    *("sbkit transcribe my-transducer", "sbkit serve my-transducer"),  # test_transducer.py does
     *("sbkit score my-identifier", "sbkit run my-identifier", "sbkit segment chapter.mp3"),
     "sbkit transcribe my-formats talk.mp3 --runtime onnx",
     "python train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=pseudo.csv",
@@ -389,6 +391,8 @@ def test_pages_show_files_that_tests_train() -> None:
     assert own_task in (language_id / "language_id.py").read_text("utf-8")
     for block in (own_brain, own_recipe):
         assert block in (language_id / "language_id_recipe.py").read_text("utf-8")
+    (transducer,) = blocks((ROOT / "docs/tasks/asr.md").read_text("utf-8"), "python")
+    assert transducer in (ROOT / "docs/examples/transducer/transducer.py").read_text("utf-8")
     (corpus,) = blocks((ROOT / "docs/corpora.md").read_text("utf-8"), "python")
     assert (folder / "my_corpus.py").read_text("utf-8").endswith(f"\n\n{corpus}")
 

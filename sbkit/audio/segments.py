@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.base.arrays import LogProbs
+from sbkit.base.arrays import Float32s, LogProbs
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 
 MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
@@ -37,8 +37,7 @@ def find_pauses(samples: Samples, window: int) -> list[list[int]]:
     """
     if len(samples) < window:
         return []
-    windows = samples[: len(samples) // window * window].reshape(-1, window).astype(np.float32)
-    levels = 10 * np.log10(np.square(windows).mean(1) + 1)  # dB above one step of int16, (W,)
+    levels = window_levels(samples, window)
     noise, speech = np.percentile(levels, NOISE_AND_SPEECH_PERCENTILES).tolist()
     threshold = max(speech - PAUSE_BELOW_SPEECH_DB, SILENCE_DB)
     if speech - noise >= MIN_SNR_DB:
@@ -46,6 +45,13 @@ def find_pauses(samples: Samples, window: int) -> list[list[int]]:
     is_quiet = np.concatenate([[False], levels < threshold, [False]])
     pauses: list[list[int]] = np.flatnonzero(is_quiet[1:] != is_quiet[:-1]).reshape(-1, 2).tolist()
     return pauses
+
+
+def window_levels(samples: Samples, window: int) -> Float32s:
+    """Measure windows in dB above one step of int16: (S,) -> (W,)."""
+    windows = samples[: len(samples) // window * window].reshape(-1, window).astype(np.float32)
+    levels: Float32s = 10 * np.log10(np.square(windows).mean(1) + 1)
+    return levels
 
 
 class PauseDetector(Protocol):
@@ -109,12 +115,14 @@ class Segmenter:
     sample_rate: int
     frame_samples: int = 1  # overlapping segments start a multiple of this many samples apart
     detector: PauseDetector | None = None  # finds pauses; without one, quiet audio is a pause
+    overlaps: bool = True  # False: audio without a pause is cut where it is quietest
 
     def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
         """Yield the segments of blocks (S,); the last one may be empty.
 
         A segment ends in the first long pause after MIN_SEGMENT_SECONDS, else in its longest pause
-        before MAX_SEGMENT_SECONDS. Without any, the next segment repeats its last OVERLAP_SECONDS.
+        before MAX_SEGMENT_SECONDS. Without any, the next segment repeats its last OVERLAP_SECONDS,
+        or it ends in their quietest window.
         """
         pending = np.empty(0, np.int16)
         segment = Segment(pending, 0)
@@ -152,6 +160,10 @@ class Segmenter:
             if longest.pause_windows >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
                 return self._segment_until(longest, head, start)
         step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
+        if not self.overlaps:
+            window = self._window_samples
+            quietest = int(window_levels(head[step:], window).argmin())
+            return Segment(head[: step + quietest * window + window // 2].copy(), start)
         step = step // self.frame_samples * self.frame_samples
         return Segment(head.copy(), start, overlap=self._max_samples - step)
 

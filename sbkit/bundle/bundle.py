@@ -31,14 +31,20 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parsing_errors
 from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
-from sbkit.base.units import seconds_to_samples
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
-from sbkit.bundle.task import Labels, Task, load_task
+from sbkit.bundle.task import ClipBatch, Labels, Task, load_task
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, AttentionScorer
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
-from sbkit.decoding.pool import ClipDecoder, DecoderInput, DecoderPool, Recognition
+from sbkit.decoding.pool import (
+    ClipDecoder,
+    DecoderInput,
+    DecoderPool,
+    Recognition,
+    join_recognitions,
+)
 from sbkit.decoding.word_times import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
@@ -122,17 +128,35 @@ class Bundle(BundleContents):
         }
         return _open_again, (opening.call, changes)
 
+    def predict(self, clips: Sequence[Samples]) -> Any:
+        """Return the network's predictions for clips, which `to_samples` converts, in one batch."""
+        return self.model.predict([*map(to_samples, clips)])
+
     # Recognition
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
         """Transcribe clips at the bundle's rate, in one batch; `to_samples` converts them."""
         return [recognized.text for recognized in self.recognize(clips)]
 
-    def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognition]:
-        """Transcribe clips as `transcribe` does; with ``times``, also time their words."""
-        return self.decoder_pool.decode(
-            self.decoder_inputs([*map(to_samples, clips)]), with_times=times
-        )
+    def recognize(
+        self, clips: Sequence[Samples], *, times: bool = False, with_greedy: bool = False
+    ) -> list[Recognition]:
+        """Transcribe clips as `transcribe` does; times, with_greedy: see `ClipBatch`."""
+        task, rate = self.task, self.config.sample_rate
+        task.require_prediction("text", command="transcribe")
+        batch = ClipBatch(clips=[*map(to_samples, clips)], times=times, with_greedy=with_greedy)
+        longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
+        if task.decodes_frames or all(len(clip) <= longest for clip in batch.clips):
+            return [*task.predict(self, batch)]
+        recognized: list[Recognition] = []
+        for clip in batch.clips:
+            parts: list[Recognition] = []
+            for segment in Segmenter(rate, overlaps=False).split([clip]):
+                ping("test")
+                (part,) = task.predict(self, replace(batch, clips=[segment.samples]))
+                parts.append(part.later(samples_to_seconds(segment.start, rate)))
+            recognized.append(join_recognitions(parts))
+        return recognized
 
     def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:
         """Run the encoder on clips as `encode` does."""
@@ -194,6 +218,7 @@ class Bundle(BundleContents):
         return self.decoder_pool if self.decoder is None else self._make_pool(None)
 
     def _make_pool(self, decoder: BeamDecoder | None) -> DecoderPool:
+        self.task.require_frames("CTC's decoder")
         name = GREEDY if decoder is None else BEAM
         aligner = WordAligner(
             tokenizer=self.tokenizer,
@@ -215,6 +240,8 @@ class Bundle(BundleContents):
             return replace(self, decoder=None)
         if name not in (None, BEAM):
             raise ConfigError(f"`decoder` must be {GREEDY} or {BEAM}; got {name}.")
+        if name == BEAM:
+            self.task.require_frames("The decoder beam")
         if name == BEAM and self.decoder is None:
             raise ConfigError(
                 "The decoder beam needs language models and weights, which this model lacks. Tune "

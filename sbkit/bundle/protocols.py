@@ -84,6 +84,9 @@ class RunnableModel(Protocol):
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         """Run the encoder on clips (S,) in one batch."""
 
+    def predict(self, clips: Sequence[Samples]) -> Any:
+        """Return what the network's `predict` returns for clips (S,) in one batch."""
+
     def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
         """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
 

@@ -49,6 +49,25 @@ class Graph:
     arguments: Callable[[Callable[..., Arrays], Array, Array], Arrays]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClipBatch:
+    """Clips that a task predicts in one call, and what is asked of the predictions.
+
+    clips: int16 (S,) each, at the sample rate of the bundle.
+    times: whether words are timed, from the start of their clip.
+    phrases, nbest: hotwords, and how many of the most probable texts are wanted.
+    with_greedy: whether the greedy text is wanted beside that of a beam.
+    encode: returns decoder inputs, joined where clips overlap; only if the task `decodes_frames`.
+    """
+
+    clips: Sequence[Array]
+    times: bool = False
+    phrases: tuple[str, ...] = ()
+    nbest: int = 0
+    with_greedy: bool = False
+    encode: Callable[[], Sequence[Any]] | None = None
+
+
 class Task:
     """What a model predicts, how it is scored, and what its bundles hold; it has no state.
 
@@ -110,6 +129,39 @@ class Task:
         """Return the keyword arguments that the model's class takes from the labels, if any."""
         return {}
 
+    # -- predictions ----------------------------------------------------------------------------
+
+    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Any]:
+        """Return the prediction of each clip by an open `Bundle`; of text, a `Recognition`.
+
+        By default, it is what the network's `predict` returns.
+        """
+        predictions: Sequence[Any] = bundle.predict(batch.clips)
+        return predictions
+
+    def result(
+        self, prediction: Any, row: Mapping[str, Any], *, config: Any, normalizer: Any = None
+    ) -> Result:
+        """Compare a prediction with the row of its clip.
+
+        config: the `BundleConfig`.
+        normalizer: normalizes texts for a second comparison.
+        """
+        raise NotImplementedError("a task that `scores_bundles` defines `result`")
+
+    @property
+    def decodes_frames(self) -> bool:
+        """Whether `predict` decodes log-probabilities of CTC, as `Recognition.predict` does."""
+        return False
+
+    def require_frames(self, feature: str) -> None:
+        """Raise BundleError unless the task `decodes_frames`, which a feature of sbkit needs."""
+        if not self.decodes_frames:
+            raise BundleError(
+                f"{feature} needs a model that is decoded by CTC, but {self.name} predicts in a "
+                "way of its own: its `decodes_frames` is False."
+            )
+
     # -- scores ---------------------------------------------------------------------------------
 
     def measure(self, results: Sequence[Result]) -> Mapping[str, float]:
@@ -133,26 +185,10 @@ class Task:
     ) -> Figures | None:
         """Write files about a test set into a folder; return still further figures, if any."""
 
-    def score(
-        self,
-        bundle: Any,
-        rows: Sequence[Mapping[str, Any]],
-        clips: Sequence[Array],
-        *,
-        times: bool,
-        normalizer: Any = None,
-    ) -> Sequence[Result]:
-        """Run a bundle on the clips of rows, and return a result for each row.
-
-        times: whether words are timed.
-        normalizer: normalizes texts for a second comparison.
-        """
-        raise NotImplementedError("a task that `scores_bundles` defines `score`")
-
     @property
     def scores_bundles(self) -> bool:
-        """Whether the task defines `score`; if not, a run's Brain scores the exported network."""
-        return type(self).score is not Task.score
+        """Whether the task defines `result`; if not, a run's Brain scores the exported network."""
+        return type(self).result is not Task.result
 
     # -- commands -------------------------------------------------------------------------------
 

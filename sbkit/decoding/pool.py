@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import islice, starmap
+from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from sbkit.decoding.decoder import AttentionScorer, Decoder
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
 from sbkit.decoding.word_times import WordAligner
 from sbkit.lm.language_models import LanguageModels
+from sbkit.text.normalization import join_segments
 from sbkit.text.recognized_word import Word
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Recognition:
     """The text of a clip; on request its words with times, and the most probable texts.
 
     start, seconds: where the clip begins in its recording, and its length; with the words.
+    greedy: the greedy result beside that of a beam.
     """
 
     text: str
@@ -75,6 +77,19 @@ class Recognition:
     start: float = 0.0
     seconds: float = 0.0
     nbest: tuple[Alternative, ...] = ()
+    greedy: "Recognition | None" = None
+
+    def later(self, seconds: float) -> "Recognition":
+        words = tuple(word.later(seconds) for word in self.words)
+        return replace(self, words=words, start=self.start + seconds)
+
+
+def join_recognitions(segments: Sequence[Recognition]) -> Recognition:
+    """Join the texts and words of consecutive segments."""
+    text = join_segments(segment.text for segment in segments)
+    words = chain.from_iterable(segment.words for segment in segments)
+    seconds = sum(segment.seconds for segment in segments)
+    return Recognition(text, tuple(words), start=segments[0].start, seconds=seconds)
 
 
 class ClipDecoder:

@@ -63,7 +63,7 @@ def require_supported(names: Sequence[str], task: Task) -> None:
             raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(WRITERS)}.")
     has_onnx = task.predicts == "speech" or bool(task.graphs)
     unsupported = [name for name in names if not (has_onnx and name == ONNX)]
-    if unsupported and task.predicts != "text":
+    if unsupported and not task.decodes_frames:
         formats = ONNX if has_onnx else "none"
         raise ConfigError(
             f"{', '.join(unsupported)} is not a format of a {task.model_name}, which has {formats}."

@@ -53,8 +53,8 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
 
     Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
     """
-    run, has_text = setup.values.folder, setup.recipe.predicts == "text"
-    decoder = declared_decoder(setup.hparams) if has_text else None
+    run, decodes_frames = setup.values.folder, setup.recipe.decodes_frames
+    decoder = declared_decoder(setup.hparams) if decodes_frames else None
     placement = Placement(brain.device, setup.values.settings["eval_precision"])
     files: Mapping[str, bytes] | None = None
     fitted: FittedDecoder | None = None
@@ -69,9 +69,9 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
     with main_rank_first(), noting_unexportable(run):
         if rank() == 0:
             files = collect_files(run)
-            if has_finished_bundle(run / BUNDLE, files, is_fitted=has_text):
+            if has_finished_bundle(run / BUNDLE, files, is_fitted=decodes_frames):
                 files = None
-    if has_text and gather_over_ranks(files is not None)[0]:
+    if decodes_frames and gather_over_ranks(files is not None)[0]:
         fitted = fit(setup, brain, decoder, placement)
     brain.ping("export")
     with main_rank_first(), noting_unexportable(run):

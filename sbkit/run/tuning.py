@@ -95,6 +95,7 @@ def tune(model: Path, options: TuningOptions, values: RunValues | None = None) -
     ):
         bundle = load_bundle(source, user_modules=options.user_modules)
         bundle.task.require_prediction("text", command="tune")
+        bundle.task.require_frames("`sbkit tune`")
         if values is None and not is_bundle:
             values = read_values(model / RUN_YAML, {})
         splits = None if values is None else prepare_splits(values, values.load_recipe())

@@ -117,6 +117,9 @@ class ModelThread:
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         return self.call(lambda model: model.encode(clips))
 
+    def predict(self, clips: Sequence[Samples]) -> Any:
+        return self.call(lambda model: model.predict(clips))
+
     def encode_by_length(
         self,
         clips: Sequence[Samples],

@@ -136,6 +136,9 @@ class OnnxModel:
         log_probs, frames = self.log_probs(audio / np.float32(FULL_SCALE), lengths)
         return [Encoded(row[:count]) for row, count in zip(log_probs, frames, strict=True)]
 
+    def predict(self, clips: Sequence[Samples]) -> list[LogProbs]:
+        return [encoded.log_probs for encoded in self.encode(clips)]
+
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
         """Run the encoder on batches of clips; on the CPU in parallel, each in a thread."""
         threads = usable_cores() if self.effective.device == "cpu" else 1

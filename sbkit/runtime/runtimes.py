@@ -126,6 +126,8 @@ def load_bundle(
         if compile is None:
             network = TorchModel.load(contents, folder, **options)
         else:
+            if contents.task.predicts == "text":
+                contents.task.require_frames("`compile`")
             options["compilation"] = Compilation(mode=compile, streaming=streaming)
             network = CompiledModel.load(contents, folder, **options)
         bundle = TorchBundle.from_contents(contents, network)
@@ -183,6 +185,7 @@ def _load_onnx(
     graphs = task.graphs
     if not graphs and streaming != "only":
         task.require_prediction("text", command="transcribe")
+        task.require_frames("The runtime onnx")
     if device == AUTO:
         device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
     device = FIRST_GPU if device == "cuda" else device

@@ -3,17 +3,19 @@
 rows -> batches of whole clips -> results, or log-probabilities of a sample
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any
 
 import datasets
 
+from sbkit.audio.io import Samples
 from sbkit.audio.segments import longest_whole
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import seconds_to_samples
+from sbkit.bundle.task import ClipBatch
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
 from sbkit.decoding.word_times import BEAM, GREEDY
@@ -56,15 +58,15 @@ class BundleScorer:
     ) -> None:
         task = bundle.task
         if not task.scores_bundles:
-            raise ConfigError(f"{task.name} cannot score tables: it has no method `score`.")
+            raise ConfigError(f"{task.name} cannot score tables: it has no method `result`.")
         self._bundle = bundle
+        self._times = times
         self._batch_seconds = batch_seconds
-        self._score_batch = partial(task.score, bundle, times=times)
+        self._result = partial(task.result, config=bundle.config)
         if normalizer is not None:
             if task.predicts != "text":
                 raise ConfigError("`normalizer` is for texts, and this model writes none.")
-            named = named_normalizer(normalizer)
-            self._score_batch = partial(self._score_batch, normalizer=named)
+            self._result = partial(self._result, normalizer=named_normalizer(normalizer))
 
     def score(
         self, name: str, rows: datasets.Dataset, *, max_batches: int | None = None
@@ -86,9 +88,16 @@ class BundleScorer:
                 if ping("test", ids):
                     break
                 with model_errors(", ".join(ids[:3])):
-                    own_results |= zip(batch, self._score_batch(batch_rows, clips), strict=True)
+                    pairs = zip(self._predict(clips), batch_rows, strict=True)
+                    own_results |= zip(batch, starmap(self._result, pairs), strict=True)
                 advance(world_size() * sum(map(len, clips)))
         return ScoredSet.gather(name, rows, own_results)
+
+    def _predict(self, clips: Sequence[Samples]) -> Sequence[Any]:
+        bundle = self._bundle
+        if bundle.task.predicts == "text":
+            return bundle.recognize(clips, times=self._times, with_greedy=True)
+        return bundle.task.predict(bundle, ClipBatch(clips=clips))
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:
@@ -103,7 +112,7 @@ def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:
 
 def describe_decoding(bundle: TorchBundle) -> FigureDict:
     """Return the decoder of a recognizer and its hotwords, as plain data."""
-    if bundle.task.predicts != "text":
+    if not bundle.task.decodes_frames:
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from sbkit.audio.io import Samples, to_samples
+from sbkit.audio.io import Samples
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError, translate
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
@@ -342,10 +342,6 @@ class TorchBundle(Bundle):
     """A bundle with its model in torch."""
 
     model: TorchModel = field(repr=False)  # which is many lines
-
-    def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
-        return self.model.predict([*map(to_samples, clips)])
 
 
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:

@@ -433,6 +433,8 @@ async def transcription_response(
         return StreamingResponse(events, media_type=EVENT_STREAM)
     transcript = await last_of(results)
     request_facts.get()["audio_seconds"] = transcript.seconds
+    if with_word_times and transcript.text and not transcript.words:
+        raise ApiError(400, "This model does not time words.", "response_format")
     match fields.response_format:
         case "text":
             return PlainTextResponse(transcript.text + "\n")

@@ -338,7 +338,8 @@ class RecognitionService:
 
     def warm_up(self) -> None:
         """Run every shape of the table, and once everything after the model."""
-        self._bundle.model.warm_up(self._shapes)
+        if self._bundle.task.decodes_frames:
+            self._bundle.model.warm_up(self._shapes)
         silence = np.zeros(self.sample_rate, np.int16)
         for times in (False, True):
             list(self._transcriber.stream([silence], self.sample_rate, times=times))

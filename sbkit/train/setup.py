@@ -61,6 +61,7 @@ from sbkit.config.overrides import nest_overrides
 from sbkit.config.reached import list_reached
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.splits import Splits
+from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import DeviceCounter, Placement, count_local_devices, resolve
 from sbkit.evaluate.slices import require_columns
@@ -380,6 +381,8 @@ def make_brain(setup: RunSetup, *, can_fit: bool = False, **run_opts: Any) -> Br
     run_opts: take precedence over the YAML.
     """
     recipe, hparams = setup.recipe, setup.hparams
+    if isinstance(hparams.get("decoder"), BeamDecoder):
+        recipe.require_frames("`decoder` in the YAML")
     opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
     arguments = {
         "modules": {"model": hparams["model"]},

@@ -45,6 +45,9 @@ def test_segments_cover_the_audio_and_none_is_too_long(seconds: float, level: in
     assert overlaps == [level > 0] * len(overlaps) and not last
     unique = [segment.samples[: segment.next_start - segment.start] for segment in segments]
     assert np.array_equal(np.concatenate(unique), audio)
+    apart = [segment.samples for segment in Segmenter(RATE, overlaps=False).split([audio])]
+    assert max(map(len, apart)) <= MAX_SEGMENT_SECONDS * RATE
+    assert np.array_equal(np.concatenate(apart), audio)
 
 
 def test_segments_without_a_pause_share_whole_frames() -> None:
@@ -54,6 +57,13 @@ def test_segments_without_a_pause_share_whole_frames() -> None:
         assert (two.start - one.start) % 640 == 0
         assert one.overlap / RATE == pytest.approx(OVERLAP_SECONDS, abs=0.1)
         assert np.array_equal(one.samples[-one.overlap :], two.samples[: one.overlap])
+
+
+def test_segments_that_may_not_overlap_end_where_it_is_quietest() -> None:
+    audio = noise(40)
+    audio[28 * RATE : round(28.02 * RATE)] //= 2  # too short and too loud for a pause
+    first, _ = Segmenter(RATE, overlaps=False).split([audio])
+    assert first.next_start / RATE == pytest.approx(28.01)
 
 
 def test_segment_is_longer_than_its_overlap_with_the_previous_one() -> None:

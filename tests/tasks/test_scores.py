@@ -35,14 +35,11 @@ def test_metric_of_no_utterance_is_not_computed() -> None:
 def score(
     row: dict[str, object], heard: str, table: Orthography, normalizer: Normalizer | None
 ) -> ScoredUtterance:
-    bundle = SimpleNamespace(
-        config=SimpleNamespace(sample_rate=16_000, has_words=True, language="en", text_table=table),
-        decoder=None,
-        decoder_inputs=lambda clips: clips,
-        decoder_pool=SimpleNamespace(decode=lambda *_, **__: [Recognized(heard)]),
+    config: Any = SimpleNamespace(
+        sample_rate=16_000, has_words=True, language="en", text_table=table
     )
-    rows = [{"id": "a", "samples": 16_000, **row}]
-    (scored,) = Recognition().score(bundle, rows, [], times=False, normalizer=normalizer)
+    row = {"id": "a", "samples": 16_000, **row}
+    scored = Recognition().result(Recognized(heard), row, config=config, normalizer=normalizer)
     assert scored.normalized is not None
     return scored
 

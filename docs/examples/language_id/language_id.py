@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
-from sbkit.audio.io import Samples, stream_audio
+from sbkit.audio.io import stream_audio
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.segments import Segmenter
-from sbkit.bundle.task import Task
+from sbkit.bundle.task import ClipBatch, Task
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.runtime.runtimes import load_bundle
@@ -88,10 +88,11 @@ class LanguageIdentification(Task):
     def measure(self, results: Sequence[bool]) -> Mapping[str, float]:
         return {"accuracy": sum(results) / len(results)}
 
-    def score(
-        self, bundle: Any, rows: Sequence[Mapping[str, Any]], clips: Sequence[Samples], **_: Any
-    ) -> list[bool]:
-        """Return whether the language of each clip is recognized."""
-        indices = bundle.predict(clips).argmax(1).tolist()
-        names = [bundle.labels.names[index] for index in indices]
-        return [row[COLUMN] == name for row, name in zip(rows, names, strict=True)]
+    def predict(self, bundle: Any, batch: ClipBatch) -> list[str]:
+        """Return the most probable language of each clip."""
+        names = bundle.labels.names
+        return [names[index] for index in bundle.predict(batch.clips).argmax(1).tolist()]
+
+    def result(self, prediction: str, row: Mapping[str, Any], **_: Any) -> bool:
+        """Return whether the language is the right one."""
+        return bool(prediction == row[COLUMN])

@@ -133,6 +133,8 @@ def _to_text(result: "Transcript", format: str) -> str:
     if format == "json":
         return printable_json(json.dumps(result.plain(), ensure_ascii=False))
     if format in TIMED_FORMATS:
+        if result.text and not result.words:  # a user's task need not time them
+            raise DataError(f"This model does not time words, which --format {format} needs.")
         return {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[format](result.words)
     return str(result)
 

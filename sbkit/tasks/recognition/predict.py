@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import IOBase
-from itertools import chain, product
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, cast
@@ -29,7 +29,8 @@ from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
-from sbkit.decoding.pool import Alternative, DecoderInput, Recognition
+from sbkit.bundle.task import ClipBatch
+from sbkit.decoding.pool import Alternative, DecoderInput, Recognition, join_recognitions
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
@@ -79,13 +80,48 @@ class _SegmentResult:
     is_last: bool = False  # of its source
 
 
+@dataclass(eq=False)
+class OverlapJoiner:
+    """Run the encoder on the segments of sources, and join its output where they overlap."""
+
+    bundle: ThreadedBundle
+    encode: Callable[[Sequence[Samples]], list[Encoded]]  # takes any number of segments
+    frames_to_skip: int = 0  # of the next segment, which belong to the previous one
+
+    def decoder_inputs(self, segments: Sequence[Segment]) -> list[DecoderInput]:
+        """Return the decoder's input of each segment, which follow those of the last call.
+
+        It lacks the frames that the previous segment or the next one provides.
+        """
+        bundle = self.bundle
+        frame_samples = bundle.model.samples_per_frame
+        rate, silent = bundle.config.sample_rate, bundle.tokenizer.silent
+        outputs = self.encode([segment.samples for segment in segments])
+        inputs: list[DecoderInput] = []
+        for segment, encoded in zip(segments, outputs, strict=True):
+            if segment.start == 0:  # of a new source; an error may have ended the last one
+                self.frames_to_skip = 0
+            first_sample = self.frames_to_skip * frame_samples
+            end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
+            last_sample = end * frame_samples if segment.overlap else len(segment.samples)
+            inputs.append(
+                bundle.decoder_input(
+                    encoded.part(self.frames_to_skip, end),
+                    samples=last_sample - first_sample,
+                    start=samples_to_seconds(segment.start + first_sample, rate),
+                )
+            )
+            self.frames_to_skip = skipped_by_next
+        return inputs
+
+
 class Transcriber(PickledAsCall):
     """Transcribe files and arrays; made by `Transcriber.load`.
 
     Any number of threads may call it. It pickles as the call that loads it again.
 
     effective: where and how the model runs.
-    sample_rate: of the model, in Hz; frame_seconds: from one frame to the next.
+    sample_rate: of the model, in Hz; frame_seconds: from one frame of CTC to the next.
 
     >>> with Transcriber.load("my-model", device="cpu") as transcriber:  # doctest: +SKIP
     ...     print(transcriber.transcribe("talk.mp3").text)
@@ -106,25 +142,26 @@ class Transcriber(PickledAsCall):
         times: whether words are timed.
         read_ahead_seconds: how much audio is read before the model runs on its segments.
         detector: finds the pauses where long audio is cut.
-        encode: runs the model on segments, by default in batches of similar length.
+        encode: runs the encoder on segments, by default in batches of similar length; tasks that
+            decode no frames do not use it.
         """
+        bundle.task.require_prediction("text", command="transcribe")
         self._bundle = bundle
         self._model = bundle.model
-        self._decoder_pool = bundle.decoder_pool
         self._times = times
+        decodes_frames = bundle.task.decodes_frames
+        self._decoder_pool = bundle.decoder_pool if decodes_frames else None
+        frame_samples = self._model.samples_per_frame if decodes_frames else 1
         self.sample_rate = bundle.config.sample_rate
         self._read_ahead_seconds = read_ahead_seconds
         self.effective = bundle.model.effective
         if detector is not None:
             detector.require_rate(self.sample_rate)
-        self._segmenter = Segmenter(
-            self.sample_rate, self._model.samples_per_frame, detector=detector
-        )
+        self._segmenter = Segmenter(self.sample_rate, frame_samples, detector, decodes_frames)
         max_samples = seconds_to_samples(default_batch_seconds(self.effective), self.sample_rate)
-        self.frame_seconds = self._model.samples_per_frame / self.sample_rate
-        self._encode = encode or partial(
-            self._model.encode_by_length, shapes=BatchShapes(max_samples=max_samples)
-        )
+        self.frame_seconds = frame_samples / self.sample_rate
+        self._shapes = BatchShapes(max_samples=max_samples)
+        self._encode = encode or partial(self._model.encode_by_length, shapes=self._shapes)
 
     @classmethod
     def load(
@@ -199,15 +236,19 @@ class Transcriber(PickledAsCall):
         channel: of every source, counted from 0; None: all are mixed.
         nbest: how many of the most probable texts each transcript has, as for `transcribe`.
         """
-        hotwords: tuple[str, ...] = ()
-        if phrases:
-            hotwords, _ = self._bundle.split_phrases(phrases)
+        hotwords = (phrases,) if isinstance(phrases, str) else tuple(phrases)
+        if hotwords and self._bundle.task.decodes_frames:
+            hotwords, _ = self._bundle.split_phrases(hotwords)
         times = self._times if times is None else times
+        request = ClipBatch(clips=(), times=times, phrases=hotwords, nbest=nbest)
+        joiner = OverlapJoiner(self._bundle, self._encode)
         recognized: list[Recognition] = []  # the segments of the present source
         last_character = ""  # of the text of the present source
-        for batch, inputs in self._encode_batches(audios, sample_rate, channel):
-            inputs = [replace(item, phrases=hotwords, nbest=nbest) for item in inputs]
-            decoded = iter(self._decoder_pool.decode(inputs, with_times=times))
+        results = self._read(audios, sample_rate, channel)
+        for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
+            segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
+            with model_errors(_names(batch)):
+                decoded = iter(self._predict(segments, joiner, request))
             for item in batch:
                 if isinstance(item.segment, SbkitError):
                     yield item.segment
@@ -232,15 +273,20 @@ class Transcriber(PickledAsCall):
 
         audio, sample_rate, channel: as for `transcribe`.
         """
-        for batch, inputs in self._encode_batches([audio], sample_rate, channel):
-            for item, decoder_input in zip(batch, inputs, strict=False):
-                assert isinstance(item.segment, Segment)  # an error is the last item
-                yield item.segment, decoder_input
+        self._bundle.task.require_frames("Alignment")
+        joiner = OverlapJoiner(self._bundle, self._encode)
+        results = self._read([audio], sample_rate, channel)
+        for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
+            segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
+            with model_errors(_names(batch)):
+                inputs = joiner.decoder_inputs(segments)
+            yield from zip(segments, inputs, strict=True)
             if isinstance(batch[-1].segment, SbkitError):
                 raise batch[-1].segment
 
     def close(self) -> None:
-        self._decoder_pool.close()
+        if self._decoder_pool is not None:
+            self._decoder_pool.close()
         self._model.close()
 
     def _read(
@@ -270,51 +316,31 @@ class Transcriber(PickledAsCall):
                     )
                 yield _SegmentResult(file, previous, is_last=True)
 
-    def _encode_batches(
-        self, audios: Iterable[AudioSource], sample_rate: float | None, channel: int | None
-    ) -> Iterator[tuple[list[_SegmentResult], list[DecoderInput]]]:
-        """Read ahead, and run the model; yield results, and the decoder's input of each segment.
-
-        The inputs lack the frames that the previous segment or the next one provides.
-        """
-        frame_samples = self._model.samples_per_frame
-        silent = self._bundle.tokenizer.silent
-        frames_to_skip = 0  # of the next segment, which belong to the previous one
-        results = self._read(audios, sample_rate, channel)
-        for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
-            segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
-            names = dict.fromkeys(item.file or "an array" for item in batch)
-            with model_errors(listed(names)):
-                outputs = iter(self._encode([segment.samples for segment in segments]))
-            inputs: list[DecoderInput] = []
-            for item in batch:
-                segment = item.segment
-                if isinstance(segment, SbkitError):
-                    frames_to_skip = 0
-                    continue
-                encoded = next(outputs)
-                end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
-                last_sample = end * frame_samples if segment.overlap else len(segment.samples)
-                first_sample = frames_to_skip * frame_samples
-                inputs.append(
-                    self._bundle.decoder_input(
-                        encoded.part(frames_to_skip, end),
-                        samples=last_sample - first_sample,
-                        start=self._seconds(segment.start + first_sample),
-                    )
-                )
-                frames_to_skip = skipped_by_next
-            yield batch, inputs
+    def _predict(
+        self, segments: Sequence[Segment], joiner: OverlapJoiner, request: ClipBatch
+    ) -> list[Recognition]:
+        """Predict segments: in one batch if frames are decoded, else in some of similar length."""
+        bundle, task = self._bundle, self._bundle.task
+        clips = [segment.samples for segment in segments]
+        if task.decodes_frames:
+            encode = partial(joiner.decoder_inputs, segments)
+            return [*task.predict(bundle, replace(request, clips=clips, encode=encode))]
+        by_index: dict[int, Recognition] = {}
+        for indices in self._shapes.batches([*map(len, clips)]):
+            batch = replace(request, clips=[clips[index] for index in indices])
+            for index, heard in zip(indices, task.predict(bundle, batch), strict=True):
+                by_index[index] = heard.later(self._seconds(segments[index].start))
+        return [by_index[index] for index in range(len(segments))]
 
     def _join(
         self, recognized: Sequence[Recognition], file: str | None, last: Segment, nbest: int
     ) -> Transcript:
-        words = chain.from_iterable(segment.words for segment in recognized)
+        joined = join_recognitions(recognized)
         return Transcript(
             file=file,
-            text=printable(join_segments(segment.text for segment in recognized)),
+            text=printable(joined.text),
             seconds=self._seconds(last.next_start),
-            words=tuple(replace(word, text=printable(word.text)) for word in words),
+            words=tuple(replace(word, text=printable(word.text)) for word in joined.words),
             utterances=tuple(recognized),
             effective=self.effective,
             nbest=_join_alternatives(recognized, nbest),
@@ -345,6 +371,10 @@ def _join_alternatives(recognized: Sequence[Recognition], count: int) -> tuple[A
 def default_batch_seconds(effective: EffectiveRuntime) -> float:
     """Return the seconds of padded audio that a batch should have on the model's device."""
     return CPU_BATCH_SECONDS if effective.device == "cpu" else GPU_BATCH_SECONDS
+
+
+def _names(batch: Sequence[_SegmentResult]) -> str:
+    return listed(dict.fromkeys(item.file or "an array" for item in batch))
 
 
 def _batches(

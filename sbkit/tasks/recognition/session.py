@@ -84,6 +84,7 @@ class StreamingRecognizer(PickledAsCall):
     def __init__(self, *, bundle: ThreadedBundle) -> None:
         """Use an open bundle; raises BundleError if it only takes whole clips."""
         bundle.task.require_prediction("text", command="transcribe")
+        bundle.task.require_frames("Live speech")
         self.model = bundle.model
         self.effective = bundle.model.effective
         self.sample_rate = bundle.config.sample_rate

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.task import Task
+from sbkit.bundle.config import BundleConfig
+from sbkit.bundle.task import ClipBatch, Task
 from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.evaluate.wer_report import (
@@ -33,7 +33,7 @@ class Recognition(Task):
     metrics: ClassVar[Metrics] = {"CER": Metric(), "WER": Metric()}
     label_file = TOKENIZER_FILE
     label_key = "tokenizer"
-    heads = ("ctc_lin", "seq_lin")
+    heads: ClassVar[tuple[str, ...]] = ("ctc_lin", "seq_lin")
     hub_task = "automatic-speech-recognition"
 
     def model_class(self) -> Any:
@@ -61,59 +61,60 @@ class Recognition(Task):
     describe = staticmethod(describe_results)
     report = staticmethod(write_results)
 
-    def score(
-        self,
-        bundle: Any,
-        rows: Sequence[Mapping[str, Any]],
-        clips: Sequence[Samples],
-        *,
-        times: bool,
-        normalizer: Normalizer | None = None,
-    ) -> list[ScoredUtterance]:
-        """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and compare the texts.
+    @property
+    def decodes_frames(self) -> bool:
+        """Whether `predict` is the one below; set it to True in a task that calls this one."""
+        return type(self).predict is Recognition.predict
 
-        With another decoder than the greedy one, the greedy texts are compared, too.
+    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Recognized]:
+        """Decode CTC's log-probabilities of clips with the decoder of a `sbkit.bundle.Bundle`."""
+        inputs = bundle.decoder_inputs(batch.clips) if batch.encode is None else batch.encode()
+        inputs = [replace(item, phrases=batch.phrases, nbest=batch.nbest) for item in inputs]
+        recognized: list[Recognized] = bundle.decoder_pool.decode(inputs, with_times=batch.times)
+        if not batch.with_greedy or bundle.decoder is None:
+            return recognized
+        greedy = bundle.greedy_pool.decode(inputs, with_times=batch.times)
+        return [replace(pair[0], greedy=pair[1]) for pair in zip(recognized, greedy, strict=True)]
+
+    def result(
+        self,
+        prediction: Recognized,
+        row: Mapping[str, Any],
+        *,
+        config: BundleConfig,
+        normalizer: Normalizer | None = None,
+    ) -> ScoredUtterance:
+        """Compare the text of a clip, and the greedy one if there is one, with that of its row.
 
         normalizer: normalizes both sides for a second comparison, without tags; None for the plain
             table of the language, if the model keeps case or punctuation.
         """
-        config = bundle.config
         language, table = config.language or "und", config.text_table
+        utterance = ScoredUtterance(
+            row["id"],
+            row["text"],
+            prediction.text,
+            speaker=str(row.get("speaker") or ""),
+            seconds=samples_to_seconds(row["samples"], config.sample_rate),
+            words=prediction.words,
+            by_words=config.has_words,
+            normalizer=str(table_normalizer(language, table)),
+        )
         if normalizer is None and not table.is_plain:
             normalizer = table_normalizer(language, table.plain)
-        to_reference = transcript_normalizer(
-            replace(table, keep_case=True, punctuation=READ_SIGNS + table.punctuation)
-        )
-        written_by = str(table_normalizer(language, table))
-
-        def compare(recognized: Sequence[Recognized]) -> list[ScoredUtterance]:
-            scored: list[ScoredUtterance] = []
-            for row, result in zip(rows, recognized, strict=True):
-                utterance = ScoredUtterance(
-                    row["id"],
-                    row["text"],
-                    result.text,
-                    speaker=str(row.get("speaker") or ""),
-                    seconds=samples_to_seconds(row["samples"], config.sample_rate),
-                    words=result.words,
-                    by_words=config.has_words,
-                    normalizer=written_by,
-                )
-                if normalizer is not None:
-                    normalized = replace(
-                        utterance,
-                        reference=normalizer.normalize(to_reference(row["sentence"])),
-                        hypothesis=normalizer.normalize(TOKEN.sub("", result.text)),
-                        words=(),  # their times are those of the other text
-                        normalizer=str(normalizer),
-                    )
-                    utterance = replace(utterance, normalized=normalized)
-                scored.append(utterance)
-            return scored
-
-        inputs = bundle.decoder_inputs(clips)
-        scored = compare(bundle.decoder_pool.decode(inputs, with_times=times))
-        if bundle.decoder is None:
-            return scored
-        greedy = compare(bundle.greedy_pool.decode(inputs, with_times=times))
-        return [replace(pair[0], greedy=pair[1]) for pair in zip(scored, greedy, strict=True)]
+        if normalizer is not None:
+            to_reference = transcript_normalizer(
+                replace(table, keep_case=True, punctuation=READ_SIGNS + table.punctuation)
+            )
+            normalized = replace(
+                utterance,
+                reference=normalizer.normalize(to_reference(row["sentence"])),
+                hypothesis=normalizer.normalize(TOKEN.sub("", prediction.text)),
+                words=(),  # their times are those of the other text
+                normalizer=str(normalizer),
+            )
+            utterance = replace(utterance, normalized=normalized)
+        if prediction.greedy is None:
+            return utterance
+        greedy = self.result(prediction.greedy, row, config=config, normalizer=normalizer)
+        return replace(utterance, greedy=greedy)
