@@ -21,7 +21,7 @@ from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import COSTS, compare_runs
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
-from sbkit.export import formats
+from sbkit.export import onnx_format
 from sbkit.run import export_and_test
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.predict import Transcriber
@@ -310,7 +310,7 @@ def test_tuned_run_gets_another_decoder(
     joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_rescoring=True")
     joint += ("--export_formats=[onnx]",)
     monkeypatch.setattr(export_and_test, "FULL_GRID", SMALL)
-    monkeypatch.setattr(formats, "WRITERS", {"onnx": off_by(0.0)})
+    monkeypatch.setattr(onnx_format, "write_onnx", off_by(0.0))
     assert workplace.train_here(run, ONE_EPOCH, *joint) == 0
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (True, ["dev"])
