@@ -92,6 +92,7 @@ def test_autocast_and_int16_change_nothing(prompts: list[Tensor]) -> None:
     assert cast.dtype == torch.float32 and torch.equal(cast, plain)
 
 
+@pytest.mark.slow
 def test_exported_graph_has_no_fft_and_takes_any_length() -> None:
     fbank, lengths = Fbank().eval(), torch.tensor([16_000, 9_000, 400])
     audio = 1000 * torch.randn(3, 16_000)

@@ -152,6 +152,7 @@ RESULTS: dict[str, Callable[[Run], object]] = {
 }
 
 
+@pytest.mark.slow(30)
 @pytest.mark.parametrize("way", ["train", "make_brain"])
 def test_start_makes_data_tokenizer_and_language_models_once(
     way: str, workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
