@@ -25,7 +25,6 @@ from nbclient import NotebookClient
 from sbkit.base import errors
 from sbkit.commands.cli import run as sbkit
 from tests import processes
-from tests.data.test_tars import write_text_pairs
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 
@@ -195,6 +194,8 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_other_forms(folder: Path, split: str, text_of: Mapping[Path, str]) -> None:
     """Write clips as a Kaldi folder, parts of files, a saved dataset and a tar of WebDataset."""
+    from tests.data.test_tars import write_text_pairs  # needs the extra `corpora`
+
     kaldi = folder / "kaldi" / split
     kaldi.mkdir(parents=True)
     for name, values in (("wav.scp", [*text_of]), ("text", [*text_of.values()])):
