@@ -10,13 +10,12 @@ speakers contained the true rate in 51, 84, 90, 93 and 94 %.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sbkit.base.arrays import Array, Counts, Float64s
 from sbkit.evaluate.wer import ErrorCounts, FigureDict
-from sbkit.logs.metric import Metrics
 
 NUM_DRAWS = 10_000
 UNITS_AT_ONCE = 1 << 17  # drawn together: 1 MB stays in a core's cache
@@ -97,17 +96,12 @@ def intervals_of(
     return dict(zip(counts, intervals, strict=True))
 
 
-def metric_intervals(
-    metrics: Metrics, results: Sequence[Any], ids: Sequence[str], speakers: Sequence[str]
+def interval_figures(
+    counts: CountsByRate, ids: Sequence[str], speakers: Sequence[str]
 ) -> FigureDict:
-    """Return `NAME_interval` as plain data of each metric that has counts, over the results."""
-    counted = {name: metric.counts for name, metric in metrics.items() if metric.counts}
-    if not (counted and results):
-        return {}
-    counts = np.array([[[*pair(r)] for r in results] for pair in counted.values()], np.int64)
-    grouping = group_by_speaker(ids, speakers)
-    intervals = rate_intervals(counts[:, :, 0], counts[:, :, 1], grouping)
-    return {f"{name}_interval": asdict(of) for name, of in zip(counted, intervals, strict=True)}
+    """Return the interval of each rate as plain data, under `NAME_interval`."""
+    intervals = intervals_of(counts, group_by_speaker(ids, speakers)) if counts else {}
+    return {f"{name}_interval": asdict(interval) for name, interval in intervals.items()}
 
 
 def rate_intervals(

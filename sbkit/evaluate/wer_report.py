@@ -19,7 +19,7 @@ from statistics import median
 from sbkit.base.files import read_file, to_json, write_lines_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.evaluate.calibration import Calibration, measure_calibration
-from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
+from sbkit.evaluate.intervals import Interval, interval_figures
 from sbkit.evaluate.wer import (
     ERROR_RATES,
     ErrorCounts,
@@ -282,12 +282,9 @@ def slice_figures(results: Sequence[ScoredUtterance]) -> FigureDict:
 
 
 def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
-    grouping = group_by_speaker(
-        [utterance.id for utterance in scored], [utterance.speaker for utterance in scored]
-    )
+    ids, speakers = ([getattr(u, name) for u in scored] for name in ("id", "speaker"))
     counts = counts_of_each(scored, by_words=all_have_word_boundaries(scored))
-    intervals = intervals_of(counts, grouping)
-    return {f"{rate}_interval": asdict(interval) for rate, interval in intervals.items()}
+    return interval_figures(counts, ids, speakers)
 
 
 # ---- punctuation marks and capitals
@@ -326,15 +323,11 @@ def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
 def describe_marks(figures: Mapping[str, FigureDict]) -> str:
     """Write precision and recall in one line."""
     return "; ".join(
-        f"{name if name == CAPITALS else repr(name)} {_percent(row['precision'])} and "
-        f"{_percent(row['recall'])} "
+        f"{name if name == CAPITALS else repr(name)} {percent(row['precision'])} and "
+        f"{percent(row['recall'])} "
         f"({row['right']} right / {row['written']} written / {row['expected']} expected)"
         for name, row in figures.items()
     )
-
-
-def _percent(share: float | None) -> str:
-    return "none" if share is None else f"{100 * share:.1f} %"
 
 
 def _marked_characters(text: str) -> list[str]:

@@ -1,8 +1,4 @@
-"""The formats of a bundle: who writes each, which models have it, and how it is loaded.
-
-A new format is an entry of FORMATS and a module with its writer. The table imports no writer, since
-`sbkit export --help` shows its names.
-"""
+"""The formats of a bundle: an entry for each, whose writer is a module of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +11,7 @@ from sbkit.bundle.task import Prediction, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A form of a model in a folder of its own.
+    """A form of a model, in a folder of a bundle.
 
     writer: `module:function`, which takes a TorchBundle and the folder, and returns Candidates.
     use: how it is loaded, for the card; a task may say so itself in its `format_uses`.
