@@ -186,6 +186,7 @@ def test_running_level_follows_a_microphone_that_is_turned_down(prompts: list[Te
     assert (after - features_of(clip, "running")[-500:]).abs().max() < 1.0
 
 
+@pytest.mark.slow
 def test_running_level_of_two_hours_is_that_of_the_last_minutes() -> None:
     """Its weights grew until they overflowed after 58 minutes; also in an exported graph."""
     fbank = Fbank(level="running").eval()
