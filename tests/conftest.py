@@ -3,7 +3,6 @@
 import fcntl
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -39,19 +38,36 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    help = "skip the modules whose tests need a package that is not installed"
+    help = "skip the tests that need a package that is not installed"
     parser.addoption("--skip-missing", action="store_true", help=help)
+
+
+def skip_if_missing(report: Any, error: BaseException | None) -> Any:
+    """Make a failure a skip if its cause is a package that is not installed."""
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__ or error.__context__
+    missing = getattr(error, "name", None) or ""
+    if missing and not (ROOT / missing.partition(".")[0]).exists():
+        report.outcome = "skipped"
+        report.longrepr = (report.nodeid, None, f"Skipped: needs {missing}")
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Skip what needs a missing package of an extra, if `tools/test quick` allows it."""
     report = yield
-    if report.failed and collector.config.getoption("skip_missing"):
-        missing = re.search(r"No module named '(\w+)", str(report.longrepr))
-        if missing and not (ROOT / missing[1]).exists():
-            report.outcome = "skipped"
-            report.longrepr = (str(collector.path), None, f"Skipped: needs {missing[1]}")
+    if report.failed and report.call.excinfo and collector.config.getoption("skip_missing"):
+        return skip_if_missing(report, report.call.excinfo.value)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed and call.excinfo and item.config.getoption("skip_missing"):
+        return skip_if_missing(report, call.excinfo.value)
     return report
 
 
