@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,40 @@ def pytest_collection_finish() -> None:
     """Collect garbage from now on, but scan only the objects that tests create."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "skip the tests that need a package that is not installed"
+    parser.addoption("--skip-missing", action="store_true", help=help)
+
+
+def skip_if_missing(report: Any, error: BaseException | None) -> Any:
+    """Make a failure a skip if its cause is a package that is not installed."""
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__ or error.__context__
+    missing = getattr(error, "name", None) or ""
+    if missing and not (ROOT / missing.partition(".")[0]).exists():
+        report.outcome = "skipped"
+        report.longrepr = (report.nodeid, None, f"Skipped: needs {missing}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed and report.call.excinfo and collector.config.getoption("skip_missing"):
+        return skip_if_missing(report, report.call.excinfo.value)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed and call.excinfo and item.config.getoption("skip_missing"):
+        return skip_if_missing(report, call.excinfo.value)
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

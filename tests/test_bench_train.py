@@ -4,19 +4,17 @@ import json
 import re
 import sys
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
 from tests import processes
-from tests.runs import ROOT, Workplace
-from tools import bench_gpu, bench_sides, bench_train
+from tests.runs import Workplace
+from tools import bench_sides, bench_train
 from tools.bench import take_turns
-from tools.bench_gpu import GPU_TESTS, IN_TURNS, MAX_SECONDS, SWITCHES, Part, make_parts
-from tools.bench_sides import make_side, with_peak_share
+from tools.bench_gpu import IN_TURNS, SWITCHES, make_parts
+from tools.bench_sides import with_peak_share
 from tools.bench_train import SIDES
 
 SMALL = (
@@ -57,18 +55,6 @@ def test_bench_train_runs_both_sides_in_turns(
     assert [json.loads(line)["side"] for line in rounds] == [*names, *names]
     assert all(json.loads(line)["tflops"] > 0 for line in rounds)
     assert ours.startswith("| sbkit | ") and theirs.endswith(" | 1 |")
-
-
-def test_bench_train_uses_learning_rates_of_run(data_folder: str, tmp_path: Path) -> None:
-    options = [*SMALL, data_folder, "--number_of_epochs=2", "--warmup_fraction=0.5"]
-    side = make_side("sbkit", ROOT / "hparams" / "ctc.yaml", options, tmp_path)
-    rates = []
-    for epoch in (1, 2):
-        for _ in range(len(side.brain.loaders.train)):
-            side.step(next(side.batches))
-            rates.append(side.brain.optimizer.param_groups[0]["lr"])
-        assert side.brain.hparams.epoch_counter.current == epoch
-    assert rates[0] == 0 and max(rates) == rates[len(rates) // 2] == 0.0025
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "cpu"])
@@ -124,36 +110,3 @@ def test_bench_gpu_measures_each_part_with_each_switch(
         graphs.clear()
     tests = processes.run([*parts[-1].command[1:], "-n0"], CUDA_VISIBLE_DEVICES="")
     assert tests.returncode == 0 and " skipped" in tests.stdout, tests.stdout
-
-
-def test_bench_gpu_keeps_figures_of_failed_and_hanging_parts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def part(title: str, end: str, *sides: str) -> Part:
-        lines = [json.dumps({"side": side, "rtfx": 8.0}) for side in sides]
-        code = f"import time; print(*{lines}, sep=chr(10), flush=True); {end}"
-        return Part(title, (sys.executable, "-c", code), 3)
-
-    parts = [
-        part("plain", "raise SystemExit('no memory')", "sbkit"),
-        part(IN_TURNS, "time.sleep(60)", "sbkit", "--x=1"),
-        part("tests", "print('2 passed')"),
-    ]
-    monkeypatch.setattr(bench_gpu, "make_parts", lambda common: parts)
-    monkeypatch.setattr(sys, "argv", ["bench_gpu", "--data_folder=x", "--commit=abc"])
-    bench_gpu.main()
-    block = capsys.readouterr().out.splitlines()[-10:]
-    assert block[0].endswith(f", torch {version('torch')}, abc")
-    for line, end in zip(block[1:4], (" no memory", "", " 2 passed"), strict=True):
-        assert re.fullmatch(rf"[a-z, ]+: exit code (1|-9|0), \d s\.{end}", line.rstrip())
-    assert block[-3:] == ["| plain | 8 | 1 |", f"| {IN_TURNS} | 8 | 1 |", "| --x=1 | 8 | 1 |"]
-    assert sum(part.max_seconds or 0 for part in make_parts([])) < MAX_SECONDS - 100
-
-
-def test_bench_gpu_runs_all_gpu_tests() -> None:
-    marked = {
-        str(file.relative_to(ROOT))
-        for file in (ROOT / "tests").rglob("test_*.py")
-        if "pytest.mark.gpu" in file.read_text() and file.name != Path(__file__).name
-    }
-    assert marked == {*GPU_TESTS}

@@ -1,4 +1,4 @@
-"""The site builds and works offline, the reference is fresh, and pages keep their form.
+"""The site builds and works offline, the reference is fresh, and what pages name exists.
 
 tests/test_readme.py runs the commands of the pages.
 """
@@ -8,17 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from docs.reference import FOLDER, PAGES
-from sbkit.base.versions import __version__
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.runs import ROOT
 
@@ -28,7 +25,6 @@ DOCS = tuple(file for file in sorted((ROOT / "docs").rglob("*.md")) if file not 
 FOLDERS = ("hparams", "recipes", "sbkit", "tools")
 BELOW = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))
 READMES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *BELOW)
-MAX_LINE, MAX_PAGE_LINES, MIN_REPEATED_WORDS = 100, 160, 25
 
 
 def name_of(file: Path) -> str:
@@ -38,19 +34,6 @@ def name_of(file: Path) -> str:
 def prose(file: Path) -> str:
     """Return a page without its blocks of code."""
     return re.sub(r"(?ms)^```.*?^```$", "", file.read_text("utf-8"))
-
-
-def has_long_line(file: Path) -> bool:
-    """Return whether a line is too long that is neither of a table, nor of code, nor a link."""
-    lines = prose(file).splitlines()
-    long = [line for line in lines if len(line) > MAX_LINE and not line.startswith(("|", "    "))]
-    return any(len(re.sub(r"\]\([^)]*\)", "]()", line)) > MAX_LINE for line in long)
-
-
-def paragraphs(file: Path) -> Iterator[str]:
-    """Yield paragraphs, points of lists and cells of tables, in one line each."""
-    for part in re.split(r"\n\s*\n|\n *[-*] |\n *\d+\. |\n?\|", prose(file)):
-        yield " ".join(part.split())
 
 
 @cache
@@ -64,7 +47,8 @@ def anchors(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_reference_is_what_its_generator_writes(name: str) -> None:
-    assert (FOLDER / name).read_text("utf-8") == PAGES[name](), "run: python -m docs.reference"
+    is_current = (FOLDER / name).read_text("utf-8") == PAGES[name]()
+    assert is_current, f"docs/reference/{name} is older than the code: run python -m docs.reference"
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +88,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     yield from open_browser(tmp_path_factory.mktemp("downloads"))
 
 
+@pytest.mark.slow(30)
 @pytest.mark.browser
 def test_site_works_as_files_on_phone_and_desktop(site: Path, browser: Any) -> None:
     for page in sorted(site.rglob("*.html")):
@@ -119,8 +104,9 @@ def test_links_lead_to_files_and_headings(file: Path) -> None:
         address, _, anchor = target.partition("#")
         if not address.startswith(("http:", "https:", "mailto:")):
             linked = (file.parent / address) if address else file
-            assert linked.exists(), f"{target}: there is no such file"
-            assert not anchor or anchor in anchors(linked), f"{target}: there is no such heading"
+            place = f"{name_of(file)} links to {target}, but there is no such"
+            assert linked.exists(), f"{place} file: correct the link"
+            assert not anchor or anchor in anchors(linked), f"{place} heading: correct the link"
 
 
 @pytest.mark.parametrize("file", BELOW, ids=name_of)
@@ -130,13 +116,7 @@ def test_table_of_a_folder_names_its_files(file: Path) -> None:
         r"^\| (`[^|]*\.(?:py|yaml)`[^|]*) \|", file.read_text("utf-8"), re.M
     ):
         for name in re.findall(r"`([\w/]+\.(?:py|yaml))`", first_column):
-            assert (file.parent / name).is_file(), name
-
-
-@pytest.mark.parametrize("file", [*DOCS, *READMES], ids=name_of)
-def test_lines_and_pages_are_short(file: Path) -> None:
-    assert not has_long_line(file), f"a line has more than {MAX_LINE} characters"
-    assert len(file.read_text("utf-8").splitlines()) <= MAX_PAGE_LINES
+            assert (file.parent / name).is_file(), f"{name_of(file)} lists {name}: remove the row"
 
 
 @pytest.mark.parametrize("file", DOCS, ids=name_of)
@@ -146,17 +126,7 @@ def test_lists_and_tables_follow_an_empty_line(file: Path) -> None:
     for before, line in zip(lines, lines[1:], strict=False):
         for start in (r"[-*] ", r"\d+\. ", r"\|"):
             if re.match(start, line) and before.strip() and not before.startswith(" "):
-                assert re.match(start, before), f"{before}\n{line}"
-
-
-def test_no_paragraph_stands_twice() -> None:
-    places = Counter(
-        paragraph
-        for file in (*DOCS, *REFERENCE, *READMES)
-        for paragraph in {*paragraphs(file)}
-        if len(paragraph.split()) >= MIN_REPEATED_WORDS
-    )
-    assert not [paragraph for paragraph, count in places.items() if count > 1]
+                assert re.match(start, before), f"{name_of(file)}: add an empty line above {line}"
 
 
 def texts_of(module: Path) -> Iterator[str]:
@@ -174,20 +144,11 @@ def texts_of(module: Path) -> Iterator[str]:
 def test_troubleshooting_quotes_messages_of_the_code() -> None:
     page = (ROOT / "docs/guide/troubleshooting.md").read_text("utf-8")
     messages = re.findall(r"(?m)^\| `([^`]+)`", page)
-    assert len(messages) > 40
     modules = (file for folder in ("sbkit", "recipes") for file in (ROOT / folder).rglob("*.py"))
     texts = "\n".join(text for module in modules for text in texts_of(module))
     for message in messages:
         pattern = ".*".join(map(re.escape, message.split("...")))
-        assert re.search(pattern, texts), message
-
-
-def test_pictures_are_small() -> None:
-    sizes = {file.name: file.stat().st_size for file in (ROOT / "docs/pictures").iterdir()}
-    assert not {name: size for name, size in sizes.items() if size > 200_000}
-
-
-def test_citation_names_this_version() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    assert citation["version"] == __version__
-    assert {"cff-version", "message", "title", "authors", "license"} <= {*citation}
+        assert re.search(pattern, texts), (
+            f"docs/guide/troubleshooting.md quotes `{message}`, but no code says so any "
+            "more: write the new message in its table, or remove the row"
+        )

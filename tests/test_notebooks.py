@@ -11,19 +11,17 @@ from nbclient import NotebookClient
 from sbkit.config.overrides import parse_overrides
 from tests.runs import ROOT, TINY, Workplace
 
-MAX_LINES, MAX_BYTES = 100, 250_000
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 SMALL = (*TINY, "--number_of_epochs=1")
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
-def test_notebooks_are_short_and_have_outputs_without_traces_of_a_machine(file: Path) -> None:
+def test_notebooks_have_outputs_without_traces_of_a_machine(file: Path) -> None:
     notebook = nbformat.read(file, as_version=4)
-    assert sum(len(cell.source.splitlines()) for cell in notebook.cells) <= MAX_LINES
-    assert file.stat().st_size <= MAX_BYTES
     text = file.read_text("utf-8")
-    assert not re.search(r"/root|/home|/tmp|Traceback|Warning", text)
-    assert any(cell.get("outputs") for cell in notebook.cells)
+    advice = f"run: python -m docs.run_notebooks {file.stem}"
+    assert not re.search(r"/root|/home|/tmp|Traceback|Warning", text), advice
+    assert any(cell.get("outputs") for cell in notebook.cells), advice
 
 
 def run_notebook(name: str, constant: str, value: object, folder: Path) -> tuple[str, int]:
@@ -49,7 +47,7 @@ def run_notebook(name: str, constant: str, value: object, folder: Path) -> tuple
 @pytest.mark.slow(40)
 @pytest.mark.parametrize(
     ("name", "printed", "pictures"),
-    [("data", "sentence  ", 2), ("posteriors", "greedy     ", 3), ("first-hour", "  *  ", 0)],
+    [("data", "sentence", 2), ("posteriors", "greedy", 3), ("first-hour", "*", 0)],
 )
 def test_notebook_runs_in_a_kernel(
     name: str,

@@ -38,10 +38,6 @@ def test_public_names_are_those_that_type_checkers_see() -> None:
     assert {*HOMES} < {*dir(sbkit)}
 
 
-def test_folders_offer_no_names() -> None:
-    assert {name for name, tree in PACKAGES.items() if len(tree.body) > 1} == {"sbkit"}
-
-
 def test_public_functions_take_paths_as_strings(tmp_path: Path) -> None:
     """Reading again what was written shows that both take a string."""
     run = str(make_run(tmp_path / "run"))

@@ -21,7 +21,7 @@ from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import COSTS, compare_runs
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
-from sbkit.export import formats
+from sbkit.export import onnx_format
 from sbkit.run import export_and_test
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.predict import Transcriber
@@ -59,11 +59,10 @@ def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("runs") / "finished"
     process = workplace.train_forked(folder, "--check=True")
     assert process.returncode == 0, process.stderr
-    assert "16 utterances" in process.stdout
-    assert f"run folder: {folder}" in process.stdout.splitlines()
-    assert "\ntest: CER " in process.stdout
-    next_steps = [f"report: {folder}/report.html", f"next: sbkit export {folder} --out my-model"]
-    assert process.stdout.splitlines()[-2:] == next_steps
+    next_step = f"next: sbkit export {folder} --out my-model"
+    for text in ("16 utterances", f"run folder: {folder}", f"report: {folder}/report.html"):
+        assert text in process.stdout
+    assert process.stdout.splitlines()[-1] == next_step
     return folder
 
 
@@ -105,11 +104,9 @@ def test_run_logs_every_step_epoch_and_test(finished: Path) -> None:
     messages = [line[20:] for line in lines]
     assert messages[0].startswith("train.py hparams/ctc.yaml --data_folder=")
     assert len([message for message in messages if message.startswith("epoch ")]) == 4
-    rates = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
-    score = rates.replace(r"\)", r"; \d+\.\d to \d+\.\d, only 4 clips\)")  # with one speaker
-    weights = r"(best checkpoint|mean of \d checkpoints)"
-    test_line = f"test: {score}; greedily {score}, 4 utterances, {weights}"
-    assert any(re.fullmatch(test_line, message) for message in messages[-3:])  # before advice
+    (test_line,) = (message for message in messages if message.startswith("test: "))
+    for figure in ("CER ", "WER ", "only 4 clips", "greedily CER ", "4 utterances", "checkpoint"):
+        assert figure in test_line
 
 
 @pytest.mark.slow
@@ -310,7 +307,7 @@ def test_tuned_run_gets_another_decoder(
     joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_rescoring=True")
     joint += ("--export_formats=[onnx]",)
     monkeypatch.setattr(export_and_test, "FULL_GRID", SMALL)
-    monkeypatch.setattr(formats, "WRITERS", {"onnx": off_by(0.0)})
+    monkeypatch.setattr(onnx_format, "write_onnx", off_by(0.0))
     assert workplace.train_here(run, ONE_EPOCH, *joint) == 0
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (True, ["dev"])

@@ -21,6 +21,7 @@ DATA_SUFFIXES = (".html", ".j2", ".css", ".js", ".toml", ".typed")
 Call = Callable[..., str]
 
 
+@pytest.mark.slow
 def test_build_writes_the_same_bytes_for_any_umask(wheel: Path, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "tools.build", "--out", tmp_path], check=True, umask=0o077

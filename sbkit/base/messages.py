@@ -27,7 +27,7 @@ FOREIGN_NAMES = {
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 logger = logging.getLogger(__name__)
-_noted: set[str] = set()
+noted: set[str] = set()
 
 
 def plural(count: int, word: str, words: str = "") -> str:
@@ -70,8 +70,8 @@ def shorten(text: str, max_characters: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 def note_once(note: str, *, key: str = "", level: int = logging.INFO) -> None:
     """Log a note unless one with the same key, by default the same note, was logged."""
-    if (key or note) not in _noted:
-        _noted.add(key or note)
+    if (key or note) not in noted:
+        noted.add(key or note)
         logger.log(level, note)
 
 

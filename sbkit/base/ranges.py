@@ -254,7 +254,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "average_checkpoints": Key(Range(low=1, integer=True, advice="Pass 1 to take only the best.")),
     "export_formats": Key(
-        LIST, [], "[onnx, sherpa-onnx]: forms of the model that the run writes into its bundle"
+        LIST, [], "such as [onnx]: formats of `sbkit export` that the run writes into its bundle"
     ),
     "vocab_size": Key(Range(low=5, integer=True, or_null=True, advice="Pass null for characters.")),
 }

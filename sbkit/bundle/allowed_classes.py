@@ -11,6 +11,7 @@ in a fixed table only.
 import inspect
 from importlib import import_module
 from itertools import accumulate
+from pkgutil import iter_modules
 from typing import Any
 
 from torch import nn
@@ -47,11 +48,9 @@ MODULES = {
     "sbkit.audio.augment": "Compose SpecAugment",
     "sbkit.audio.fbank": "Fbank",
     "sbkit.models.frontend": "ConvFrontEnd",
-    "sbkit.tasks.codec.model": "FiniteScalarQuantizer",
     "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
     "sbkit.models.pretrained.encoder": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
     "sbkit.models.speechbrain_parts": "SpeechBrainLayers SpeechBrainTransformer",
-    "sbkit.tasks.synthesis.model": "DurationAligner MelDecoder TextEncoder VarianceAdaptor",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
     "DepthwiseConv FeedForward SelfAttention Transformer TransformerBlock",
     "sbkit.models.vocoder": "LogMel VocoderDecoder VocoderEncoder",
@@ -96,6 +95,8 @@ MODULES = {
     "speechbrain.processing.features": "ContextWindow DCT Deltas DynamicRangeCompression "
     "Filterbank GlobalNorm ISTFT InputNormalization MinLevelNorm STFT",
 }
+for folder in iter_modules(import_module("sbkit.tasks").__path__, "sbkit.tasks."):
+    MODULES[f"{folder.name}.model"] = getattr(import_module(folder.name), "MODEL_PARTS", "")
 ACTIVATIONS = {  # functions that `!name:` may pass to a part
     "torch._C._nn": "gelu log_sigmoid softplus",
     "torch.nn.functional": "celu elu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax "

@@ -6,8 +6,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 
+from sbkit import tasks
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import import_user_modules
 from sbkit.base.process import run_main
@@ -16,25 +20,8 @@ from sbkit.cli.arguments import Parser
 from sbkit.commands import check, doctor, export, new, prepare, score, serve, tune
 from sbkit.logs.handlers import log_to_screen
 from sbkit.logs.progress import reporting
-from sbkit.tasks.codec import commands as codec
-from sbkit.tasks.recognition import commands as recognition
-from sbkit.tasks.recognition import segment
-from sbkit.tasks.synthesis import commands as synthesis
 
-MODULES = (
-    new,
-    check,
-    prepare,
-    export,
-    tune,
-    score,
-    recognition,
-    serve,
-    segment,
-    synthesis,
-    codec,
-    doctor,
-)
+MODULES = (new, check, prepare, export, tune, score, serve, doctor)
 
 
 class ShowVersions(argparse.Action):
@@ -133,6 +120,9 @@ def build_parser() -> Parser:
     parser.commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for module in MODULES:
         module.add_commands(parser)
+    for folder in iter_modules(tasks.__path__, f"{tasks.__name__}."):
+        if find_spec(name := f"{folder.name}.commands"):
+            import_module(name).add_commands(parser)
     help = "run a command that the task of a bundle declares"
     groups = "model runtime import"
     add = parser.add_command("run", run_user_command, help, groups, opens_bundle=True)

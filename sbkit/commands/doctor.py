@@ -12,18 +12,15 @@ from sbkit.base.machine import available_providers, has_torch, usable_cores, why
 from sbkit.base.messages import printable
 from sbkit.base.versions import versions
 from sbkit.cli.arguments import Parser
+from sbkit.export.format_table import FORMATS
 
 MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
     "hyperpyyaml",
     "av",
     "soxr",
     "soundfile",
-    "onnx",
-    "onnxscript",
-    "onnxruntime",
+    *sorted({package for form in FORMATS.values() for package in form.packages}),
     "onnxruntime-gpu",
-    "sherpa-onnx",
-    "transformers",
     "starlette",
     "uvicorn",
 )

@@ -133,8 +133,7 @@ class FittedWeights:
     def plain(self) -> dict[str, Any]:
         return {
             "weights": asdict(self.weights),
-            "CER": self.errors.cer,
-            **({"WER": self.errors.wer} if self.by_words else {}),
+            **self.errors.rates(by_words=self.by_words),
             "utterances": self.errors.utterances,
         }
 

@@ -21,11 +21,12 @@ from sbkit.base.messages import short_value
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
 from sbkit.evaluate.run_results import SETTINGS, read_records, read_results
 from sbkit.evaluate.wer import (
-    UNIT_OF_RATE,
+    ERROR_RATES,
     ErrorCounts,
     FigureDict,
     ScoredUtterance,
     all_have_word_boundaries,
+    counts_of_each,
 )
 from sbkit.evaluate.wer_report import (
     hash_references,
@@ -64,10 +65,6 @@ class ComparedRun(NamedTuple):
         """The errors of words or, without spaces, of characters; then those of characters."""
         errors = [(u.counts.errors, u.errors.characters.errors) for u in self.utterances]
         return sum(count for count, _ in errors), sum(count for _, count in errors)
-
-    def counts(self, rates: Sequence[str]) -> dict[str, list[ErrorCounts]]:
-        by_rate = [u.errors.counts_by_rate(include_wer=True) for u in self.utterances]
-        return {rate: [counts[rate] for counts in by_rate] for rate in rates}
 
 
 def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
@@ -124,7 +121,6 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     if is_normalized:
         runs = [run.normalized() for run in runs]
     by_words = all(all_have_word_boundaries(run.utterances) for run in runs)
-    rates = [rate for rate in UNIT_OF_RATE if by_words or rate == "CER"]
     runs = [run.in_order(by_words=by_words) for run in runs]
     best = min(runs, key=lambda run: run.num_errors)
     for run in runs:
@@ -134,13 +130,13 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
         for of_runs in zip(*(run.utterances for run in runs), strict=True)
     ]
     grouping = group_by_speaker([utterance.id for utterance in best.utterances], speakers)
-    best_counts = best.counts(rates)
-    best_totals = {rate: sum(best_counts[rate], ErrorCounts()) for rate in rates}
+    best_counts = counts_of_each(best.utterances, by_words=by_words)
+    best_totals = {rate: sum(counts, ErrorCounts()) for rate, counts in best_counts.items()}
     rows: list[FigureDict] = []
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
         rank = sum(other.num_errors < run.num_errors for other in runs)
         row: FigureDict = {"letter": letter, "run": run.name, "is_best": not rank, "rank": rank}
-        counts = run.counts(rates)
+        counts = counts_of_each(run.utterances, by_words=by_words)
         for rate, interval in intervals_of(counts, grouping).items():
             total = sum(counts[rate], ErrorCounts())
             row[rate] = {"rate": total.rate, "errors": total.errors, "interval": asdict(interval)}
@@ -153,7 +149,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     return {
         "utterances": len(best.utterances),
         "normalized": is_normalized,
-        **{UNIT_OF_RATE[rate]: best_totals[rate].reference_length for rate in rates},
+        **{ERROR_RATES[rate].units: total.reference_length for rate, total in best_totals.items()},
         "rows": rows,
         "changed": _most_changed(*runs) if len(runs) == 2 else [],
     }
@@ -194,9 +190,11 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
         yield f"not compared, because not in all runs: {', '.join(comparison['not_in_all'])}"
     for name, figures in comparison["test"].items():
         rows = sorted(figures["rows"], key=itemgetter("rank"))
-        rates = [rate for rate in UNIT_OF_RATE if rate in rows[0]]
+        rates = [rate for rate in ERROR_RATES if rate in rows[0]]
         groups = Interval(**rows[0][rates[0]]["interval"]).describe_units()
-        lengths = ", ".join(f"{figures[UNIT_OF_RATE[rate]]} {UNIT_OF_RATE[rate]}" for rate in rates)
+        lengths = ", ".join(
+            f"{figures[ERROR_RATES[rate].units]} {ERROR_RATES[rate].units}" for rate in rates
+        )
         kind = "normalized utterances" if figures["normalized"] else "utterances"
         yield f"{name}: {figures['utterances']} {kind}, {lengths}; 95 % intervals over {groups}"
         above = [f"{rate} above the best" for rate in rates]
@@ -208,7 +206,7 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
             if row.get(SEEN) is not None:
                 yield f"  {row['letter']}: {describe_seen(row[SEEN])}"
         if figures["changed"]:
-            yield f"  changed most, in {UNIT_OF_RATE[rates[0]].removesuffix('s')} errors:"
+            yield f"  changed most, in {ERROR_RATES[rates[0]].units.removesuffix('s')} errors:"
         for change in figures["changed"]:
             in_a, in_b = change["errors"]
             yield f"    {change['id']}: {in_a} in A, {in_b} in B"

@@ -8,14 +8,14 @@ speakers contained the true rate in 51, 84, 90, 93 and 94 %.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from sbkit.base.arrays import Array, Counts, Float64s
-from sbkit.evaluate.wer import ErrorCounts
+from sbkit.evaluate.wer import ErrorCounts, FigureDict
 
 NUM_DRAWS = 10_000
 UNITS_AT_ONCE = 1 << 17  # drawn together: 1 MB stays in a core's cache
@@ -94,6 +94,14 @@ def intervals_of(
     lengths = [[c.reference_length for c in of_rate] for of_rate in counts.values()]
     intervals = rate_intervals(errors, np.array(lengths, np.int64), grouping)
     return dict(zip(counts, intervals, strict=True))
+
+
+def interval_figures(
+    counts: CountsByRate, ids: Sequence[str], speakers: Sequence[str]
+) -> FigureDict:
+    """Return the interval of each rate as plain data, under `NAME_interval`."""
+    intervals = intervals_of(counts, group_by_speaker(ids, speakers)) if counts else {}
+    return {f"{name}_interval": asdict(interval) for name, interval in intervals.items()}
 
 
 def rate_intervals(

@@ -14,10 +14,15 @@ import numpy as np
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import measure_calibration, reliability_bins
-from sbkit.evaluate.wer import FigureDict, ScoredUtterance, all_have_word_boundaries, mark_pair
+from sbkit.evaluate.wer import (
+    FigureDict,
+    ScoredUtterance,
+    all_have_word_boundaries,
+    mark_pair,
+)
 from sbkit.evaluate.wer_report import word_confidences
 from sbkit.logs.html_page import render_page
-from sbkit.logs.metric import Metric, Metrics
+from sbkit.logs.metric import Metrics
 
 REPORT = "report.html"
 MAX_CLIPS = 200
@@ -26,7 +31,6 @@ MAX_CLIP_SECONDS = 30.0
 MAX_BYTES, MAX_ROW_BYTES = 5_600_000, 700_000
 MAX_FREQUENT_ERRORS = 20  # of each kind
 MAX_SLICES = 200  # values of a column: 10,000 speakers would take 6 MB
-ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 
 Clips = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and a limit in bytes, return MP3 in base64 by id."""
@@ -39,7 +43,7 @@ def write_report(
     test: Mapping[str, FigureDict],
     utterances: Mapping[str, Sequence[ScoredUtterance]],
     clips: Clips,
-    metrics: Metrics = ERROR_RATES,
+    metrics: Metrics,
     notes: Sequence[str] = (),
     provenance: str = "",
     pictures: Iterable[Path | str] = (),

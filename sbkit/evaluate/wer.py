@@ -1,7 +1,7 @@
 """Word and character error rates: counts are added over a split and divided once."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ from sbkit.logs.metric import ratio
 from sbkit.text.recognized_word import Word
 
 FigureDict = dict[str, Any]  # rates, counts and intervals by name, for JSON
-UNIT_OF_RATE = {"WER": "words", "CER": "characters"}
 BLANK_FRAMES, TOKENS_WRITTEN = "blank_frames", "tokens_written"  # metrics of a validation
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 
@@ -54,9 +53,29 @@ class ErrorCounts:
         return {name: getattr(self, name) for name in ("substitutions", "deletions", "insertions")}
 
 
+class ErrorRate(NamedTuple):
+    """A rate of errors in texts; units: the field of TextErrors that counts them.
+
+    Figures have the number of `units`, and the errors by kind under `error_key`.
+    """
+
+    units: str
+    needs_spaces: bool = False  # so that a language without spaces between words has no such rate
+
+    @property
+    def error_key(self) -> str:
+        return f"{self.units.removesuffix('s')}_errors"
+
+
+ERROR_RATES = {  # in this order in tables; an entry is in all figures, intervals and reports
+    "WER": ErrorRate("words", needs_spaces=True),
+    "CER": ErrorRate("characters"),
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextErrors:
-    """The error counts of one text or more.
+    """The error counts of one text or more, with the `units` of each rate.
 
     >>> errors = count_errors("call the north office", "call the nor office")
     >>> errors.words.errors, errors.wer, errors.characters.errors
@@ -68,11 +87,8 @@ class TextErrors:
     utterances: int = 0
 
     def __add__(self, other: "TextErrors") -> "TextErrors":
-        return TextErrors(
-            words=self.words + other.words,
-            characters=self.characters + other.characters,
-            utterances=self.utterances + other.utterances,
-        )
+        names = (field.name for field in fields(self))
+        return TextErrors(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
     def wer(self) -> float:
@@ -82,11 +98,18 @@ class TextErrors:
     def cer(self) -> float:
         return self.characters.rate
 
-    def counts_by_rate(self, *, include_wer: bool) -> dict[str, ErrorCounts]:
-        """Return the counts of words as "WER", if it is included, and of characters as "CER"."""
-        if include_wer:
-            return {"WER": self.words, "CER": self.characters}
-        return {"CER": self.characters}
+    def counts_by_rate(self, *, by_words: bool) -> dict[str, ErrorCounts]:
+        """Return the counts of each rate; none of words unless ``by_words``."""
+        return {
+            name: getattr(self, rate.units)
+            for name, rate in ERROR_RATES.items()
+            if by_words or not rate.needs_spaces
+        }
+
+    def rates(self, *, by_words: bool) -> dict[str, float]:
+        return {
+            name: counts.rate for name, counts in self.counts_by_rate(by_words=by_words).items()
+        }
 
 
 class GreedyCounts(NamedTuple):
@@ -172,6 +195,15 @@ def align_units(
 def total_errors(scored: Iterable[ScoredUtterance]) -> TextErrors:
     """Add the errors of a whole split."""
     return sum((utterance.errors for utterance in scored), TextErrors())
+
+
+def counts_of_each(
+    scored: Sequence[ScoredUtterance], *, by_words: bool
+) -> dict[str, list[ErrorCounts]]:
+    """Return the counts of each utterance, by the name of the rate."""
+    counts = [utterance.errors.counts_by_rate(by_words=by_words) for utterance in scored]
+    names = TextErrors().counts_by_rate(by_words=by_words)
+    return {name: [by_name[name] for by_name in counts] for name in names}
 
 
 def greedy_shares(scored: Iterable[ScoredUtterance]) -> dict[str, float]:

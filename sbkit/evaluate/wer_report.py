@@ -19,15 +19,16 @@ from statistics import median
 from sbkit.base.files import read_file, to_json, write_lines_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.evaluate.calibration import Calibration, measure_calibration
-from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
+from sbkit.evaluate.intervals import Interval, interval_figures
 from sbkit.evaluate.wer import (
-    UNIT_OF_RATE,
+    ERROR_RATES,
     ErrorCounts,
     FigureDict,
     ScoredUtterance,
     TextErrors,
     align_units,
     all_have_word_boundaries,
+    counts_of_each,
     format_alignment,
     total_errors,
     word_correctness,
@@ -40,7 +41,6 @@ PROVENANCE = "provenance"  # a record beside the figures (`sbkit/evaluate/proven
 UTTERANCES_PREFIX = "utterances_"
 UTTERANCES_SUFFIX = ".jsonl"
 CAPITALS = "capitals"  # beside punctuation marks
-ERROR_KEYS = {"WER": "word_errors", "CER": "character_errors"}  # in figures and in lines
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
 # A transcript is suspicious if the model reads it with a CER of at least 50 %, in a text of some
@@ -119,7 +119,7 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance], figures: FigureDict
 
     rates = [
         f"{rate} {percent(counts.rate, 2)} ({counts.errors} errors / {counts.reference_length} "
-        f"{UNIT_OF_RATE[rate]}: {counts.substitutions} S, {counts.deletions} D, "
+        f"{ERROR_RATES[rate].units}: {counts.substitutions} S, {counts.deletions} D, "
         f"{counts.insertions} I)"
         for rate, counts in _counts_by_rate(figures).items()
     ]
@@ -136,7 +136,7 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance], figures: FigureDict
 
 
 def _describe_utterance(utterance: ScoredUtterance) -> Iterator[str]:
-    by_rate = utterance.errors.counts_by_rate(include_wer=utterance.by_words)
+    by_rate = utterance.errors.counts_by_rate(by_words=utterance.by_words)
     rates = [f"{rate} {percent(counts.rate, 2)} ({counts})" for rate, counts in by_rate.items()]
     yield ""
     yield f"{printable(utterance.id)}: {', '.join(rates)}"
@@ -171,7 +171,7 @@ def _describe_normalized(figures: FigureDict) -> str:
 
 def _describe_rates(figures: FigureDict) -> str:
     return ", ".join(
-        f"{rate} {percent(counts.rate)} ({counts} {UNIT_OF_RATE[rate]}; "
+        f"{rate} {percent(counts.rate)} ({counts} {ERROR_RATES[rate].units}; "
         f"{Interval(**figures[f'{rate}_interval'])})"
         for rate, counts in reversed(_counts_by_rate(figures).items())
     )
@@ -180,9 +180,9 @@ def _describe_rates(figures: FigureDict) -> str:
 def _counts_by_rate(figures: FigureDict) -> dict[str, ErrorCounts]:
     """Return the counts of `rates_and_counts`."""
     return {
-        rate: ErrorCounts(**figures[ERROR_KEYS[rate]], reference_length=figures[unit])
-        for rate, unit in UNIT_OF_RATE.items()
-        if rate in figures
+        name: ErrorCounts(**figures[rate.error_key], reference_length=figures[rate.units])
+        for name, rate in ERROR_RATES.items()
+        if name in figures
     }
 
 
@@ -260,37 +260,31 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
 
 def rates_and_counts(errors: TextErrors, *, by_words: bool = True) -> FigureDict:
     """Return the rates of a test set with their counts; the WER only if ``by_words``."""
-    by_rate = errors.counts_by_rate(include_wer=by_words)
-    rates = {"WER": errors.wer, "CER": errors.cer}
+    by_rate = errors.counts_by_rate(by_words=by_words)
     return {
-        **{rate: rates[rate] for rate in by_rate},
+        **errors.rates(by_words=by_words),
         "utterances": errors.utterances,
-        **{UNIT_OF_RATE[rate]: counts.reference_length for rate, counts in by_rate.items()},
-        **{ERROR_KEYS[rate]: counts.by_kind() for rate, counts in by_rate.items()},
+        **{ERROR_RATES[rate].units: counts.reference_length for rate, counts in by_rate.items()},
+        **{ERROR_RATES[rate].error_key: counts.by_kind() for rate, counts in by_rate.items()},
     }
 
 
 def slice_figures(results: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates of a part of a test set with their lengths and 95 % intervals."""
-    has_words = all_have_word_boundaries(results)
-    all_figures = rates_and_counts(total_errors(results), by_words=has_words)
-    names = ("CER", "WER", "words", "characters")
-    figures = {name: all_figures[name] for name in names if name in all_figures}
+    by_words = all_have_word_boundaries(results)
+    counts = total_errors(results).counts_by_rate(by_words=by_words)
+    figures: FigureDict = {rate: counts[rate].rate for rate in counts}
+    figures |= {ERROR_RATES[rate].units: counts[rate].reference_length for rate in counts}
     if normalized := normalized_of(results):
-        counts = total_errors(normalized).counts_by_rate(include_wer="WER" in figures)
-        figures |= {f"normalized_{rate}": counts[rate].rate for rate in counts}
+        rates = total_errors(normalized).rates(by_words=by_words)
+        figures |= {f"normalized_{rate}": value for rate, value in rates.items()}
     return figures | _interval_figures(results)
 
 
 def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
-    grouping = group_by_speaker(
-        [utterance.id for utterance in scored], [utterance.speaker for utterance in scored]
-    )
-    counts = {"CER": [utterance.errors.characters for utterance in scored]}
-    if all_have_word_boundaries(scored):
-        counts["WER"] = [utterance.errors.words for utterance in scored]
-    intervals = intervals_of(counts, grouping)
-    return {f"{rate}_interval": asdict(interval) for rate, interval in intervals.items()}
+    ids, speakers = ([getattr(u, name) for u in scored] for name in ("id", "speaker"))
+    counts = counts_of_each(scored, by_words=all_have_word_boundaries(scored))
+    return interval_figures(counts, ids, speakers)
 
 
 # ---- punctuation marks and capitals
@@ -329,15 +323,11 @@ def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
 def describe_marks(figures: Mapping[str, FigureDict]) -> str:
     """Write precision and recall in one line."""
     return "; ".join(
-        f"{name if name == CAPITALS else repr(name)} {_percent(row['precision'])} and "
-        f"{_percent(row['recall'])} "
+        f"{name if name == CAPITALS else repr(name)} {percent(row['precision'])} and "
+        f"{percent(row['recall'])} "
         f"({row['right']} right / {row['written']} written / {row['expected']} expected)"
         for name, row in figures.items()
     )
-
-
-def _percent(share: float | None) -> str:
-    return "none" if share is None else f"{100 * share:.1f} %"
 
 
 def _marked_characters(text: str) -> list[str]:
@@ -394,10 +384,10 @@ def _to_row(utterance: ScoredUtterance) -> FigureDict:
         "hypothesis": utterance.hypothesis,
         "by_words": utterance.by_words,
     }
-    by_rate = utterance.errors.counts_by_rate(include_wer=utterance.by_words)
+    by_rate = utterance.errors.counts_by_rate(by_words=utterance.by_words)
     for rate, counts in by_rate.items():
-        row[f"reference_{UNIT_OF_RATE[rate]}"] = counts.reference_length
-        row[ERROR_KEYS[rate]] = counts.by_kind()
+        row[f"reference_{ERROR_RATES[rate].units}"] = counts.reference_length
+        row[ERROR_RATES[rate].error_key] = counts.by_kind()
     if utterance.greedy is not None:
         row["greedy"] = utterance.greedy.hypothesis
     if (normalized := utterance.normalized) is not None:

@@ -67,9 +67,9 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.provenance import make_provenance, read_json
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.formats import HUGGINGFACE, WRITERS, ParityReports, write_formats
+from sbkit.export.format_table import FORMATS
+from sbkit.export.formats import ParityReports, write_formats
 from sbkit.export.model_card import (
-    TRANSFORMERS,
     UNKNOWN_LICENSE,
     card_facts,
     write_card,
@@ -104,8 +104,7 @@ def export_run(
         run: the run folder. A run that has not ended has no bundle yet: its best checkpoint is
             exported, and decodes greedily.
         out: the new bundle; replaces an earlier bundle.
-        formats: of onnx, sherpa-onnx and huggingface; each is compared with the
-            trained model.
+        formats: names of FORMATS; each is compared with the trained model.
         license: for the model card.
         weights: a safetensors file with the names and shapes of the bundle's, which replaces it.
             The bundle then decodes greedily, without confidences, and has no results.
@@ -136,9 +135,10 @@ def export_run(
         if weights is not None:
             facts |= {"weights": Path(weights).name, "run": "FOLDER test.csv"}
         write_card(folder, facts)
-        if HUGGINGFACE in written_formats:
-            write_card(folder / HUGGINGFACE, facts | {"formats": {}}, library=TRANSFORMERS)
-            write_checksums(folder / HUGGINGFACE)
+        for name in written_formats:
+            if library := FORMATS[name].library:
+                write_card(folder / name, facts | {"formats": {}}, library=library)
+                write_checksums(folder / name)
         write_checksums(folder)
     return reports
 
@@ -193,7 +193,7 @@ def add_formats(
     """Write formats into the bundle of a run, beside those that it has; all of them or none."""
     bundle = run / BUNDLE
     with replacing_bundle(bundle) as folder:
-        copy_files(bundle, folder, formats=WRITERS.keys() - {*names})
+        copy_files(bundle, folder, formats=FORMATS.keys() - {*names})
         reloaded = load_bundle(folder, user_modules=user_modules)
         return write_formats(reloaded, run, folder, names, grid)
 
@@ -222,7 +222,7 @@ def set_decoder(
     language_models: the file of the decoder's language models; None for greedy decoding.
     """
     with replacing_bundle(out) as folder:
-        copy_files(bundle, folder, formats=WRITERS)
+        copy_files(bundle, folder, formats=FORMATS)
         write_card_without_results(folder)
         _write_decoder(folder, fitted, language_models)
 
@@ -266,7 +266,7 @@ def require_replaceable(out: Path) -> None:
         return
     reason = None if (out / CONFIG_FILE).is_file() else "it is not a bundle"
     # An export lists the files of each folder that it writes in a checksum file there.
-    for folder in filter(Path.is_dir, [out, *(out / name for name in WRITERS)]):
+    for folder in filter(Path.is_dir, [out, *(out / name for name in FORMATS)]):
         if reason is None and (damage := find_damage(folder)) is not None:
             reason = f"in {folder.relative_to(out.parent)}, {damage}"
     if reason is not None:
@@ -299,7 +299,7 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
                 if earlier.exists() and not out.exists():
                     earlier.rename(out)
                 raise
-            names = {CHECKSUMS, *read_checksums(earlier), *WRITERS}
+            names = {CHECKSUMS, *read_checksums(earlier), *FORMATS}
             for path in earlier.iterdir() if earlier.exists() else ():
                 if path.name not in names and not (out / path.name).exists():
                     path.rename(out / path.name)

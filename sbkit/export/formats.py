@@ -13,7 +13,7 @@ huggingface/     a folder for transformers, of a model with a pretrained encoder
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,11 @@ from typing import Any
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import to_json
-from sbkit.base.machine import ONNX
 from sbkit.base.versions import versions
 from sbkit.bundle.task import Task
-from sbkit.export.huggingface_format import write_huggingface
-from sbkit.export.onnx_format import WrittenGraph, write_graphs, write_onnx
+from sbkit.export.format_table import FORMATS
+from sbkit.export.onnx_format import WrittenGraph, write_graphs
 from sbkit.export.parity import Candidate, Grid, TestSets, compare
-from sbkit.export.sherpa_format import write_sherpa
 from sbkit.export.trace import quiet_exporters
 from sbkit.runtime.score_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle
@@ -38,14 +36,6 @@ ParityReport = Mapping[str, Any]  # plain data
 ParityReports = Mapping[str, Mapping[str, ParityReport]]  # by format and candidate
 
 PARITY_FILE = "parity.json"
-HUGGINGFACE = "huggingface"
-PACKAGES = ("onnx", "onnxscript", "onnxruntime", "sherpa-onnx", "transformers")
-
-WRITERS: Mapping[str, Callable[[TorchBundle, Path], Sequence[Candidate]]] = {
-    ONNX: write_onnx,
-    "sherpa-onnx": write_sherpa,
-    HUGGINGFACE: write_huggingface,
-}
 
 
 def declared_formats(settings: Mapping[str, Any], task: Task) -> list[str]:
@@ -59,12 +49,11 @@ def declared_formats(settings: Mapping[str, Any], task: Task) -> list[str]:
 def require_supported(names: Sequence[str], task: Task) -> None:
     """Raise ConfigError for a name that is no format, or not one of the task's models."""
     for name in names:
-        if name not in WRITERS:
-            raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(WRITERS)}.")
-    has_onnx = task.predicts == "speech" or bool(task.graphs)
-    unsupported = [name for name in names if not (has_onnx and name == ONNX)]
-    if unsupported and not task.decodes_frames:
-        formats = ONNX if has_onnx else "none"
+        if name not in FORMATS:
+            raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(FORMATS)}.")
+    supported = [name for name, form in FORMATS.items() if form.supports(task)]
+    if unsupported := [name for name in names if name not in supported]:
+        formats = ", ".join(supported) or "none"
         raise ConfigError(
             f"{', '.join(unsupported)} is not a format of a {task.model_name}, which has {formats}."
         )
@@ -102,7 +91,7 @@ def write_formats(
                     graphs[name] = write_graphs(bundle, folder / name, grid, test_sets)
                     reports[name] = {graph.name: graph.report() for graph in graphs[name]}
                 else:
-                    candidates[name] = WRITERS[name](bundle, folder / name)
+                    candidates[name] = FORMATS[name].write(bundle, folder / name)
         except SbkitError as error:
             reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
     if candidates:
@@ -116,7 +105,10 @@ def write_formats(
         else:
             for file in chain.from_iterable(item.files for item in missed):
                 (folder / name / file).unlink()
-        parity = {"versions": versions(PACKAGES), "compared_with_the_trained_model": by_candidate}
+        parity = {
+            "versions": versions(FORMATS[name].packages),
+            "compared_with_the_trained_model": by_candidate,
+        }
         (folder / name / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
         write_checksums(folder / name)
     return reports

@@ -20,6 +20,7 @@ from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings
 from sbkit.evaluate.provenance import describe_difference, read_json
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
+from sbkit.export.format_table import FORMATS
 from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric, percent
 from sbkit.runtime.onnx_model import MIN_ONNXRUNTIME
@@ -28,18 +29,8 @@ from sbkit.train.initialize import init_sources
 CARD_FILE = "README.md"
 FACTS_FILE = "card.json"
 UNKNOWN_LICENSE = "unknown"
-SBKIT, TRANSFORMERS = "sbkit", "transformers"
+SBKIT = "sbkit"
 FOLDERS_OF_ABSOLUTE_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")
-USES = {  # how to load a format, by the name of its folder
-    "onnx": "onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
-    "int64, give `log_probs` (B, U, V) of the tokens in `tokens.txt`, and `frame_lengths`.",
-    "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
-    'tokens="tokens.txt")`, or `from_omnilingual_asr_ctc` for a model with a pretrained encoder, '
-    "computes the features that the model was trained with.",
-    "huggingface": '`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
-    "sbkit: append 0.2 s of zeros to each clip. Whisper's encoder needs `trust_remote_code=True`, "
-    "which runs `whisper_ctc.py`, and `chunk_length_s=20` for clips of more than 30 s.",
-}
 
 
 def card_facts(
@@ -86,14 +77,14 @@ def card_facts(
         "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
         "user_modules": [printable(name) for name in config.get("user_modules", ())],
         "versions": config.get("versions"),
-        "formats": {name: {**USES, **task.format_uses}[name] for name in formats},
+        "formats": {name: task.format_uses.get(name, FORMATS[name].use) for name in formats},
     }
 
 
 def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) -> None:
     """Write the card of a bundle, with its facts.
 
-    library: the library that loads the model: SBKIT or TRANSFORMERS.
+    library: the library that loads the model: SBKIT or that of a format.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -102,7 +93,8 @@ def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) 
         keep_trailing_newline=True,
     )
     environment.filters |= {"printable": printable, "facts": _facts}
-    more = {"library": library, "min_onnxruntime": MIN_ONNXRUNTIME}
+    has_graphs = any("onnxruntime" in FORMATS[name].packages for name in facts["formats"])
+    more = {"library": library, "min_onnxruntime": has_graphs and MIN_ONNXRUNTIME}
     card = environment.get_template("card.md.j2").render(facts, **more)
     (folder / CARD_FILE).write_text(card, encoding="utf-8")
     if library == SBKIT:

@@ -228,11 +228,12 @@ class Comparison:
                 reasons.append(
                     f"{differing} of {agreement.utterances} utterances have other tokens"
                 )
-        name = "WER" if self.bundle.config.has_words else "CER"
-        rate, trained_rate = (
-            errors.wer if name == "WER" else errors.cer
-            for errors in (self.errors, self.trained_errors)
+        by_words = self.bundle.config.has_words
+        rates, trained_rates = (
+            errors.rates(by_words=by_words) for errors in (self.errors, self.trained_errors)
         )
+        name, rate = next(iter(rates.items()))
+        trained_rate = trained_rates[name]
         # Rounded, because 4 of 400 words are a bit above 0.01.
         if round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE:
             reasons.append(

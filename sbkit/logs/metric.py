@@ -1,9 +1,9 @@
 """The metrics of a recipe: whether lower is better, and how values are written."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 def ratio(part: float, whole: float) -> float:
@@ -24,6 +24,8 @@ class Metric:
         worse, such as a share of blanks.
     is_fraction: whether values are written as percentages.
     unit: the unit of a metric that is not a fraction, such as dB.
+    counts: returns two whole numbers of the result of an utterance. The metric is the sum of the
+        first divided by that of the second, and its figures have a 95 % interval.
 
     >>> Metric().as_text(0.125), Metric(lower_is_better=False, unit="dB").as_text(12.5)
     ('12.5 %', '12.5 dB')
@@ -32,6 +34,7 @@ class Metric:
     lower_is_better: bool | None = True
     is_fraction: bool = True
     unit: str = ""
+    counts: Callable[[Any], tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         if self.unit:

@@ -33,7 +33,8 @@ from sbkit.evaluate.run_results import SETTINGS
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import add_formats, collect_files, copy_files, write_bundle
-from sbkit.export.formats import PARITY_FILE, WRITERS, declared_formats, describe_failures
+from sbkit.export.format_table import FORMATS
+from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
@@ -151,7 +152,7 @@ def write_and_load(
     has_models = fitted is not None and fitted.decoder is not None
     with atomic_folder(out) as folder:
         if weights.is_file() and weights.read_bytes() == files[WEIGHTS_FILE]:
-            copy_files(out, folder, formats=WRITERS)
+            copy_files(out, folder, formats=FORMATS)
             (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)  # of another decoder
         write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
         bundle = load(folder)

@@ -51,7 +51,7 @@ from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_
 from sbkit.distributed.same_on_ranks import require_same_code, require_shared
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY, read_results
-from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer import ERROR_RATES, FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
 from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
@@ -312,8 +312,8 @@ class Run:
                 "reference": utterance.reference,
                 "hypothesis": utterance.hypothesis,
                 "greedy": utterance.greedy and utterance.greedy.hypothesis,
-                "WER": utterance.errors.wer if utterance.by_words else None,
-                "CER": utterance.errors.cer,
+                **dict.fromkeys(ERROR_RATES),
+                **utterance.errors.rates(by_words=utterance.by_words),
                 "path": paths.get(utterance.id),
             }
             for utterance in read_utterances(file)

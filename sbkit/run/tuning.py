@@ -28,7 +28,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, count_all_errors, error_of, fit_decoder
 from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.evaluate.report import REPORT
-from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
+from sbkit.evaluate.wer import ERROR_RATES, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
 from sbkit.lm.training import LmText, LmTextEncoder, replace_language_models
@@ -230,6 +230,6 @@ def _fit(
 
 def _describe(errors: TextErrors, by_words: bool) -> str:
     return ", ".join(
-        f"{rate} {percent(counts.rate)} ({counts} {UNIT_OF_RATE[rate]})"
-        for rate, counts in reversed(errors.counts_by_rate(include_wer=by_words).items())
+        f"{rate} {percent(counts.rate)} ({counts} {ERROR_RATES[rate].units})"
+        for rate, counts in reversed(errors.counts_by_rate(by_words=by_words).items())
     )

@@ -16,11 +16,12 @@ from sbkit.base.versions import git_commit, versions
 from sbkit.bundle.task import Labels, Task
 from sbkit.data.data_report import encode_clips
 from sbkit.distributed.ranks import gather_on_main_rank
+from sbkit.evaluate.intervals import interval_figures
 from sbkit.evaluate.provenance import Provenance, describe_provenance, read_json
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.slices import LENGTH, length_group, measure_slices, write_slices
-from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer import ErrorCounts, FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE, utterances_file
 from sbkit.logs.curves import CURVES
 from sbkit.logs.metric import Metrics, describe_values
@@ -116,8 +117,18 @@ class ScoreReport:
     def _figures(self, scored: ScoredSet) -> FigureDict:
         """Return the entry of a test set, whose figures are computed once."""
         if scored.name not in self.entries:
-            measured = {**self._measure(scored.results), "utterances": len(scored.results)}
-            self.entries[scored.name] = measured | self._task.figures(scored.results)
+            rows, results = scored.rows, scored.results
+            speakers = rows["speaker"][:] if "speaker" in rows.column_names else [""] * len(rows)
+            measured = {**self._measure(results), "utterances": len(results)}
+            counts = {
+                name: [
+                    ErrorCounts(part, reference_length=n) for part, n in map(metric.counts, results)
+                ]
+                for name, metric in self._metrics.items()
+                if metric.counts
+            }
+            measured |= interval_figures(counts, rows["id"][:], speakers)
+            self.entries[scored.name] = measured | self._task.figures(results)
         return self.entries[scored.name]
 
     @property

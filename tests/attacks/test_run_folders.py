@@ -54,6 +54,7 @@ def set_in_yaml(folder: Path, key: str, value: str) -> None:
     yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {value}", yaml.read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["evil.py", "evil/__init__.py", "evil.pyc"])
 @pytest.mark.parametrize("is_linked", [False, True])
 def test_module_in_a_run_folder_is_not_imported_by_anything(
@@ -159,6 +160,7 @@ def refused_by(readers: str, folder: Path) -> list[str]:
     return [refused(partial(READERS[name], folder), canary) for name in readers.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["pipe", "link to /dev/zero", "a terabyte"])
 def test_files_of_a_run_are_regular_and_limited(damage: str, tested: Path) -> None:
     for name, readers in FILES.items():

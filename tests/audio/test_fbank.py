@@ -92,6 +92,7 @@ def test_autocast_and_int16_change_nothing(prompts: list[Tensor]) -> None:
     assert cast.dtype == torch.float32 and torch.equal(cast, plain)
 
 
+@pytest.mark.slow
 def test_exported_graph_has_no_fft_and_takes_any_length() -> None:
     fbank, lengths = Fbank().eval(), torch.tensor([16_000, 9_000, 400])
     audio = 1000 * torch.randn(3, 16_000)
@@ -185,6 +186,7 @@ def test_running_level_follows_a_microphone_that_is_turned_down(prompts: list[Te
     assert (after - features_of(clip, "running")[-500:]).abs().max() < 1.0
 
 
+@pytest.mark.slow
 def test_running_level_of_two_hours_is_that_of_the_last_minutes() -> None:
     """Its weights grew until they overflowed after 58 minutes; also in an exported graph."""
     fbank = Fbank(level="running").eval()

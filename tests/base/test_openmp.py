@@ -9,10 +9,7 @@ import pytest
 
 from sbkit.base.machine import allowed_cores
 from sbkit.base.openmp import (
-    BUSY_SHARE,
-    QUIET_CHECKS,
     SETTINGS,
-    ThreadWaiting,
     describe_waiting,
     prepare_waiting,
     seconds_without_core,
@@ -56,24 +53,6 @@ def test_container_with_fewer_cores_gets_fewer_threads(variables: pytest.MonkeyP
     variables.setenv("OMP_NUM_THREADS", "3")
     prepare_waiting()
     assert os.environ["OMP_NUM_THREADS"] == "3"
-
-
-def test_threads_sleep_at_once_and_spin_after_quiet_checks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[str] = []
-    for name in ("sleep", "spin"):
-        monkeypatch.setattr(ThreadWaiting, name, lambda self, name=name: calls.append(name))
-    waiting = ThreadWaiting()
-    waiting.decide(BUSY_SHARE / 2)
-    assert not calls
-    waiting.decide(2 * BUSY_SHARE)
-    assert calls == ["sleep"]
-    for _ in range(QUIET_CHECKS - 1):
-        waiting.decide(0.0)
-    assert calls == ["sleep"]
-    waiting.decide(0.0)
-    assert calls == ["sleep", "spin"]
 
 
 TEAMS = """

@@ -15,12 +15,10 @@ from sbkit.check import cost
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.check.cost import (
-    PROBED_SHARE,
     RealSteps,
     check_cost,
     check_recordings,
     measure_cost,
-    padded_samples,
     real_steps,
 )
 from sbkit.commands.cli import run as sbkit
@@ -47,6 +45,7 @@ def cost_findings(run: CheckedRun) -> list[Finding]:
     return check_run(run.declared, data=run.data, checks=checks).findings
 
 
+@pytest.mark.slow
 def test_measured_steps_are_real_and_leave_no_trace(run: CheckedRun) -> None:
     random_state = torch.get_rng_state()
     before = [p.clone() for p in run.model.parameters()]
@@ -87,38 +86,7 @@ def test_step_that_fails_only_on_the_device_is_found(
     assert text in str(finding)
 
 
-def test_pauses_make_a_batch_of_many_short_utterances_the_largest(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-
-    def note_size(_: RealSteps, batch: Batch) -> float:
-        sizes.append(len(batch.ids))
-        return 1.0
-
-    monkeypatch.setattr(RealSteps, "run_step", note_size)
-    monkeypatch.setattr(RealSteps, "require_memory", lambda *_: None)
-    monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: max(sizes, default=0)))
-    options = ("--concat_prob=0", "--batch_seconds=13")
-    with checked_run(workplace, tmp_path / "run", *options) as run:
-        batches = [*sampler_of(run).steps()]
-        assert measure_cost(run, sampler_of(run)).peak_bytes == max(map(len, batches))
-        assert sizes[-1] == len(max(batches, key=padded_samples))  # its seconds count
-        assert sizes[-1] < max(sizes)
-
-
-def test_largest_batch_of_an_evaluation_is_measured(
-    run: CheckedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluated: list[Batch] = []
-    monkeypatch.setattr(RealSteps, "evaluate", lambda _, batch: evaluated.append(batch))
-    monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: 9e9 if evaluated else 1))
-    assert measure_cost(run, sampler_of(run)).peak_bytes == 9e9
-    loaders = run.own.loaders
-    batches = [*loaders.valid["dev"], *loaders.test["test"]]
-    assert evaluated[-1].audio.numel() == max(batch.audio.numel() for batch in batches)
-
-
+@pytest.mark.slow
 def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     run: CheckedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,23 +102,15 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     assert evaluated and not {*chain(*evaluated)} & {*ids}
 
 
-def test_batch_that_the_system_would_kill_for_is_found(
-    run: CheckedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of the memory of one part does not grow with the batch."""
-    largest = max(sampler_of(run).steps(), key=padded_samples)
-    num_parts = len(largest) / max(1, int(PROBED_SHARE * len(largest)))
-    needed_bytes = 50 + 50 * num_parts
-    peaks = iter(2 * [30, 130, 30, 180])
-    monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: next(peaks)))
-    with real_steps(run) as steps:
-        monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes)
-        steps.require_memory(largest)
-    monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes - 1)
+@pytest.mark.slow
+def test_batch_that_does_not_fit_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system would kill the run for it."""
+    monkeypatch.setattr(cost, "available_memory", lambda: 1)
     (finding,) = cost_findings(run)
     assert "does not fit into memory. Lower `batch_seconds`" in finding.problem
 
 
+@pytest.mark.slow
 def test_reduced_precision_that_slows_the_steps_is_noted(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,15 +132,15 @@ def test_reduced_precision_that_slows_the_steps_is_noted(
             assert run.measured.cost and run.measured.cost.fp32_step_seconds == fp32_seconds
 
 
+@pytest.mark.slow
 def test_full_disk_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RealSteps, "run_step", lambda *_: 1.0)
-    assert list(check_cost(run)) == []
     monkeypatch.setattr(cost.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     (finding,) = check_cost(run)
     assert (finding.where, finding.stops) == (run.declared.place("output_folder"), True)
     assert "0.0 MB are free" in finding.problem
 
 
+@pytest.mark.slow
 def test_check_command_prints_the_cost_unless_another_machine_is_meant(
     workplace: Workplace,
     tmp_path: Path,

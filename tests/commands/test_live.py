@@ -21,8 +21,7 @@ from sbkit.commands.cli import run
 from sbkit.export.export import export_run
 from sbkit.tasks.recognition.live import Display, audio_blocks
 from sbkit.tasks.recognition.predict import Transcriber
-from sbkit.tasks.recognition.session import Event, Final, Partial, Session, StreamingRecognizer
-from tests.logs.terminal import Terminal
+from sbkit.tasks.recognition.session import Event, Final, Session, StreamingRecognizer
 from tests.runtime.bundles import ROOT, make_live_run
 from tests.runtime.tones import RATE, finals, silence, speak, streaming_tones
 from tests.runtime.tones import run as run_session
@@ -169,15 +168,6 @@ def test_audio_blocks_paces_a_file(talk: Path, monkeypatch: pytest.MonkeyPatch) 
     ends = np.cumsum([size for size, _ in come]) / RATE
     assert [at for _, at in come] == pytest.approx(ends / 2)
     assert max(size for size, _ in come) < RATE / 2  # a block of FLAC
-
-
-def test_display_keeps_partial_text_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setenv("COLUMNS", "10")
-    show = Display(as_json=False, quiet=False, partial=terminal)
-    show([Partial(seconds=1.0, text="a long sentence", stable=1)])
-    show([Final(seconds=2.0, text="", start=0.0, end=2.0, words=())])
-    assert terminal.getvalue() == "\r\033[K sentence\r\033[K"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -1,20 +1,15 @@
 """What is kept never outlives what it was made from: an empty cache is the oracle."""
 
-import ast
 import hashlib
-import importlib
-import json
 import os
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -266,21 +261,6 @@ def test_edited_data_are_as_with_an_empty_cache(
         assert seen == observe(corpus, monkeypatch)
 
 
-# Every kind
-
-
-def list_kinds() -> set[object]:
-    """Return the kinds that the source passes to `keep`, but those of `with_column`."""
-    kinds = set()
-    for file in chain(*((ROOT / folder).rglob("*.py") for folder in ("sbkit", "recipes"))):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "keep":
-                name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-                value = ast.unparse(node.args[0])
-                kinds.add(vars(importlib.import_module(name)).get(value, value.strip("'")))
-    return kinds - {"column", "split"}  # parameters of `with_column` and `prepare_split`
-
-
 def use_every_kind(corpus: Corpus) -> list[object]:
     """Prepare a recognizer's data and a voice's, measure them, and store rows of Python."""
     spoken = prepare_spoken(settings_of(corpus, "tts"))
@@ -293,49 +273,6 @@ def use_every_kind(corpus: Corpus) -> list[object]:
     measure_normalization([norm], features, loader, CPU, inputs)
     stored = store_rows([{"audio": "a.wav", "text": "x"}]).name
     return [read_all(spoken.train), facts, labels, f"{norm.state_dict()}", stored]
-
-
-def changed_once(value: Any) -> Iterator[Any]:
-    """Yield copies of plain data, in each of which another leaf is changed."""
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            for inner in changed_once(value[key]):
-                changed = value.copy()
-                changed[key] = inner
-                yield changed
-    else:
-        yield f"not {value}"
-
-
-def test_whatever_is_kept_is_made_anew_if_one_input_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
-    keep = content_cache.keep
-
-    def note(kind: str, made_from: Mapping[str, Any], make: Any, **options: Any) -> Path:
-        calls.append((kind, json.loads(json.dumps(made_from, default=str)), options))
-        return keep(kind, made_from, make, **options)
-
-    for module in [*sys.modules.values()]:
-        if getattr(module, "__dict__", {}).get("keep") is keep:
-            monkeypatch.setattr(module, "keep", note)
-    use_every_kind(Corpus(tmp_path / "corpus", "archive"))
-    assert {kind for kind, _, _ in calls} == list_kinds() | {"symbols", "pitch"}
-    make = Mock(side_effect=Path.touch)
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "other"))
-    for number, (kind, made_from, options) in enumerate(calls):
-        by_code = options.get("by_code", True)
-        keep_it = partial(keep, kind, make=make, label=f"{number}", by_code=by_code)
-        inputs = [made_from, *changed_once(made_from)]
-        paths = [keep_it(made_from=each) for each in inputs]
-        assert len({*paths}) == make.call_count == len(inputs) > 1
-        assert [keep_it(made_from=each) for each in inputs] == paths
-        with monkeypatch.context() as patches:
-            be_version(1, patches)
-            keep_it(made_from=made_from)
-        assert make.call_count == len(inputs) + by_code
-        make.reset_mock()
 
 
 # Where a user meets it

@@ -2,16 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from sbkit.base.errors import BAD_INPUT, DeviceError, StopRequestedError
-from sbkit.base.process import OTHER_RANKS_DELAY
-from sbkit.distributed import ranks
-from sbkit.distributed.ranks import from_main_rank, process_group, sum_over_ranks
+from sbkit.base.errors import BAD_INPUT, DeviceError
+from sbkit.distributed.ranks import process_group
 from tests import processes
 
 TWO_RANKS = """
@@ -49,44 +47,6 @@ seen["threads"] = [name for task in tasks if "gloo" in (name := task.read_text()
 seen["alone"] = [rank(), world_size()]
 (folder / f"{me}.json").write_text(json.dumps(seen))
 """
-
-
-@pytest.mark.parametrize("exchange", [sum_over_ranks, from_main_rank])
-def test_rank_left_by_another_waits_for_its_error(
-    exchange: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lose_connection(*_: object) -> None:
-        raise RuntimeError("Connection closed by peer")
-
-    sleeps: list[float] = []
-    monkeypatch.setattr("sbkit.distributed.ranks.world_size", lambda: 2)
-    monkeypatch.setattr("torch.distributed.all_reduce", lose_connection)
-    monkeypatch.setattr("torch.distributed.broadcast", lose_connection)
-    monkeypatch.setattr("time.sleep", sleeps.append)
-    with pytest.raises(RuntimeError, match="closed by peer"):
-        exchange(torch.ones(1))
-    assert sleeps == [2 * OTHER_RANKS_DELAY]
-
-
-@pytest.mark.parametrize(
-    ("error", "is_aborted"),
-    [(None, False), (StopRequestedError(), False), (ValueError(), True)],
-    ids=["done", "stopped", "failed"],
-)
-def test_process_group_is_aborted_only_after_an_error(
-    error: BaseException | None, is_aborted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = list[str]()
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")  # each of which started torchrun
-    monkeypatch.setattr(ranks, "_join", lambda device: None)
-    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: calls.append("destroyed"))
-    monkeypatch.setattr(ranks, "abort_process_group", lambda: calls.append("aborted"))
-    expected = nullcontext() if error is None else pytest.raises(type(error))
-    with expected, process_group(torch.device("cuda", 0)):
-        if error is not None:
-            raise error
-    assert calls == ["aborted" if is_aborted else "destroyed"]
 
 
 def test_tasks_of_srun_without_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from sbkit.evaluate.report import confusions, order_by_use, row, write_report
 from sbkit.evaluate.wer import FigureDict, ScoredUtterance, pair_units
 from sbkit.evaluate.wer_report import slice_figures
 from sbkit.logs.metric import Metric
+from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.recognized_word import Word
 from tests.logs.reports import results, tone, write_example
 
@@ -67,6 +68,7 @@ def test_greedy_text_is_shown_where_the_decoder_wrote_another() -> None:
 
 def page_of(folder: Path, test: dict[str, FigureDict], **options: Any) -> str:
     page = f"{folder}/report.html"
+    options = {"metrics": Recognition.metrics, **options}
     write_report(page, title="x", test=test, utterances={}, clips=lambda *_: {}, **options)
     return (folder / "report.html").read_text("utf-8")
 

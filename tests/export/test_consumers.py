@@ -17,7 +17,7 @@ from speechbrain.dataio.batch import PaddedBatch
 from sbkit.audio.io import Samples
 from sbkit.base.checksums import find_damage
 from sbkit.bundle.bundle import Bundle
-from sbkit.export.formats import HUGGINGFACE, WRITERS
+from sbkit.export import format_table
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
@@ -28,7 +28,7 @@ from tools import bench_transcribe
 from tools.bench_transcribe import SIDES
 
 pytestmark = pytest.mark.slow
-FORMATS = [name for name in WRITERS if name != HUGGINGFACE]
+FORMATS = [name for name, form in format_table.FORMATS.items() if not form.library]
 Clips = list[Samples]
 
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.export import formats
+from sbkit.export import onnx_format, sherpa_format
 from sbkit.export.export import export_run
-from sbkit.export.formats import WRITERS, declared_formats
-from sbkit.export.model_card import USES
+from sbkit.export.formats import declared_formats
 from sbkit.export.onnx_format import WrittenGraph
 from sbkit.export.parity import Agreement, Candidate, Case, Comparison
 from sbkit.export.trace import WaveformModel, trace, trained_log_probs
@@ -57,8 +56,8 @@ def off_by(difference: float | None) -> Callable[[TorchBundle, Path], Sequence[C
 def test_format_that_does_not_run_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writers = {"onnx": off_by(None), "sherpa-onnx": off_by(0.0)}
-    monkeypatch.setattr(formats, "WRITERS", writers)
+    monkeypatch.setattr(onnx_format, "write_onnx", off_by(None))
+    monkeypatch.setattr(sherpa_format, "write_sherpa", off_by(0.0))
     out = tmp_path / "bundle"
     options = ["--formats", "onnx, sherpa-onnx", "--license", "mit"]
     assert sbkit(["export", str(run), "--out", str(out), *options]) == 1
@@ -76,7 +75,7 @@ def test_format_that_does_not_run_is_not_written(
 def test_format_beyond_its_limits_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, difference: float, is_kept: bool
 ) -> None:
-    monkeypatch.setattr(formats, "WRITERS", {"onnx": off_by(difference)})
+    monkeypatch.setattr(onnx_format, "write_onnx", off_by(difference))
     export_run(run, tmp_path / "out", formats=["onnx"], grid=SMALL)
     load_bundle(tmp_path / "out")
     assert (tmp_path / "out/onnx/model.onnx").exists() == is_kept
@@ -111,7 +110,7 @@ def test_without_test_data_inexact_formats_are_not_written(
     lost = Path(shutil.copytree(run, tmp_path / "run"))
     yaml = lost / "hyperparams.yaml"
     yaml.write_text(re.sub("(?m)^data_folder:.*", "data_folder: /nowhere", yaml.read_text()))
-    monkeypatch.setattr(formats, "WRITERS", {"onnx": rounding})
+    monkeypatch.setattr(onnx_format, "write_onnx", rounding)
     export_run(lost, tmp_path / "out", formats=["onnx"], grid=SMALL)
     reports = parity_report(tmp_path / "out", "onnx")
     assert "/nowhere is not a folder" in reports["fp32"]["test_sets"]["not_compared"]
@@ -128,10 +127,6 @@ def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) ->
 def test_declared_formats_must_be_formats_of_the_task() -> None:
     with pytest.raises(SbkitError, match="sherpa-onnx is not a format of a codec, which has onnx"):
         declared_formats({"export_formats": ["onnx", "sherpa-onnx"]}, CodecTask())
-
-
-def test_model_card_says_how_every_format_is_loaded() -> None:
-    assert WRITERS.keys() == USES.keys()
 
 
 class FixedLength(nn.Module):

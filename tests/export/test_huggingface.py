@@ -160,6 +160,7 @@ def test_model_cards_name_the_pretrained_encoder(folder: Path) -> None:
         assert "append 0.2 s of zeros" in text
 
 
+@pytest.mark.slow
 def test_bundle_runs_without_transformers(tmp_path: Path) -> None:
     export_run(run_of(tmp_path / "run", "wav2vec2"), tmp_path / "bundle")
     clip = (3000 * np.random.default_rng(0).standard_normal(32_000)).astype(np.int16)

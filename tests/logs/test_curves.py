@@ -1,15 +1,13 @@
 """Curves are drawn before, during and after a run."""
 
-import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import AXES, curves_of, draw_curves, draw_png
+from sbkit.logs.curves import LOSS, RATE, VALIDATION, curves_of, draw_curves, draw_png
+from sbkit.logs.curves import METRICS as METRIC_PANEL
 from sbkit.logs.metric import Metric
 from sbkit.logs.run_log import EpochFigures, SplitFigures, StepFigures
 
@@ -27,43 +25,27 @@ TEST = SplitFigures(
 )
 METRICS = {"CER": Metric(), "WER": Metric()}
 
-Labels = dict[str, list[str]]
+
+def labels_of(*figures: StepFigures | EpochFigures | SplitFigures) -> dict[str, list[str]]:
+    """Return the labels of the curves by the title of their panel."""
+    labels: dict[str, list[str]] = {}
+    for curve in curves_of([item.as_record() for item in figures], METRICS):
+        labels.setdefault(curve.panel, []).append(curve.label)
+    return labels
 
 
-@pytest.fixture
-def labels(monkeypatch: pytest.MonkeyPatch) -> Labels:
-    """Collect the labels of the drawn curves by the title of their panel."""
-    panels: Labels = {}
-    draw = Axes.draw
-
-    def record_and_draw(axes: Axes, renderer: RendererBase) -> None:
-        panels[axes.get_title()] = [str(line.get_label()) for line in axes.lines]
-        draw(axes, renderer)
-
-    monkeypatch.setattr(Axes, "draw", record_and_draw)
-    return panels
-
-
-LOSSES = ["as logged", "running mean"]
-ERROR_RATES = [
-    *("valid CER (greedy), best 30 %", "test CER (beam), 25 %"),
-    *("valid WER (greedy), best 70 %", "test WER (beam), 62.5 %"),
-]
-
-
-def test_panels(tmp_path: Path, labels: Labels) -> None:
+def test_panels(tmp_path: Path) -> None:
+    assert labels_of() == {}
+    assert labels_of(*STEPS, DIVERGED, UNVALIDATED).keys() == {LOSS, RATE, VALIDATION}
+    labels = labels_of(*STEPS, UNVALIDATED, VALIDATED, TEST)
+    assert labels[VALIDATION] == ["training", "validation"]
+    assert "valid CER (greedy), best 30 %" in labels[METRIC_PANEL]
+    assert "test WER (beam), 62.5 %" in labels[METRIC_PANEL]
     log, png = tmp_path / "train_log.jsonl", tmp_path / "curves.png"
-    both = ["training", "validation"]
-    for figures, expected in (
-        ([], [[], [], [], []]),
-        ([*STEPS, DIVERGED, UNVALIDATED], [LOSSES, [""], ["training"], []]),
-        ([*STEPS, UNVALIDATED, VALIDATED, TEST], [LOSSES, [""], both, ERROR_RATES]),
-    ):
+    for figures in ([], [*STEPS, DIVERGED, UNVALIDATED, VALIDATED, TEST]):
         log.write_text("".join(to_json(item.as_record()) + "\n" for item in figures))
         draw_curves(log, png, METRICS)
-        drawn = [[label.removeprefix("_child0") for label in labels[title]] for title in AXES]
-        assert drawn == expected
-        assert struct.unpack(">II", png.read_bytes()[16:24]) == (1440, 960)
+        assert png.read_bytes().startswith(b"\x89PNG")
 
 
 def test_running_mean_of_curve() -> None:
@@ -74,11 +56,9 @@ def test_running_mean_of_curve() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_negative_figures_are_drawn(labels: Labels, monkeypatch: pytest.MonkeyPatch) -> None:
-    bottoms = list[object]()
-    monkeypatch.setattr(Axes, "set_ylim", lambda axes, **limits: bottoms.append(axes.get_title()))
+def test_negative_figures_are_drawn() -> None:
     epoch = replace(VALIDATED, loss=-4.0, metrics={"gain": -2.0})
     records = [figures.as_record() for figures in (replace(STEPS[0], loss=-4.0), epoch)]
-    draw_png(records, {"gain": Metric(lower_is_better=False, unit="dB")})
-    assert labels["Metrics"] == ["valid gain, best -2 dB"]
-    assert bottoms == ["Learning rate"]
+    gain = {"gain": Metric(lower_is_better=False, unit="dB")}
+    assert [*curves_of(records, gain)][-1].label == "valid gain, best -2 dB"
+    assert draw_png(records, gain)

@@ -1,7 +1,6 @@
 """A terminal shows a live line; a file gets one plain line per epoch."""
 
 import itertools
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,7 @@ from sbkit.logs.run_log import EpochFigures, StepFigures
 from tests.logs.terminal import Terminal
 from tests.runs import Workplace
 
-LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % > 0:00:20 left"
-EPOCH = (
-    "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:00:30 left\n"
-)
+FIGURES = ("epoch 1/2", "step 20", "loss 1.234", "250 RTFx")  # of a live line and of an epoch's
 
 
 def show_an_epoch() -> None:
@@ -50,7 +46,10 @@ def test_file_gets_one_plain_line_per_epoch(
     monkeypatch.setenv("FORCE_COLOR", "1")  # as many CI services do
     with log_to_screen():
         show_an_epoch()
-    assert capsys.readouterr().out == "saved\n" + EPOCH
+    saved, epoch = capsys.readouterr().out.splitlines()
+    assert saved == "saved" and "\x1b" not in epoch
+    for figure in (*FIGURES, "valid loss 1.500", "CER 32.1 %", "WER 71.0 %", "0:00:30 left"):
+        assert figure in epoch
 
 
 def test_terminal_gets_live_line_and_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +60,8 @@ def test_terminal_gets_live_line_and_other_output(monkeypatch: pytest.MonkeyPatc
     with log_to_screen():
         show_an_epoch()
     output = terminal.getvalue()
-    assert LIVE in output
-    assert "saved" in output
-    assert EPOCH.split(" WER")[0] in output
+    for figure in (*FIGURES, "lr 2.0e-03", "waiting 3 %", "0:00:20 left", "saved", "CER 32.1 %"):
+        assert figure in output
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is back
     assert sys.stdout is terminal
 
@@ -115,22 +113,13 @@ def test_run_shows_progress_of_every_phase(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("LINE_SECONDS", "REFRESH_SECONDS"):
-        monkeypatch.setattr(f"sbkit.logs.progress.{name}", 0.0)  # at every step
-    fresh, more = Workplace(workplace.release, tmp_path / "cache"), ("--check=True",)
-    epochs = "--number_of_epochs=2"
-    assert fresh.train_here(tmp_path / "run", epochs, "--average_checkpoints=2", *more) == 0
-    out = capsys.readouterr().out
-    ends = [line.partition(": 100 % done, about 0:00:00 left") for line in out.splitlines()]
-    assert list(dict.fromkeys(title for title, end, _ in ends if end)) == [
-        *("Decoding train", "Decoding dev", "Decoding test", "checking the run"),
-        *("measuring features", "validating", "averaging checkpoints"),
-        *("encoding the validation sets", "fitting the confidence of words", "scoring test"),
-        "writing clips",
-    ]
-    steps = [line for line in out.splitlines() if " lr " in line]
-    first, *others = (line for line in steps if line.startswith("epoch 1/2"))
-    assert not first.endswith("left")
-    assert all(re.search(r" > \d:\d\d:\d\d left$", line) for line in others)
-    others = [line for line in out.splitlines() if line.startswith("epoch 2/2")]
-    assert all(re.search(r"% \d:\d\d:\d\d left$|RTFx \d:\d\d:\d\d left$", line) for line in others)
+    monkeypatch.setattr("sbkit.logs.progress.LINE_SECONDS", 0.0)  # at every step
+    fresh = Workplace(workplace.release, tmp_path / "cache")
+    options = ("--number_of_epochs=2", "--average_checkpoints=2", "--check=True")
+    assert fresh.train_here(tmp_path / "run", *options) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ended = {line.partition(":")[0] for line in lines if ": 100 % done" in line}
+    phases = {"Decoding train", "checking the run", "validating", "scoring test", "writing clips"}
+    assert phases < ended
+    steps = [line for line in lines if line.startswith("epoch ")]
+    assert not steps[0].endswith("left") and steps[-1].endswith(" left")

@@ -79,6 +79,7 @@ def codec(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Codec]:
         yield codec
 
 
+@pytest.mark.slow(20)
 def test_codec_yaml_is_trained_and_counts_its_codes(trained: Path) -> None:
     epochs = records_of(trained, "epoch")
     assert epochs[1]["valid_loss"] < epochs[0]["valid_loss"]

@@ -60,6 +60,7 @@ def change(table: Path, *columns: str, **values: str) -> None:
     fake.write_tsv(table, [{k: v for k, v in row.items() if k not in columns} for row in rows])
 
 
+@pytest.mark.slow
 def test_spontaneous_rows_have_their_splits_and_columns(releases: Path) -> None:
     rows = rows_of(releases / SPONTANEOUS / "ss-corpus-en.tsv")
     for split in ("dev", "test"):
@@ -219,6 +220,7 @@ def test_durations_plan_and_report_without_decoding(
         sbkit(["prepare", *options, "--audio_store=lazy"])
 
 
+@pytest.mark.slow
 def test_clip_of_another_length_is_named(
     scripted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +243,7 @@ def test_clip_of_another_length_is_named(
     assert text.count("but its corpus states") == text.count(f"{clip.stem} lasts") == 1
 
 
+@pytest.mark.slow
 def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     folders = f"[{releases / SCRIPTED}, {releases / SPONTANEOUS}.tar.gz]"
     run = tmp_path / "run"

@@ -25,7 +25,7 @@ from sbkit.base.files import open_lock, try_lock
 from sbkit.base.machine import NvidiaDriver
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.overrides import parse_overrides
-from sbkit.export import formats
+from sbkit.export import huggingface_format, onnx_format
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
 from sbkit.logs.run_log import read_log
@@ -152,6 +152,7 @@ RESULTS: dict[str, Callable[[Run], object]] = {
 }
 
 
+@pytest.mark.slow(30)
 @pytest.mark.parametrize("way", ["train", "make_brain"])
 def test_start_makes_data_tokenizer_and_language_models_once(
     way: str, workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,8 +245,8 @@ def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
 ) -> None:
     """A format that fails is named before the test, and the others are written only once."""
     monkeypatch.setattr(export_and_test, "FULL_GRID", SMALL_GRID)
-    writers = {"onnx": off_by(0.0), "huggingface": off_by(1.0)}
-    monkeypatch.setattr(formats, "WRITERS", writers)
+    monkeypatch.setattr(onnx_format, "write_onnx", off_by(0.0))
+    monkeypatch.setattr(huggingface_format, "write_huggingface", off_by(1.0))
     folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
     run = Run.open(folder, {"export_formats": ["onnx"]})
     run.train()

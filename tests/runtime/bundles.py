@@ -12,8 +12,8 @@ from sbkit.base.checksums import write_checksums
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.run_config import RunConfig
 from sbkit.config.hparams import load_hparams, read_settings, save_yaml
+from sbkit.export import format_table
 from sbkit.export.export import export_run
-from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.export.parity import Grid
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import table_to_store, text_table
@@ -92,7 +92,7 @@ def export_all(folder: Path) -> None:
 
     The exporter compares them on the test sets, too.
     """
-    formats = [name for name in WRITERS if name != HUGGINGFACE]
+    formats = [name for name, form in format_table.FORMATS.items() if not form.library]
     run = make_run(folder / "run", change=louder)
     export_run(run, folder / "tiny", formats=formats, grid=SMALL)
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import soundfile
 
 from sbkit.export.export import export_run
@@ -18,6 +19,7 @@ RATE = 16_000
 YAML = ROOT / "hparams/ctc_whisper.yaml"
 
 
+@pytest.mark.slow
 def test_every_way_to_log_probs_cuts_a_recording_alike(tmp_path: Path) -> None:
     make_folder(tmp_path / "whisper", "whisper", max_source_positions=1500)  # 30 s
     settings = {"pretrained": str(tmp_path / "whisper"), "output_folder": str(tmp_path / "run")}

@@ -68,6 +68,7 @@ def other_process() -> Iterator[Pool]:
         yield pool
 
 
+@pytest.mark.slow(20)
 def test_loaded_objects_pickle_by_loading_again(
     loaded: tuple[Any, Callable[[Any, Samples], object]],
     other_process: Pool,

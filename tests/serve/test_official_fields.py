@@ -43,7 +43,7 @@ def values(hint: Any) -> list[Any]:
 def test_server_accepts_each_official_field(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.base.messages._noted", set())
+    monkeypatch.setattr("sbkit.base.messages.noted", set())
     with (
         running_server(tmp_path, tones=streaming_bundle(tmp_path), language="en") as server,
         server.openai.realtime.connect() as session,

@@ -84,6 +84,7 @@ def words(browser: Any) -> list[str]:
     return [part.text for part in find(browser, "#text .word")]
 
 
+@pytest.mark.slow
 def test_page_transcribes_the_microphone(browser: Any, live: RunningServer) -> None:
     visit(browser, f"{live.url}{PREFIX}/")
     (record,) = find(browser, "#record")

@@ -1,10 +1,10 @@
 """The task of voice activity detection: whether each frame is speech."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sbkit.bundle.task import Task
-from sbkit.logs.metric import Metric, ratio
+from sbkit.logs.metric import Metric, Metrics, ratio
 
 DELAY_FRAMES = 4  # lookahead: the model classifies a frame once it has heard 4 more
 MISS_WEIGHT = 0.75  # of misses in the detection cost function (DCF) of NIST's OpenSAT
@@ -25,7 +25,11 @@ class Detection(Task):
     model_name = "voice activity detector"
     predicts = "speech"
     uses = ("transcribe RECOGNIZER talk.wav --vad FOLDER",)
-    metrics = dict.fromkeys(("DCF", "miss", "false_alarm"), Metric())
+    metrics: ClassVar[Metrics] = {
+        "DCF": Metric(),
+        "miss": Metric(counts=lambda result: (result.missed, result.speech)),
+        "false_alarm": Metric(counts=lambda result: (result.false_alarms, result.silence)),
+    }
     hub_task = "voice-activity-detection"
 
     def model_class(self) -> Any:

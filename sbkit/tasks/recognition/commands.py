@@ -23,6 +23,7 @@ from sbkit.base.files import from_plain, require_writable, size_and_mtime, write
 from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
+from sbkit.tasks.recognition import segment
 
 if TYPE_CHECKING:
     from sbkit.tasks.recognition.predict import Transcript
@@ -36,7 +37,8 @@ TEXT_OPTIONS = (  # options with an effect on a result
 
 
 def add_commands(parser: Parser) -> None:
-    """Add `transcribe`."""
+    """Add `transcribe` and `segment`."""
+    segment.add_commands(parser)
     groups = "model files runtime decoding vad quiet import share"
     add = parser.add_command(
         "transcribe", transcribe, "transcribe audio files", groups, opens_bundle=True

@@ -9,7 +9,12 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import ClipBatch, Task
 from sbkit.decoding.pool import Recognition as Recognized
-from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
+from sbkit.evaluate.wer import (
+    ERROR_RATES,
+    ScoredUtterance,
+    all_have_word_boundaries,
+    total_errors,
+)
 from sbkit.evaluate.wer_report import (
     describe_results,
     figures_of_test_set,
@@ -30,7 +35,7 @@ class Recognition(Task):
     model_name = "speech recognizer"
     predicts = "text"
     uses = ("transcribe FOLDER talk.wav",)
-    metrics: ClassVar[Metrics] = {"CER": Metric(), "WER": Metric()}
+    metrics: ClassVar[Metrics] = dict.fromkeys(("CER", *ERROR_RATES), Metric())
     label_file = TOKENIZER_FILE
     label_key = "tokenizer"
     heads: ClassVar[tuple[str, ...]] = ("ctc_lin", "seq_lin")
@@ -51,10 +56,8 @@ class Recognition(Task):
         return {"vocabulary": labels.vocabulary}
 
     def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
-        """Return the CER and, of a language with spaces between words, the WER."""
-        errors = total_errors(results)
-        has_words = all_have_word_boundaries(results)
-        return {"CER": errors.cer} | ({"WER": errors.wer} if has_words else {})
+        """Return the rates; none of words in a language without spaces between them."""
+        return total_errors(results).rates(by_words=all_have_word_boundaries(results))
 
     figures = staticmethod(figures_of_test_set)
     slice_figures = staticmethod(slice_figures)

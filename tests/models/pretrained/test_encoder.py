@@ -144,6 +144,7 @@ def test_masked_frames_are_replaced_and_follow_from_the_seed() -> None:
     assert torch.equal(y[unmasked], x[unmasked])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [VARIANTS[0], VARIANTS[-1], *OTHERS], ids=name_of)
 def test_exported_graph_takes_any_batch_and_length(config: dict[str, Any]) -> None:
     config = {**config, "num_hidden_layers": 1}

@@ -1,0 +1,64 @@
+"""The formats of a bundle: an entry for each, whose writer is a module of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+from sbkit.base.machine import ONNX
+from sbkit.bundle.task import Prediction, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A form of a model, in a folder of a bundle.
+
+    writer: `module:function`, which takes a TorchBundle and the folder, and returns Candidates.
+    use: how it is loaded, for the card; a task may say so itself in its `format_uses`.
+    packages: those whose versions its parity report records.
+    predicts: what its models predict; `has_graphs`: also models of tasks with graphs.
+    library: what loads the folder without sbkit, so that it gets a card of its own.
+    """
+
+    writer: str
+    use: str
+    packages: tuple[str, ...]
+    predicts: tuple[Prediction, ...] = ("text",)
+    has_graphs: bool = False
+    library: str | None = None
+
+    def supports(self, task: Task) -> bool:
+        is_decoded = task.decodes_frames or task.predicts != "text"
+        is_taken = task.predicts in self.predicts and is_decoded
+        return is_taken or (self.has_graphs and bool(task.graphs))
+
+    def write(self, *arguments: Any) -> Any:
+        return resolve_name(self.writer)(*arguments)
+
+
+FORMATS: Mapping[str, Format] = {  # by the name of the folder
+    ONNX: Format(
+        writer="sbkit.export.onnx_format:write_onnx",
+        use="onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
+        "int64, give `log_probs` (B, U, V) of the tokens in `tokens.txt`, and `frame_lengths`.",
+        packages=("onnx", "onnxscript", "onnxruntime"),
+        predicts=("text", "speech"),
+        has_graphs=True,
+    ),
+    "sherpa-onnx": Format(
+        writer="sbkit.export.sherpa_format:write_sherpa",
+        use='`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", tokens="tokens.txt")`, '
+        "or `from_omnilingual_asr_ctc` for a model with a pretrained encoder, computes the "
+        "features that the model was trained with.",
+        packages=("onnx", "onnxscript", "onnxruntime", "sherpa-onnx"),
+    ),
+    "huggingface": Format(
+        writer="sbkit.export.huggingface_format:write_huggingface",
+        use='`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
+        "sbkit: append 0.2 s of zeros to each clip. Whisper's encoder needs "
+        "`trust_remote_code=True`, which runs `whisper_ctc.py`, and `chunk_length_s=20` for clips "
+        "of more than 30 s.",
+        packages=("transformers",),
+        library="transformers",
+    ),
+}
