@@ -157,7 +157,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
                     fault = f"{type(error).__name__}: {error}"
                     raise ConfigError(f"`opt_class` makes no optimizers: {fault}.") from error
             trial = dry_run.take_small_steps(own, brain, reached)
-        yield CheckedRun(
+        run = CheckedRun(
             declared=declared,
             data=data,
             own=own,
@@ -166,6 +166,9 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
             reached=reached,
             trial=trial,
         )
+        if run.sampler is not None:
+            run.sampler.set_epoch(run.last_epoch)
+        yield run
 
 
 def check_before_training(values: RunValues, data: RunData | None = None) -> RunData:

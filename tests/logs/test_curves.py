@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import AXES, curves_of, draw_curves, draw_png
+from sbkit.logs.curves import curves_of, draw_curves, draw_png
 from sbkit.logs.metric import Metric
 from sbkit.logs.run_log import EpochFigures, SplitFigures, StepFigures
 
@@ -54,16 +54,19 @@ ERROR_RATES = [
 def test_panels(tmp_path: Path, labels: Labels) -> None:
     log, png = tmp_path / "train_log.jsonl", tmp_path / "curves.png"
     both = ["training", "validation"]
+    parts = {"grad_norm": 3.0, "ctc": 1.0}
+    logged = [replace(STEPS[0], logged=parts), replace(VALIDATED, logged={**parts, "valid_ctc": 2})]
     for figures, expected in (
         ([], [[], [], [], []]),
         ([*STEPS, DIVERGED, UNVALIDATED], [LOSSES, [""], ["training"], []]),
         ([*STEPS, UNVALIDATED, VALIDATED, TEST], [LOSSES, [""], both, ERROR_RATES]),
+        ([*logged, TEST], [LOSSES, [""], both, ERROR_RATES, ["grad_norm"], ["ctc", "valid_ctc"]]),
     ):
         log.write_text("".join(to_json(item.as_record()) + "\n" for item in figures))
         draw_curves(log, png, METRICS)
-        drawn = [[label.removeprefix("_child0") for label in labels[title]] for title in AXES]
+        drawn = [[label.removeprefix("_child0") for label in labels[title]] for title in labels]
         assert drawn == expected
-        assert struct.unpack(">II", png.read_bytes()[16:24]) == (1440, 960)
+        assert struct.unpack(">II", png.read_bytes()[16:24]) == (1440, 240 * len(expected))
 
 
 def test_running_mean_of_curve() -> None:

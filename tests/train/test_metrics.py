@@ -16,7 +16,7 @@ def test_meter_adds_small_sums_exactly() -> None:
     meter.add(Loss(torch.tensor([2.0**24]), torch.tensor([1])), 0.0)
     for _ in range(100):
         meter.add(Loss(torch.tensor([1.0]), torch.tensor([1])), 0.0)
-    assert meter.read().loss_sum == 2**24 + 100  # float32 would have stayed at 2**24
+    assert meter.read().sums["loss"][0] == 2**24 + 100  # float32 would have stayed at 2**24
 
 
 def test_meter_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
