@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 NUM_REAL = 4
 SOURCES = ("train", "train-synthetic")
+LOGGED = ("ctc", "inter_ctc", "attention", "grad_norm")
 
 
 @pytest.fixture

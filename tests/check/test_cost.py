@@ -100,7 +100,7 @@ def test_pauses_make_a_batch_of_many_short_utterances_the_largest(
     monkeypatch.setattr(RealSteps, "run_step", note_size)
     monkeypatch.setattr(RealSteps, "require_memory", lambda *_: None)
     monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: max(sizes, default=0)))
-    options = ("--concat_prob=0", "--batch_seconds=13")
+    options = ("--concat_prob=0", "--batch_seconds=13", "--number_of_epochs=2")
     with checked_run(workplace, tmp_path / "run", *options) as run:
         batches = [*sampler_of(run).steps()]
         assert measure_cost(run, sampler_of(run)).peak_bytes == max(map(len, batches))
