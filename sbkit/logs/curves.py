@@ -100,8 +100,10 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
 
 def _logged_curves(steps: Sequence[Record], validations: Sequence[Record]) -> Iterator[Curve]:
     """Yield the gradient norms, and what was logged by name in training and in validations."""
-    names = dict.fromkeys(name for record in steps for name in record if name not in FIGURE_NAMES)
-    logged = [name for name in names if not name.startswith(SOURCE_LOSS)]
+    of_valid = [name for record in validations for name in record if name.startswith(VALID)]
+    names = [name for record in steps for name in record if not name.startswith(SOURCE_LOSS)]
+    names += [name.removeprefix(VALID) for name in of_valid]
+    logged = dict.fromkeys(name for name in names if name not in FIGURE_NAMES)
     for color, name in enumerate(logged):
         panel = GRADIENTS if name.startswith(GRAD_NORM) else LOGGED
         for xs, ys in _points(steps, "step", name):
