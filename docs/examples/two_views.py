@@ -35,7 +35,8 @@ class TwoViewsBrain(AsrBrain):
         other = super().compute_objectives(second, batch, stage)
         mean = loss.interpolate(other, own_weight=0.5)
         divergence = divergence_of(first, second).where(mean.counts > 0, 0)
-        return Loss(mean.sums + self.hparams.consistency_weight * divergence, mean.counts)
+        sums = mean.sums + self.hparams.consistency_weight * divergence
+        return Loss(sums, mean.counts, {**mean.parts, "divergence": (divergence, mean.counts)})
 
 
 def divergence_of(first: Predictions, second: Predictions) -> Tensor:

@@ -108,27 +108,33 @@ class AsrBrain(Brain):
         )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
-        """Interpolate the losses of each utterance, and multiply them by its weight."""
+        """Interpolate the losses of each utterance, multiplied by its weight."""
         if stage is not Stage.TRAIN and self._is_long(batch):
             return Loss(torch.zeros(1), torch.zeros(1))
         vocabulary = self.tokenizer.vocabulary
-        frame_lengths = predictions.frame_lengths
         tokens = batch.tokens
         token_lengths = batch.token_lengths
-        blank = vocabulary.blank
-        loss = ctc(predictions.log_probs, frame_lengths, tokens, token_lengths, blank)
+
+        def weighted(name: str, loss: Loss) -> Loss:
+            sums, counts = loss.sums * batch.weights, loss.counts * batch.weights
+            return Loss(sums, counts, {name: (sums, counts)})
+
+        def weighted_ctc(name: str, log_probs: Tensor) -> Loss:
+            frame_lengths, blank = predictions.frame_lengths, vocabulary.blank
+            return weighted(name, ctc(log_probs, frame_lengths, tokens, token_lengths, blank))
+
+        loss = weighted_ctc("ctc", predictions.log_probs)
         if predictions.intermediate is not None:
-            intermediate = ctc(
-                predictions.intermediate, frame_lengths, tokens, token_lengths, blank
-            )
+            intermediate = weighted_ctc("inter_ctc", predictions.intermediate)
             loss = intermediate.interpolate(loss, own_weight=self.hparams.inter_ctc_weight)
         if predictions.logits is not None:
             smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
             attention = attention_loss(
                 predictions.logits, tokens, token_lengths, vocabulary.eos, smoothing
             )
+            attention = weighted("attention", attention)
             loss = loss.interpolate(attention, own_weight=self.hparams.ctc_weight)
-        return Loss(loss.sums * batch.weights, loss.counts * batch.weights)
+        return loss if len(loss.parts) > 1 else Loss(loss.sums, loss.counts)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()

@@ -154,7 +154,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
             helpers = helper_digests(brain)
             with step("optimizers"):
                 trial = dry_run.take_small_steps(own, brain, reached)
-        yield CheckedRun(
+        run = CheckedRun(
             declared=declared,
             data=data,
             own=own,
@@ -164,6 +164,9 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
             helpers=helpers,
             trial=trial,
         )
+        if run.sampler is not None:
+            run.sampler.set_epoch(run.last_epoch)
+        yield run
 
 
 def check_before_training(values: RunValues, data: RunData | None = None) -> RunData:

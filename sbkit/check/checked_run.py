@@ -13,7 +13,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
 from sbkit.config.document import Document, Keys, dotted, merges, read_document
 from sbkit.config.hparams import insert_defaults
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import parse_device, resolve
 from sbkit.train.brain import Brain
 from sbkit.train.schedule import highest_factor, read_schedule
@@ -245,23 +245,28 @@ class CheckedRun:
         return model
 
     @property
-    def sampler(self) -> TrainSampler | None:
+    def sampler(self) -> RankSampler | None:
         """The sampler of the training set; None if a recipe plans its batches in another way."""
         sampler = self.own.loaders.train.batch_sampler
-        return sampler if isinstance(sampler, TrainSampler) else None
+        return sampler if isinstance(sampler, RankSampler) else None
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch whose plan is checked: that of a curriculum then has all utterances."""
+        return int(self.own.hparams["epoch_counter"].limit)
 
     @property
     def num_steps(self) -> int:
         """The optimizer steps of the run."""
         train = self.own.loaders.train
         steps = self.sampler.steps() if self.sampler else range(0, len(train), self.accumulation)
-        return max(1, len(steps)) * int(self.own.hparams["epoch_counter"].limit)
+        return max(1, len(steps)) * self.last_epoch
 
     @cached_property
     def highest_factor(self) -> float:
         """The highest factor of `lr` in these steps."""
-        num_epochs = self.own.hparams["epoch_counter"].limit
-        return highest_factor(read_schedule(self.own.hparams), self.num_steps, num_epochs)
+        schedule = read_schedule(self.own.hparams)
+        return highest_factor(schedule, self.num_steps, self.last_epoch)
 
     @property
     def num_processes(self) -> int:

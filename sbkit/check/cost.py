@@ -29,7 +29,15 @@ from sbkit.check.dry_run import begin_training, small_batch, take_step
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
-from sbkit.data.sampler import EvalSampler, MicroBatch, TrainSampler, split_batch
+from sbkit.data.sampler import (
+    EvalSampler,
+    MicroBatch,
+    RankSampler,
+    padded_part,
+    padded_samples,
+    split_batch,
+    step_sizes,
+)
 from sbkit.data.splits import sample_counts
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
 
@@ -65,19 +73,20 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
         )
 
 
-def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
+def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     """Run a step with the largest batch, and estimate the time of all others from their audio."""
     num_processes = run.num_processes
     micro_batches_per_step = num_processes * run.accumulation
     steps_of_epoch = sampler.steps()
     # Of the first process, whose first micro-batch of a step is the largest
     parts = range(0, micro_batches_per_step, num_processes)
-    padded = [steps_of_epoch.padded_samples(part, micro_batches_per_step) for part in parts]
+    padded = [padded_part(steps_of_epoch, part, micro_batches_per_step) for part in parts]
     valid_batches = [
         batch for loader in run.own.loaders.valid.values() for batch in _batches_of(loader)
     ]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
-    chosen = np.argmax(padded[0]), np.argmax(-(-steps_of_epoch.sizes // micro_batches_per_step))
+    most_in_part = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
+    chosen = np.argmax(padded[0]), np.argmax(most_in_part)
     largest, most_utterances = (
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
@@ -326,11 +335,6 @@ def _peak_process_bytes() -> int:
             return KILOBYTE * int(peak[1])
     max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return max_rss if sys.platform == "darwin" else KILOBYTE * max_rss
-
-
-def padded_samples(batch: MicroBatch) -> int:
-    """Count the samples of a batch with its padding."""
-    return len(batch) * max(example.samples for example in batch)
 
 
 def _tensor_bytes(module: nn.Module) -> int:

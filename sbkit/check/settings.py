@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from sbkit.checkpoint.weights import check_same_model, check_weights
 from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
 from sbkit.config.hparams import MissingSettingError, resolve
 from sbkit.data.mix import samples_per_epoch
+from sbkit.data.sampler import TrainSampler, step_sizes
 from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import bundle_weights, describe_parts
 from sbkit.export.formats import declared_formats
@@ -38,6 +40,7 @@ from sbkit.train.setup import load_initial_weights
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MIN_HIGHEST_FACTOR = 0.5  # of `lr`
+MAX_COMPARED_STEPS = 100  # of two plans
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 
 
@@ -199,6 +202,15 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
     if run.sampler is None:
         return
     steps = run.sampler.steps()
+    planner = run.sampler.sampler
+    if not isinstance(planner, TrainSampler):
+        planner.set_epoch(run.last_epoch)
+        if [*islice(steps, MAX_COMPARED_STEPS)] != [*islice(planner.steps(), MAX_COMPARED_STEPS)]:
+            yield run.finding(
+                "recipe",
+                problem=f"The recipe's sampler plans epoch {run.last_epoch} in two ways",
+                fix="Draw only by numpy.random.default_rng((seed, epoch)).",
+            )
     batch_seconds = run.values.settings["batch_seconds"]
     num_processes = run.num_processes
     micro_batches_per_step = num_processes * run.accumulation
@@ -211,7 +223,7 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
             f"s, its {seconds:,.0f} s of train make {len(steps)}",
             fix="Lower `batch_seconds`.",
         )
-    num_empty = int(np.maximum(micro_batches_per_step - steps.sizes, 0).sum())
+    num_empty = int(np.maximum(micro_batches_per_step - step_sizes(steps), 0).sum())
     empty_share = num_empty / (micro_batches_per_step * len(steps))
     if empty_share > MAX_EMPTY_SHARE:
         yield run.note(

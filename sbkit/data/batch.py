@@ -35,7 +35,7 @@ from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
 from sbkit.data.mix import require_utterances, sources_of
-from sbkit.data.sampler import EvalSampler, Example, TrainSampler
+from sbkit.data.sampler import EvalSampler, Example, RankSampler, TrainSampler
 from sbkit.data.shard import AUDIO, Row, read_rows
 from sbkit.data.splits import Splits, sample_counts, shard_numbers, take_columns
 from sbkit.distributed.device import Placement
@@ -258,10 +258,11 @@ def make_loaders(
     """
     if settings["num_workers"] > 0:
         _require_room_for_workers(settings)
-    common = {"rank": rank(), "world_size": world_size(), "sample_rate": settings["sample_rate"]}
+    ranks = {"rank": rank(), "world_size": world_size()}
+    sample_rate = settings["sample_rate"]
     sources = sources_of(splits)
     require_utterances(sources, splits)
-    train = TrainSampler(
+    plan = TrainSampler(
         samples=sample_counts(splits.train),
         batch_seconds=settings["batch_seconds"],
         seed=settings["seed"],
@@ -270,9 +271,9 @@ def make_loaders(
         shards=shard_numbers(splits.train),
         shuffle_shards=settings["shuffle_shards"],
         sources=sources,
-        accumulation=settings["grad_accumulation_factor"],
-        **common,
+        sample_rate=sample_rate,
     )
+    train = RankSampler(plan, accumulation=settings["grad_accumulation_factor"], **ranks)
     load = partial(
         make_loader,
         collate=collate,
@@ -281,8 +282,8 @@ def make_loaders(
     )
 
     def in_order(split: datasets.Dataset, listing: Path | None = None) -> Loader:
-        seconds = settings["eval_batch_seconds"]
-        sampler = EvalSampler(samples=sample_counts(split), batch_seconds=seconds, **common)
+        options = {"batch_seconds": settings["eval_batch_seconds"], "sample_rate": sample_rate}
+        sampler = EvalSampler(samples=sample_counts(split), **options, **ranks)
         return load(split, sampler=sampler, listing=listing)
 
     measured = splits.train
@@ -303,7 +304,7 @@ def make_loaders(
 def make_loader(
     store: datasets.Dataset,
     *,
-    sampler: TrainSampler | EvalSampler,
+    sampler: RankSampler | EvalSampler,
     collate: Collate,
     num_workers: int,
     pin_memory: bool,

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -36,6 +36,22 @@ class Example:
 
 
 MicroBatch = list[Example]
+
+
+@runtime_checkable
+class StepSampler(Protocol):
+    """What plans the steps of an epoch; sbkit deals them to ranks and micro-batches, and resumes.
+
+    seed: of the run; with the epoch, it decides all that `steps` draws.
+    """
+
+    seed: int
+
+    def set_epoch(self, epoch: int, /) -> None:
+        """Choose the epoch; they count from 1."""
+
+    def steps(self) -> Sequence[MicroBatch]:
+        """Return the examples of each step, of all ranks together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +120,7 @@ def _rounds(is_joined: Bools) -> list[Counts]:
     return np.split(in_order, np.cumsum(np.bincount(places))[1:-1]) if len(rows) else []
 
 
-class Plan:
+class Plan(Sequence[MicroBatch]):
     """Batches of examples of similar length.
 
     They are cut wherever the padded audio, count times longest, would exceed ``capacity`` samples.
@@ -139,7 +155,9 @@ class Plan:
         padded: Counts = (longest * counts)[self._shuffled]
         return padded
 
-    def __getitem__(self, index: int) -> MicroBatch:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
         run = int(self._shuffled[index])
         first = self._ends[run - 1] if run else 0
         return [self._examples[i] for i in self._order[first : self._ends[run]].tolist()]
@@ -149,6 +167,23 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self._ends)
+
+
+def step_sizes(steps: Sequence[MicroBatch]) -> Counts:
+    """Count the examples of each step."""
+    return steps.sizes if isinstance(steps, Plan) else np.array([len(step) for step in steps])
+
+
+def padded_part(steps: Sequence[MicroBatch], part: int, parts: int) -> Counts:
+    """Count the samples, with padding, of one part of each step, dealt by `split_batch`."""
+    if isinstance(steps, Plan):
+        return steps.padded_samples(part, parts)
+    return np.array([padded_samples(split_batch(step, parts)[part]) for step in steps])
+
+
+def padded_samples(batch: MicroBatch) -> int:
+    """Count the samples of a batch with its padding."""
+    return len(batch) * max(example.samples for example in batch)
 
 
 def cut_runs(lengths: Iterable[int], capacity: int) -> list[int]:
@@ -180,8 +215,8 @@ MIX_SEED = 1  # separates the random numbers of a mix from those of the plan
 Lengths = Sequence[int] | Counts  # samples of audio, by row
 
 
-class TrainSampler(Sampler[MicroBatch]):
-    """Yield this rank's micro-batches of one epoch.
+class TrainSampler:
+    """Plan the steps of one epoch, each of utterances of similar length.
 
     An utterance is joined to the next one drawn with probability ``concat_prob``, which puts words
     into more contexts than the few sentences of a small corpus do, and is played at one of the
@@ -189,7 +224,7 @@ class TrainSampler(Sampler[MicroBatch]):
 
     >>> sampler = TrainSampler(samples=[16_000, 8_000, 16_000], batch_seconds=2, seed=1)
     >>> sampler.set_epoch(1)
-    >>> sorted(row for batch in sampler for example in batch for row in example.rows)
+    >>> sorted(row for step in sampler.steps() for example in step for row in example.rows)
     [0, 1, 2]
 
     Args:
@@ -201,8 +236,6 @@ class TrainSampler(Sampler[MicroBatch]):
         shards: the number of each utterance's shard.
         shuffle_shards: how many shards are shuffled together.
         sources: of a mix; by default every utterance is used once in each epoch.
-        rank, world_size: of this process, and of the run.
-        accumulation: micro-batches of a step on each rank.
         sample_rate: Hz.
     """
 
@@ -219,9 +252,6 @@ class TrainSampler(Sampler[MicroBatch]):
         shards: Lengths | None = None,
         shuffle_shards: int = 8,
         sources: Sequence[Source] = (),
-        rank: int = 0,
-        world_size: int = 1,
-        accumulation: int = 1,
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         self._samples = np.asarray(samples)
@@ -235,49 +265,26 @@ class TrainSampler(Sampler[MicroBatch]):
             self._source_of_row[source.rows] = index
         self._capacity = seconds_to_samples(batch_seconds, sample_rate)
         self._long_enough = seconds_to_samples(MAX_JOINED_SECONDS, sample_rate)
-        self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
-        self._accumulation = accumulation
+        self.seed = seed
         self._concat_prob = concat_prob
         self._percents = to_percents(speeds)
-        self._epoch, self._start = 0, 0
-        self._planned: tuple[int, Plan] | None = None
+        self._epoch = 0
         _check_capacity(self._samples, batch_seconds, sample_rate)
 
-    def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the epoch, and how many of its micro-batches to skip."""
+    def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._start = start
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
-        parts = self._world_size * self._accumulation
-        plan = self.steps()
-        first, skipped = divmod(self._start, self._accumulation)
-        steps = (plan[number] for number in range(first, len(plan)))
-        dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in steps)
-        return islice(chain.from_iterable(dealt), skipped, None)
-
-    def __len__(self) -> int:
-        return len(self.steps()) * self._accumulation
 
     def steps(self) -> Plan:
-        if self._planned is None or self._planned[0] != self._epoch:
-            self._planned = self._epoch, self._plan()
-        return self._planned[1]
-
-    def _plan(self) -> Plan:
         """Join rows in random order, at random speeds, and batch them by length.
 
         Lengths rise in one window and fall in the next, so that their border has similar ones.
         """
-        random = np.random.default_rng((self._seed, self._epoch))
+        random = np.random.default_rng((self.seed, self._epoch))
         if self._sources:
             rows, windows = self._draw_mix(random)
         else:
             rows = random.permutation(len(self._samples))
-            windows = self._windows(rows, self._seed, self._epoch, self._num_shards)
+            windows = self._windows(rows, self.seed, self._epoch, self._num_shards)
         by_window = np.lexsort((self._source_of_row[rows], windows))
         rows = rows[by_window]
         windows = windows[by_window]
@@ -327,13 +334,65 @@ class TrainSampler(Sampler[MicroBatch]):
         stop = start + source.epoch_samples
         drawn: list[Counts] = []
         for number in range(start // source.samples, (stop - 1) // source.samples + 1):
-            seeds = (self._seed, number, index, MIX_SEED)
+            seeds = (self.seed, number, index, MIX_SEED)
             rows = np.random.default_rng(seeds).permutation(source.rows)
             rows = rows[np.argsort(self._windows(rows, *seeds), kind="stable")]
             samples = self._samples[rows]
             row_starts = number * source.samples + np.cumsum(samples) - samples
             drawn.append(rows[(start <= row_starts) & (row_starts < stop)])
         return np.concatenate(drawn)
+
+
+class RankSampler(Sampler[MicroBatch]):
+    """Deal the steps of ``sampler``: yield this rank's micro-batches, ``accumulation`` for each."""
+
+    def __init__(
+        self, sampler: StepSampler, *, rank: int = 0, world_size: int = 1, accumulation: int = 1
+    ) -> None:
+        self.sampler = sampler
+        self._rank = rank
+        self._world_size = world_size
+        self._accumulation = accumulation
+        self._epoch, self._start = 0, 0
+        self._planned: tuple[int, Sequence[MicroBatch]] | None = None
+
+    def use(self, sampler: object) -> None:
+        """Deal the steps of another sampler; raise ConfigError if it is none for this run."""
+        if not isinstance(sampler, StepSampler) or sampler.seed != self.sampler.seed:
+            raise ConfigError(
+                f"`make_sampler` of the recipe must return an object with `seed` "
+                f"({self.sampler.seed}, that of the run), `set_epoch(epoch)` and `steps()`, but "
+                f"{type(sampler).__name__} lacks one of them."
+            )
+        self.sampler = sampler
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Choose the epoch, and how many of its micro-batches to skip."""
+        self._epoch = epoch
+        self._start = start
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
+        parts = self._world_size * self._accumulation
+        plan = self.steps()
+        first, skipped = divmod(self._start, self._accumulation)
+        steps = (plan[number] for number in range(first, len(plan)))
+        dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in steps)
+        return islice(chain.from_iterable(dealt), skipped, None)
+
+    def __len__(self) -> int:
+        return len(self.steps()) * self._accumulation
+
+    def steps(self) -> Sequence[MicroBatch]:
+        if self._planned is None or self._planned[0] != self._epoch:
+            self.sampler.set_epoch(self._epoch)
+            steps = self.sampler.steps()
+            if not len(steps) or not step_sizes(steps).all():
+                raise ConfigError(
+                    "The sampler of the recipe plans an epoch without steps, or an empty step."
+                )
+            self._planned = self._epoch, steps
+        return self._planned[1]
 
 
 class EvalSampler(Sampler[MicroBatch]):

@@ -13,7 +13,7 @@ import numpy as np
 
 from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.metric import Metrics, base_name
-from sbkit.logs.run_log import SOURCE_LOSS, Record, read_log
+from sbkit.logs.run_log import FIGURE_NAMES, GRAD_NORM, SOURCE_LOSS, VALID, Record, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOSS, RATE, VALIDATION, METRICS = "Training loss", "Learning rate", "Loss at validation", "Metrics"
+GRADIENTS, LOGGED = "Gradient norm", "Parts of the loss, and what else is logged"
 AXES = {  # x and y of each panel
     LOSS: ("step", "loss"),
     RATE: ("step", "learning rate (10⁻³)"),
     VALIDATION: ("step", "loss"),
     METRICS: ("step", "metric"),
+    GRADIENTS: ("step", "norm before clipping"),
+    LOGGED: ("step", "mean"),
 }
+OPTIONAL_PANELS = (GRADIENTS, LOGGED)  # left out if they have no curves
 COLORS = ("blue", "orange", "green", "purple", "red", "brown", "pink", "gray", "olive", "cyan")
 STYLES: dict[str, dict[str, Any]] = {
     "line": {"linewidth": 2},
@@ -67,6 +71,7 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
             yield Curve(LOSS, source, *_smooth(xs, ys), color, "line")
         for xs, ys in _points(validations, "step", name):
             yield Curve(VALIDATION, f"training, {source}", xs, ys, color, "marked")
+    yield from _logged_curves(steps, validations)
     tests = {test["split"]: test for test in _select(records, "test")}  # the last of each split
     decoders = {split: test.get("decoder") for split, test in tests.items()}
     # A validation decodes greedily.
@@ -91,6 +96,20 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
                 decoder = f" ({decoders[split]})" if decoders[split] else ""
                 label = f"{split} {name}{decoder}, {value:.4g}{unit}"
                 yield Curve(METRICS, label, (), [value], color, "level")
+
+
+def _logged_curves(steps: Sequence[Record], validations: Sequence[Record]) -> Iterator[Curve]:
+    """Yield the gradient norms, and what was logged by name in training and in validations."""
+    of_valid = [name for record in validations for name in record if name.startswith(VALID)]
+    names = [name for record in steps for name in record if not name.startswith(SOURCE_LOSS)]
+    names += [name.removeprefix(VALID) for name in of_valid]
+    logged = dict.fromkeys(name for name in names if name not in FIGURE_NAMES)
+    for color, name in enumerate(logged):
+        panel = GRADIENTS if name.startswith(GRAD_NORM) else LOGGED
+        for xs, ys in _points(steps, "step", name):
+            yield Curve(panel, name, *_smooth(xs, ys), color, "line")
+        for xs, ys in _points(validations, "step", f"{VALID}{name}"):
+            yield Curve(panel, f"{VALID}{name}", xs, ys, color, "marked")
 
 
 def _select(records: Sequence[Record], kind: str) -> list[Record]:
@@ -134,12 +153,16 @@ def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
 
 
 def draw_png(records: Sequence[Record], metrics: Metrics) -> bytes:
-    """Draw the four panels as PNG."""
+    """Draw the panels as PNG, two in a row."""
     from matplotlib.figure import Figure  # takes 0.7 s; without pyplot, the backend is Agg
 
-    figure = Figure(figsize=(12, 8), dpi=120, layout="constrained")  # inches
-    panels = dict(zip(AXES, figure.subplots(2, 2).flat, strict=True))
-    for curve in curves_of(records, metrics):
+    curves = [*curves_of(records, metrics)]
+    used = {curve.panel for curve in curves}
+    titles = [title for title in AXES if title in used or title not in OPTIONAL_PANELS]
+    num_rows = -(-len(titles) // 2)
+    figure = Figure(figsize=(12, 4 * num_rows), dpi=120, layout="constrained")  # inches
+    panels = {t: figure.add_subplot(num_rows, 2, i) for i, t in enumerate(titles, 1)}
+    for curve in curves:
         axes = panels[curve.panel]
         style = {"color": f"tab:{COLORS[curve.color % len(COLORS)]}", **STYLES[curve.style]}
         if curve.style == "level":
@@ -170,8 +193,8 @@ def _finish(axes: "Axes", title: str) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     lowest = min(min(np.atleast_1d(line.get_ydata())) for line in axes.lines)
-    if title == LOSS and lowest > 0:
-        axes.set(yscale="log", ylabel="loss (log scale)")
+    if title in (LOSS, *OPTIONAL_PANELS) and lowest > 0:
+        axes.set(yscale="log", ylabel=f"{y} (log scale)")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())

@@ -18,7 +18,7 @@ from importlib import import_module
 
 from sbkit.logs.handlers import is_first_rank, is_logged_to_screen
 from sbkit.logs.metric import Metrics, describe_values
-from sbkit.logs.run_log import EpochFigures, StepFigures
+from sbkit.logs.run_log import GRADIENT, SOURCE_LOSS, VALID, EpochFigures, StepFigures
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,8 @@ class TrainingProgress:
             self._validation_seconds = now - self._paused_since
         values = describe_values(self.metrics, figures.metrics)
         if figures.valid_loss is not None:
-            values = [f"valid loss {figures.valid_loss:.3f}", *values]
+            parts = _describe_logged(figures, of_validation=True)
+            values = [f"valid loss {figures.valid_loss:.3f}", parts, *values]
         validations_left = self.total_epochs - figures.epoch
         line = self._line(figures, values=values, validations_left=validations_left)
         logger.info(line)
@@ -224,11 +225,10 @@ class TrainingProgress:
         waiting_text: str = "",
         validations_left: int,
     ) -> str:
-        source_losses = [f"{name} {loss:.3f}" for name, loss in figures.source_losses.items()]
         parts = (
             f"epoch {figures.epoch}/{self.total_epochs} step {figures.step}",
             f"loss {figures.loss:.3f}",
-            f"({', '.join(source_losses)})" if source_losses else "",
+            _describe_logged(figures, of_validation=False),
             *values,
             f"{figures.rtfx:.0f} RTFx",
             waiting_text,
@@ -256,3 +256,13 @@ class TrainingProgress:
         validating = max(validations_left, 0) * self._validation_seconds
         seconds = min(training + validating, self.max_seconds_left())
         return f"{_format_duration(seconds)} left"
+
+
+def _describe_logged(figures: StepFigures | EpochFigures, *, of_validation: bool) -> str:
+    """Write what was logged beside a loss in parentheses, without the gradient norms."""
+    texts = [
+        f"{name.removeprefix(VALID).removeprefix(SOURCE_LOSS)} {value:.4g}"
+        for name, value in figures.logged.items()
+        if name.startswith(VALID) == of_validation and not name.startswith(GRADIENT)
+    ]
+    return f"({', '.join(texts)})" if texts else ""

@@ -3,11 +3,12 @@
 Figures are plain numbers, not tensors: reading a tensor would make the host wait for the device.
 """
 
+import io
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
 from numbers import Real
@@ -16,12 +17,23 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import os_errors_name, read_file, to_json, write_text_atomically
+from sbkit.base.files import (
+    os_errors_name,
+    read_file,
+    to_json,
+    write_bytes_atomically,
+    write_text_atomically,
+)
 
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "train_log.jsonl"
+FIGURES_FOLDER = "figures"  # of pictures that a recipe logs
+# Beginnings of the names of logged figures
 SOURCE_LOSS = "source_loss/"  # and the name of a training source
+VALID = "valid_"  # and the name of a figure that was logged in a validation
+GRADIENT = "grad_"
+GRAD_NORM, GRAD_SCALE = f"{GRADIENT}norm", f"{GRADIENT}scale"
 
 Record = dict[str, Any]  # a line of the log, parsed from JSON
 
@@ -30,21 +42,19 @@ Record = dict[str, Any]  # a line of the log, parsed from JSON
 class Figures:
     """Measurements at a step; ``metrics`` holds those of the recipe by name.
 
-    source_losses: mean training loss by source, with a mix of several.
+    logged: means of the parts of the loss, of gradients, of training sources, and of `Brain.log`.
     """
 
     kind: ClassVar[str]
     epoch: int
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    source_losses: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, float] = field(default_factory=dict)
 
     def as_record(self) -> Record:
-        """Return the figures and metrics as one flat line of the log, and `source_loss/SOURCE`."""
-        record: Record = {"kind": self.kind, **vars(self)}
-        del record["metrics"], record["source_losses"]
-        for source, loss in self.source_losses.items():
-            record[f"{SOURCE_LOSS}{source}"] = loss
+        """Return all figures as one flat line of the log."""
+        record: Record = {"kind": self.kind, **vars(self), **self.logged}
+        del record["metrics"], record["logged"]
         clashes = record.keys() & self.metrics.keys()
         if clashes:
             raise ConfigError(
@@ -83,6 +93,20 @@ class SplitFigures(Figures):
     kind: ClassVar[str] = "test"
     split: str
     decoder: str | None = None
+
+
+FIGURE_NAMES = {"kind"} | {
+    figure.name for kind in (StepFigures, EpochFigures, SplitFigures) for figure in fields(kind)
+}
+
+
+def require_free_name(name: str, metrics: Collection[str]) -> None:
+    """Raise ConfigError if a part of a loss, or what `Brain.log` logs, has a name of the log."""
+    reserved = (GRADIENT, VALID, SOURCE_LOSS)
+    if name in FIGURE_NAMES or name in metrics or name.startswith(reserved):
+        raise ConfigError(
+            f"`{name}` cannot be logged, as the run log has such a figure. Give it another name."
+        )
 
 
 def read_log(path: Path | str) -> list[Record]:
@@ -154,6 +178,14 @@ class RunLog:
                 self._curves.add_scalar(f"{group}/{name}", float(value), figures.step)
         self._curves.flush()
 
+    def write_figure(self, name: str, step: int, figure: Any) -> None:
+        """Write a figure of matplotlib as PNG, and to TensorBoard, which closes it."""
+        file = self._path.parent / FIGURES_FOLDER / f"{name}-{step}.png"
+        figure.savefig(png := io.BytesIO(), format="png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomically(file, png.getvalue())
+        self._curves.add_figure(name, figure, step)
+
     def close(self) -> None:
         self._curves.close()
         # On a full disk, closing fails like writing, and would hide the error that ended the run.
@@ -166,7 +198,8 @@ def _open_tensorboard(folder: Path, purge_step: int) -> Any:
         logger.info(
             "No TensorBoard files without tensorboard: pip install 'sbkit[curves]' adds it."
         )
-        return SimpleNamespace(add_scalar=_do_nothing, flush=_do_nothing, close=_do_nothing)
+        names = ("add_scalar", "add_figure", "flush", "close")
+        return SimpleNamespace(**dict.fromkeys(names, _do_nothing))
     return import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=purge_step)
 
 

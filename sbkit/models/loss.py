@@ -3,13 +3,16 @@
 Legend: B utterances, U frames of the encoder, L tokens, V vocabulary.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, ctc_loss
 
 from sbkit.audio.lengths import length_mask
+
+Amount = Tensor | float  # a tensor of any shape stands for its sum
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Loss:
 
     sums: negative log-likelihood, (B,).
     counts: its tokens, (B,); zero excludes an utterance.
+    parts: what is logged beside it, by name: a sum and its divisor, kept without gradients.
 
     >>> loss = Loss(torch.tensor([6.0, 2.0]), torch.tensor([3, 1]))
     >>> float(loss.sums.sum() / loss.counts.sum())
@@ -26,20 +30,35 @@ class Loss:
 
     sums: Tensor
     counts: Tensor
+    parts: Mapping[str, tuple[Amount, Amount]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # DDP would wait for the gradient of a part that is in no loss.
+        parts = {name: (_total(a), _total(b)) for name, (a, b) in self.parts.items()}
+        object.__setattr__(self, "parts", parts)
 
     def detach(self) -> "Loss":
-        return Loss(self.sums.detach(), self.counts)
+        return replace(self, sums=self.sums.detach())
 
     def cpu(self) -> "Loss":
-        return Loss(self.sums.cpu(), self.counts.cpu())
+        return replace(self, sums=self.sums.cpu(), counts=self.counts.cpu())
 
     def interpolate(self, other: "Loss", *, own_weight: float) -> "Loss":
         """Average two losses: this one with ``own_weight``, the other with the rest of 1.
 
         The counts are those of this loss, so an utterance that it excludes stays excluded.
+        The parts are those of both; parts of the same name are added up.
         """
         sums = own_weight * self.sums + (1 - own_weight) * other.sums
-        return Loss(sums * (self.counts > 0), self.counts)
+        parts = {**self.parts, **other.parts}
+        for name in self.parts.keys() & other.parts.keys():
+            (own_sum, own_count), (sum_, count) = self.parts[name], other.parts[name]
+            parts[name] = own_sum + sum_, own_count + count
+        return Loss(sums * (self.counts > 0), self.counts, parts)
+
+
+def _total(amount: Amount) -> Amount:
+    return amount.detach().sum() if isinstance(amount, Tensor) else amount
 
 
 def ctc(

@@ -43,14 +43,14 @@ from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loader, Loaders
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import Record
 from sbkit.models.compiling import compile_blocks
-from sbkit.models.loss import Loss
+from sbkit.models.loss import Amount, Loss
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
 from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics, failing_together
 from sbkit.train.model_state import (
@@ -70,7 +70,7 @@ from sbkit.train.optimizers import (
 )
 from sbkit.train.ownership import all_within, check_owners, device_errors, prepare_helpers
 from sbkit.train.schedule import Position, read_schedule, set_rate
-from sbkit.train.step import Objective, TrainingStep, as_loss, detached
+from sbkit.train.step import Objective, TrainingStep, as_loss, as_losses, detached
 from sbkit.train.stopping import (
     FIT_SECONDS,
     STALE_VALIDATIONS,
@@ -492,7 +492,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
             sources = batch.sources if isinstance(batch, Batch) else None
-            self.training_metrics.meter.add(as_loss(objective), seconds, sources)
+            self.training_metrics.add(as_losses(objective), seconds, sources)
             if self.optimizer_step > steps_before:
                 self._freeze_parts()
                 if self.optimizer_step % log_every == 0:
@@ -534,8 +534,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._freeze_parts()
         self.zero_grad(set_to_none=True)
         sampler = getattr(train_set, "batch_sampler", None)
-        self._is_planned = isinstance(sampler, TrainSampler)
-        if isinstance(sampler, TrainSampler):
+        self._is_planned = isinstance(sampler, RankSampler)
+        if isinstance(sampler, RankSampler):
             if self._saved_accumulation is not None:  # the same steps, of other micro-batches
                 steps = self.step // self._saved_accumulation
                 self.step = steps * self.grad_accumulation_factor
@@ -595,15 +595,17 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def optimizers_step(self) -> None:
         """Step every optimizer, or none if a loss or a gradient is not finite."""
-        optimizers = [*self._active_optimizers().values()]
+        optimizers = self._active_optimizers()
         if not optimizers:
             return
-        self.training_step.update(
+        norms = self.training_step.update(
             optimizers,
             step=self.optimizer_step + 1,
             scaler=self.scaler,
             max_grad_norm=self.max_grad_norm,
         )
+        are_several = len(self.optimizers_dict or ()) > 1
+        self.training_metrics.log_gradients(norms, self.scaler, by_optimizer=are_several)
         self.optimizer_step += 1
         if self.device_type == "cpu":  # the host need not wait, and can stop at the bad step
             self._read_skipped()
@@ -789,6 +791,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         A signal ends it early. ``phase`` names it for the watchdog and the progress bar.
         """
         self.evaluator.start(loaders)
+        self.training_metrics.meter.reset()
         self.modules.eval()
         prepare_helpers(self)
         self.training_step.moving_average.swap_in()
@@ -798,6 +801,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step += 1
             with memory_errors(batch, "eval_batch_seconds"), device_errors(self):
                 loss = as_loss(self.evaluate_batch(batch, stage))
+            self.training_metrics.log_parts(loss)
             losses.append(loss)
             if not type(self).metrics:
                 pairs = zip(loss.sums.tolist(), loss.counts.tolist(), strict=True)
@@ -937,6 +941,22 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     # -- logs ---------------------------------------------------------------------------------
 
+    def log(self, name: str, total: Amount, count: Amount = 1) -> None:
+        """Log a mean by name, from any hook of a step; the host does not wait for the device.
+
+        It is the sum of ``total`` divided by that of ``count``, over all micro-batches and ranks
+        since the last logged step, and in the epoch's record over the epoch. Tensors are summed.
+        What a validation logs is the mean over its batches, `valid_NAME` in the epoch's record.
+        """
+        self.training_metrics.log(name, total, count)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Write a figure of matplotlib as `figures/NAME-STEP.png` and to TensorBoard.
+
+        Only rank 0 does, and only in `fit` with a run folder.
+        """
+        self.training_metrics.log_figure(name, self.optimizer_step, figure)
+
     def _read_metrics(self) -> MetricTotals:
         self._read_skipped()
         reading = self.training_metrics.read()
@@ -947,7 +967,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         num_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
         next_epoch = getattr(epochs, "current", 0) + 1
         sampler = getattr(train_set, "batch_sampler", None)
-        if isinstance(sampler, TrainSampler):  # whose plan of this epoch is needed anyway
+        if isinstance(sampler, RankSampler):  # whose plan of this epoch is needed anyway
             sampler.set_epoch(next_epoch)
         num_steps = num_epochs * -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
         if self.optimizer_step and (self.step or next_epoch <= num_epochs):

@@ -1,44 +1,75 @@
 """The loss and speed of a run: added up, saved in checkpoints, logged and shown."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 
 from sbkit.audio.lengths import widest_float
-from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
+from sbkit.distributed.ranks import (
+    gather_over_ranks,
+    leave_together,
+    rank,
+    sum_over_ranks,
+    world_size,
+)
 from sbkit.logs.progress import TrainingProgress
-from sbkit.logs.run_log import EpochFigures, Figures, RunLog, StepFigures
-from sbkit.models.loss import Loss
+from sbkit.logs.run_log import (
+    GRAD_NORM,
+    GRAD_SCALE,
+    SOURCE_LOSS,
+    VALID,
+    EpochFigures,
+    Figures,
+    RunLog,
+    StepFigures,
+    require_free_name,
+)
+from sbkit.models.loss import Amount, Loss
+
+logger = logging.getLogger(__name__)
 
 Batched = TypeVar("Batched")
-NUM_TOTALS = 2  # the sum of the losses, and the labels
+LOSS = "loss"
+# A GradScaler starts at 2 ** 16, and skips steps until its scale fits.
+LOWEST_SCALE, STEPS_TO_FIND_SCALE = 2.0**-10, 30
+MAX_SKIPPED_SHARE, MIN_JUDGED_STEPS = 0.2, 10
 
 
 @dataclass(frozen=True)
 class MetricTotals:
     """Sums over all ranks since a meter was last read.
 
-    source_sums: the sum of the losses of each training source in a mix, then their labels.
+    sums: by name, a sum and its divisor: of the loss, its parts, and all else that is logged.
     """
 
-    loss_sum: float
-    labels: float
+    sums: Mapping[str, Sequence[float]]
     audio_seconds: float
     wall_seconds: float
     waiting_seconds: float  # mean over the ranks
+    steps: float = 0.0
     skipped_steps: float = 0.0  # steps whose gradient was not finite
-    source_sums: Sequence[float] = ()
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each name that was counted."""
+        return {name: total / count for name, (total, count) in self.sums.items() if count}
 
     @property
     def loss(self) -> float:
-        return self.loss_sum / self.labels if self.labels else float("nan")
+        return self.means.get(LOSS, float("nan"))
+
+    @property
+    def logged(self) -> dict[str, float]:
+        return {name: mean for name, mean in self.means.items() if name != LOSS}
 
     @property
     def rtfx(self) -> float:
@@ -49,52 +80,58 @@ class MetricTotals:
     def data_wait_share(self) -> float:
         return self.waiting_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
-    def source_losses(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the mean loss per label of each source, without sources that had no label."""
-        sums = self.source_sums[: len(names)]
-        labels = self.source_sums[len(names) :]
-        rows = zip(names, sums, labels, strict=False)  # nothing was read if there are no sums
-        return {name: loss_sum / count for name, loss_sum, count in rows if count}
-
     def __add__(self, other: "MetricTotals") -> "MetricTotals":
-        pairs = zip_longest(self.source_sums, other.source_sums, fillvalue=0.0)
-        names = [figure.name for figure in fields(self) if figure.name != "source_sums"]
+        sums = dict(self.sums)
+        for name, (total, count) in other.sums.items():
+            own_total, own_count = sums.get(name, (0.0, 0.0))
+            sums[name] = own_total + total, own_count + count
+        names = [figure.name for figure in fields(self) if figure.name != "sums"]
         return MetricTotals(
-            **{name: getattr(self, name) + getattr(other, name) for name in names},
-            source_sums=tuple(a + b for a, b in pairs),
+            sums=sums, **{name: getattr(self, name) + getattr(other, name) for name in names}
         )
 
 
-NO_TOTALS = MetricTotals(0.0, 0.0, 0.0, 0.0, 0.0)
+NO_TOTALS = MetricTotals({}, 0.0, 0.0, 0.0)
 
 
 class Meter:
-    """Add losses without making the host wait for the device; the one wait is in `read`.
+    """Add sums without making the host wait for the device; the one wait is in `peek`.
 
-    num_sources: of a mix of training sources; 0 without.
+    sources: names of a mix of training sources; none without.
     """
 
-    def __init__(self, device: torch.device, num_sources: int = 0) -> None:
+    def __init__(self, device: torch.device, sources: Sequence[str] = ()) -> None:
         self.device = device
-        self._sources = torch.arange(num_sources, device=device).unsqueeze(1)  # (sources, 1)
-        self._reset()
+        self._sources = sources
+        self.reset()
 
     def add(self, loss: Loss, audio_seconds: float, sources: Tensor | None = None) -> None:
-        """Count one micro-batch of this rank; a loss that is not finite is left out of the mean.
+        """Count one micro-batch of this rank.
 
         sources: the source of each utterance, (B,). A loss that is not by utterance is not counted
             for any source.
         """
-        sums = loss.sums.detach()
-        is_finite = sums.sum().isfinite()
-        totals = torch.stack([sums.sum(), loss.counts.sum()]).to(self._loss)
-        self._loss[:NUM_TOTALS] += torch.where(is_finite, totals, 0.0)
-        if len(self._sources) and sources is not None and sources.shape == sums.shape:
-            is_of_source = self._sources == sources.to(self.device, non_blocking=True)
-            per_utterance = torch.stack([sums, loss.counts]).to(self._loss)  # (2, B)
-            by_source = per_utterance @ is_of_source.T.to(self._loss)  # (2, sources)
-            self._loss[NUM_TOTALS:] += torch.where(is_finite, by_source.flatten(), 0.0)
+        self.log(LOSS, loss.sums, loss.counts)
+        if self._sources and sources is not None and sources.shape == loss.sums.shape:
+            sources = sources.to(self.device, non_blocking=True)
+            for index, name in enumerate(self._sources):
+                is_of_source = sources == index
+                sums = loss.sums.where(is_of_source, 0)
+                self.log(f"{SOURCE_LOSS}{name}", sums, loss.counts * is_of_source)
         self._audio_seconds += audio_seconds
+
+    def log(self, name: str, total: Amount, count: Amount) -> None:
+        """Add to a name's sum and to its divisor, unless one of them is not finite."""
+        amounts = []
+        for amount in (total, count):
+            if isinstance(amount, Tensor):
+                amount = amount.detach().to(self.device, non_blocking=True)
+                amounts.append(amount.sum(dtype=self._zero.dtype))
+            else:
+                amounts.append(torch.full_like(self._zero, amount))
+        pair = torch.stack(amounts)  # (2,)
+        pair = torch.where(pair.isfinite().all(), pair, 0.0)
+        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def timed(self, batches: Iterator[Batched]) -> Iterator[Batched]:
         """Yield the batches, and count the time spent waiting for them."""
@@ -108,43 +145,45 @@ class Meter:
 
     def read(self) -> MetricTotals:
         reading = self.peek()
-        self._reset()
+        self.reset()
         return reading
 
     def resume(self, unread: MetricTotals) -> None:
         """Continue from the sums of a stopped run; rank 0 adds them for all ranks."""
         self._started -= unread.wall_seconds
         if rank() == 0:
-            self._loss[:NUM_TOTALS] += self._loss.new_tensor([unread.loss_sum, unread.labels])
-            if unread.source_sums:
-                self._loss[NUM_TOTALS:] += self._loss.new_tensor(unread.source_sums)
+            for name, (total, count) in unread.sums.items():
+                self.log(name, total, count)
             self._audio_seconds += unread.audio_seconds
             self._waiting_seconds += unread.waiting_seconds * world_size()
+        self.steps += unread.steps
         self.skipped_steps += unread.skipped_steps
 
     def peek(self) -> MetricTotals:
-        """Sum over ranks, transfer once, and leave the meter as it is."""
-        host = self._loss.new_tensor([self._audio_seconds, self._waiting_seconds])
-        sums = sum_over_ranks(torch.cat([host, self._loss]))
-        audio_seconds, waiting_seconds, loss_sum, labels, *source_sums = sums.tolist()
+        """Sum over ranks, transfer once, and leave the meter as it is.
+
+        A rank may have logged other names, or in another order.
+        """
+        names = dict.fromkeys(chain.from_iterable(gather_over_ranks([*self._sums])))
+        pairs = [self._sums.get(name, self._zero.expand(2)) for name in names]
+        host = self._zero.new_tensor([self._audio_seconds, self._waiting_seconds])
+        sums = sum_over_ranks(torch.cat([host, *pairs]))
+        audio_seconds, waiting_seconds, *values = sums.tolist()
         return MetricTotals(
-            loss_sum=loss_sum,
-            labels=labels,
+            sums=dict(zip(names, zip(values[::2], values[1::2], strict=True), strict=True)),
             audio_seconds=audio_seconds,
             wall_seconds=time.perf_counter() - self._started,
             waiting_seconds=waiting_seconds / world_size(),
+            steps=self.steps,
             skipped_steps=self.skipped_steps,
-            source_sums=source_sums,
         )
 
-    def _reset(self) -> None:
-        dtype = widest_float(self.device)
-        # NUM_TOTALS of all sources, then the losses and the labels by source
-        size = NUM_TOTALS + 2 * len(self._sources)
-        self._loss: Tensor = torch.zeros(size, dtype=dtype, device=self.device)
+    def reset(self) -> None:
+        self._zero = torch.zeros((), dtype=widest_float(self.device), device=self.device)
+        self._sums: dict[str, Tensor] = {}  # (2,) by name: the sum and its divisor
         self._audio_seconds = 0.0
         self._waiting_seconds = 0.0
-        self.skipped_steps = 0.0  # the same on every rank
+        self.steps, self.skipped_steps = 0.0, 0.0  # the same on every rank
         self._started = time.perf_counter()
 
 
@@ -155,16 +194,17 @@ class TrainingMetrics:
         so_far: the sum of this epoch's readings.
         unread: the contents of the meter when the run was saved within an epoch.
         train_seconds, audio_seconds: sums of the whole run.
-        sources: names of the training sources of a mix; none without.
+
+    In a validation, the meter takes what is logged of its batches, and `unread` has the rest.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.meter = Meter(device)
-        self.sources: Sequence[str] = ()
         self.so_far = NO_TOTALS
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = NO_TOTALS
         self._log: RunLog | None = None  # of the first rank
+        self._has_warned, self._num_steps = False, 0.0
         self.progress = TrainingProgress(total_epochs=0, total_steps=0)
 
     def open(
@@ -189,8 +229,7 @@ class TrainingMetrics:
                     keep_test=True,
                 )
         self.progress = progress
-        self.sources = sources
-        self.meter = Meter(self.meter.device, len(sources))
+        self.meter = Meter(self.meter.device, sources)
 
     def close(self) -> None:
         self.progress.close()
@@ -200,7 +239,7 @@ class TrainingMetrics:
     def start_epoch(self, *, afresh: bool) -> None:
         if afresh:
             self.so_far = NO_TOTALS
-        self.meter.read()
+        self.meter.reset()
         self.meter.resume(self.unread)
         self.unread = NO_TOTALS
         self.progress.resume()
@@ -211,7 +250,56 @@ class TrainingMetrics:
         self.so_far += reading
         self.train_seconds += reading.wall_seconds
         self.audio_seconds += reading.audio_seconds
+        self._warn_of_skips(reading)
         return reading
+
+    def add(self, losses: Mapping[str, Loss], audio_seconds: float, sources: Tensor | None) -> None:
+        """Count a micro-batch of this rank: its first loss, and the others by their names."""
+        for index, (name, loss) in enumerate(losses.items()):
+            self.log_parts(loss)
+            if index:
+                self.log(name, loss.sums, loss.counts)
+            else:
+                self.meter.add(loss, audio_seconds, sources)
+
+    def log_parts(self, loss: Loss) -> None:
+        for name, (total, count) in loss.parts.items():
+            self.log(name, total, count)
+
+    def log(self, name: str, total: Amount, count: Amount) -> None:
+        """Add to a figure of the recipe; raise ConfigError if its name belongs to another."""
+        require_free_name(name, self.progress.metrics)
+        self.meter.log(name, total, count)
+
+    def log_gradients(
+        self, norms: Mapping[str, Tensor], scaler: GradScaler, *, by_optimizer: bool
+    ) -> None:
+        """Add the gradient norms of a step, and the scale of a GradScaler."""
+        self.meter.steps += 1
+        for name, norm in norms.items():
+            self.meter.log(f"{GRAD_NORM}/{name}" if by_optimizer else GRAD_NORM, norm, 1)
+        if scaler.is_enabled():  # its tensor; `get_scale` would wait for the device
+            one = torch.ones((), device=self.meter.device)
+            self.meter.log(GRAD_SCALE, scaler.scale(one), 1)
+
+    def _warn_of_skips(self, reading: MetricTotals) -> None:
+        """Say once that most gradients are not finite, after the steps that find the scale."""
+        self._num_steps += reading.steps
+        scale = reading.means.get(GRAD_SCALE, LOWEST_SCALE)
+        skips_much = reading.skipped_steps > MAX_SKIPPED_SHARE * reading.steps
+        is_judged = reading.steps >= MIN_JUDGED_STEPS and self._num_steps > STEPS_TO_FIND_SCALE
+        problem = ""
+        if scale < LOWEST_SCALE:
+            problem = f"the gradient scale has fallen to {scale:.1e}"
+        elif skips_much and is_judged:
+            problem = f"{reading.skipped_steps:g} of the last {reading.steps:g} steps were skipped"
+        if problem and not self._has_warned and rank() == 0:
+            self._has_warned = True
+            logger.warning(f"{problem}. Set `precision: bf16`, or lower `lr`.")
+
+    def log_figure(self, name: str, step: int, figure: Any) -> None:
+        if self._log is not None:
+            self._log.write_figure(name, step, figure)
 
     def log_step(
         self, epoch: int, step: int, reading: MetricTotals, *, rate: float, live: bool
@@ -225,7 +313,7 @@ class TrainingMetrics:
             rtfx=reading.rtfx,
             data_wait_share=reading.data_wait_share,
             skipped_steps=int(reading.skipped_steps),
-            source_losses=reading.source_losses(self.sources),
+            logged=reading.logged,
         )
         self._write(figures)
         if live:
@@ -236,6 +324,7 @@ class TrainingMetrics:
     ) -> EpochFigures:
         """Log and return the figures of a validation and the epoch so far; every rank calls it."""
         totals = self.so_far + self.unread
+        of_validation = {f"{VALID}{n}": mean for n, mean in self.meter.peek().logged.items()}
         figures = EpochFigures(
             epoch=epoch,
             step=step,
@@ -244,7 +333,7 @@ class TrainingMetrics:
             skipped_steps=int(totals.skipped_steps),
             valid_loss=valid_loss,
             metrics=values,
-            source_losses=totals.source_losses(self.sources),
+            logged={**totals.logged, **of_validation},
         )
         self._write(figures)
         return figures

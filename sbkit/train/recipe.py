@@ -19,6 +19,7 @@ from sbkit.config.document import read_document
 from sbkit.config.hparams import Settings
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
+from sbkit.data.sampler import StepSampler
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
 from sbkit.train.brain import Brain
@@ -82,6 +83,13 @@ class Recipe(Task):
     ) -> Loaders:
         """Plan the batches of every split."""
         raise NotImplementedError("a recipe defines `make_loaders`")
+
+    def make_sampler(self, hparams: Settings, splits: Splits, default: StepSampler) -> StepSampler:
+        """Return what plans the training steps, such as an object that wraps the default.
+
+        Its examples have rows of `splits.train`: the utterances that `make_loaders` has kept.
+        """
+        return default
 
 
 def _is_task(kind: type) -> bool:

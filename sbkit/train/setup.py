@@ -18,6 +18,7 @@ train.log              the printed messages, with the time
 train_log.jsonl        figures of logged steps, epochs and tests; a test has its weights' epoch
 tensorboard/           the same figures for TensorBoard, with the extra `curves`
 curves.png             the curves of training, with the extra `curves`
+figures/               the pictures that a Brain logs, `NAME-STEP.png`
 nonfinite/             a step whose loss was not finite, for debugging
 checkpoints/           the last checkpoint and the best ones
 bundle/                the exported model with its fitted decoder, which the test measured
@@ -60,6 +61,7 @@ from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
 from sbkit.config.reached import list_reached
 from sbkit.data.batch import Loaders, user_columns
+from sbkit.data.sampler import RankSampler
 from sbkit.data.splits import Splits
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -260,6 +262,9 @@ def build_run(data: RunData) -> RunSetup:
         hparams = build_objects(data)
     with step("loaders"):
         loaders = data.recipe.make_loaders(hparams, data.splits, data.labels, data.placement)
+        dealer = loaders.train.batch_sampler
+        if isinstance(dealer, RankSampler):
+            dealer.use(data.recipe.make_sampler(hparams, loaders.splits, dealer.sampler))
     prepared: dict[str, Any] = {item.name: getattr(data, item.name) for item in fields(RunData)}
     return RunSetup(**prepared, hparams=hparams, loaders=loaders)
 

@@ -9,7 +9,7 @@ whether a step was skipped is read now and then.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -146,28 +146,33 @@ class TrainingStep:
 
     def update(
         self,
-        optimizers: Collection[Optimizer],
+        optimizers: Mapping[str, Optimizer],
         *,
         step: int,
         scaler: GradScaler,
         max_grad_norm: float,
-    ) -> None:
-        """Step every optimizer, or none if a loss or gradient is not finite; ``step``: from 1."""
+    ) -> dict[str, Tensor]:
+        """Step every optimizer, or none if a loss or gradient is not finite; ``step``: from 1.
+
+        Returns the norm () of the gradient of each one that has any, before clipping.
+        """
         # Optimizers without a gradient are left out: a GradScaler refuses them, and torch returns
         # the norm of no gradient on the CPU, whatever the device.
-        stepping = [optimizer for optimizer in optimizers if [*parameters_with_gradient(optimizer)]]
-        for optimizer in stepping:
+        stepping = {n: o for n, o in optimizers.items() if [*parameters_with_gradient(o)]}
+        for optimizer in stepping.values():
             scaler.unscale_(optimizer)
-        norms = [clip_gradients(optimizer, max_grad_norm) for optimizer in stepping]
-        skipped = ~torch.stack([torch.zeros_like(self._num_bad), *norms]).isfinite().all()
-        for optimizer in stepping:
+        norms = {name: clip_gradients(o, max_grad_norm) for name, o in stepping.items()}
+        is_finite = torch.stack([torch.zeros_like(self._num_bad), *norms.values()]).isfinite()
+        skipped = ~is_finite.all()
+        for optimizer in stepping.values():
             step_unless(skipped, optimizer, scaler)
         self._buffers.restore(skipped)
         scaler.update()
-        for optimizer in optimizers:
+        for optimizer in optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         self.moving_average.update(step, skipped)
         self.nonfinite.end_step(step, torch.stack([self._num_bad, skipped]))
+        return norms
 
 
 # ---- losses of a recipe

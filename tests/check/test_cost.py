@@ -23,7 +23,7 @@ from sbkit.check.cost import (
 )
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch
-from sbkit.data.sampler import TrainSampler
+from sbkit.data.sampler import RankSampler
 from tests.calls import note_calls
 from tests.check.harness import checked_run
 from tests.runs import ROOT, Workplace, one_thread
@@ -35,7 +35,7 @@ def run(workplace: Workplace, tmp_path: Path) -> Iterator[CheckedRun]:
         yield run
 
 
-def sampler_of(run: CheckedRun) -> TrainSampler:
+def sampler_of(run: CheckedRun) -> RankSampler:
     assert run.sampler is not None
     return run.sampler
 

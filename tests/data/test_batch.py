@@ -13,7 +13,7 @@ from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import SbkitError
 from sbkit.data import batch as batch_module
 from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_loader, make_loaders
-from sbkit.data.sampler import EvalSampler, Example, TrainSampler
+from sbkit.data.sampler import EvalSampler, Example, RankSampler, TrainSampler
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import resolve
 from sbkit.text.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ def test_batch_to_moves_all_tensors_except_lengths(
 def test_loader_yields_the_batches_of_its_sampler(
     store: datasets.Dataset, tokenizer: Tokenizer, num_workers: int
 ) -> None:
-    train = TrainSampler(samples=SAMPLES, batch_seconds=2.0, seed=0, world_size=2)
+    train = RankSampler(TrainSampler(samples=SAMPLES, batch_seconds=2.0, seed=0), world_size=2)
     for sampler in (train, EvalSampler(samples=SAMPLES, batch_seconds=2.0)):
         loader = make_loader(
             store,

@@ -1,7 +1,9 @@
 """Plans of batches: every row once, on any hardware; in a mix by the shares of its sources."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from sbkit.data.sampler import (
     EvalSampler,
     Example,
     MicroBatch,
+    RankSampler,
     TrainSampler,
     fastest_percent,
     split_batch,
@@ -34,10 +37,11 @@ def lengths(seed: int) -> list[int]:
 def micro_batches(
     samples: list[int], *, world_size: int = 1, epoch: int = 1, **options: Any
 ) -> list[list[MicroBatch]]:
-    options = {"batch_seconds": 40.0, "seed": 7, "world_size": world_size, **options}
+    accumulation = options.pop("accumulation", 1)
+    plan = TrainSampler(samples=samples, **{"batch_seconds": 40.0, "seed": 7, **options})
     ranks = []
     for rank in range(world_size):
-        sampler = TrainSampler(samples=samples, rank=rank, **options)
+        sampler = RankSampler(plan, rank=rank, world_size=world_size, accumulation=accumulation)
         sampler.set_epoch(epoch)
         ranks.append(list(sampler))
         assert len(sampler) == len(ranks[-1])
@@ -104,7 +108,7 @@ def test_train_sampler_pads_little_in_a_small_corpus(concat_prob: float) -> None
     )
     for epoch in range(3):
         sampler.set_epoch(epoch)
-        batches = list(sampler)
+        batches = list(sampler.steps())
         total = sum(example.samples for batch in batches for example in batch)
         assert total / sum(map(padded, batches)) >= 0.96
 
@@ -196,17 +200,24 @@ NUM_REAL = 200  # rows of 1 to 6 s, 700 s in all
 HALF: Shares = {"real": None, "synthetic": 0.5}
 
 
-class Mixed(TrainSampler):
+class Mixed(RankSampler):
     """A plan for the source ``real``, and others with some number of rows."""
 
-    def __init__(self, epoch: int, shares: Shares, *others: int, start: int = 0, **options: Any):
+    def __init__(
+        self,
+        epoch: int,
+        shares: Shares,
+        *others: int,
+        start: int = 0,
+        ranks: Mapping[str, int] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
         counts = (NUM_REAL, *others)
         self.lengths = np.random.default_rng(0).integers(16_000, 96_000, sum(counts))
         self.source_of_row = np.repeat(np.arange(len(counts)), counts)
         sources = make_sources(self.lengths, self.source_of_row, shares)
-        super().__init__(
-            samples=self.lengths, sources=sources, batch_seconds=32.0, seed=7, **options
-        )
+        options = {"sources": sources, "batch_seconds": 32.0, "seed": 7, **options}
+        super().__init__(TrainSampler(samples=self.lengths, **options), **ranks)
         self.set_epoch(epoch, start)
 
     def rows(self, batches: slice = slice(None)) -> list[int]:
@@ -250,7 +261,7 @@ def test_mixed_steps_are_the_same_on_any_hardware_and_after_a_stop(
     plan = [*mixed]
     for size in (2, 3):
         ranks = [
-            [*Mixed(3, HALF, num_synthetic, world_size=size, rank=rank, **options)]
+            [*Mixed(3, HALF, num_synthetic, ranks={"world_size": size, "rank": rank}, **options)]
             for rank in range(size)
         ]
         assert steps(ranks, 1) == steps([plan], 1)

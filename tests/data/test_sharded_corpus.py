@@ -35,7 +35,7 @@ from sbkit.data.batch import UtteranceDataset
 from sbkit.data.filesystem import ByteRange, Storage
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.read_manifests import TableFolders, list_tables
-from sbkit.data.sampler import MicroBatch, TrainSampler
+from sbkit.data.sampler import MicroBatch, RankSampler, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, ShardWriter, read_rows
 from sbkit.data.sharded_corpus import (
     INDEX_FILE,
@@ -111,8 +111,8 @@ def test_shards_give_back_the_clips_on_any_file_system(
 
 def sampler(
     split: datasets.Dataset, rank: int = 0, world_size: int = 1, seconds: float = 1.0
-) -> TrainSampler:
-    return TrainSampler(
+) -> RankSampler:
+    plan = TrainSampler(
         samples=sample_counts(split),
         shards=shard_numbers(split),
         shuffle_shards=2,
@@ -120,9 +120,8 @@ def sampler(
         seed=3,
         concat_prob=0.3,
         speeds=(0.9, 1.0),
-        rank=rank,
-        world_size=world_size,
     )
+    return RankSampler(plan, rank=rank, world_size=world_size)
 
 
 def rows_of(batches: list[MicroBatch]) -> list[int]:
@@ -153,7 +152,7 @@ def num_bytes(requests: list[list[ByteRange]]) -> int:
 
 
 def load_batches(
-    split: datasets.Dataset, plan: TrainSampler, listing: Path | None = None
+    split: datasets.Dataset, plan: RankSampler, listing: Path | None = None
 ) -> list[list[tuple[str, int, bytes]]]:
     """Load micro-batches: id, speed and audio of examples with a weight."""
     data = UtteranceDataset(split, listing)

@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import LOSS, RATE, VALIDATION, curves_of, draw_curves, draw_png
-from sbkit.logs.curves import METRICS as METRIC_PANEL
+from sbkit.logs import curves
+from sbkit.logs.curves import (
+    GRADIENTS,
+    LOGGED,
+    LOSS,
+    RATE,
+    VALIDATION,
+    curves_of,
+    draw_curves,
+    draw_png,
+)
 from sbkit.logs.metric import Metric
 from sbkit.logs.run_log import EpochFigures, SplitFigures, StepFigures
 
@@ -39,8 +48,12 @@ def test_panels(tmp_path: Path) -> None:
     assert labels_of(*STEPS, DIVERGED, UNVALIDATED).keys() == {LOSS, RATE, VALIDATION}
     labels = labels_of(*STEPS, UNVALIDATED, VALIDATED, TEST)
     assert labels[VALIDATION] == ["training", "validation"]
-    assert "valid CER (greedy), best 30 %" in labels[METRIC_PANEL]
-    assert "test WER (beam), 62.5 %" in labels[METRIC_PANEL]
+    assert "valid CER (greedy), best 30 %" in labels[curves.METRICS]
+    assert "test WER (beam), 62.5 %" in labels[curves.METRICS]
+    parts = {"grad_norm": 3.0, "ctc": 1.0}
+    logged = [replace(STEPS[0], logged=parts), replace(VALIDATED, logged={**parts, "valid_ctc": 2})]
+    labels = labels_of(*logged)
+    assert (labels[GRADIENTS], labels[LOGGED]) == (["grad_norm"], ["ctc", "valid_ctc"])
     log, png = tmp_path / "train_log.jsonl", tmp_path / "curves.png"
     for figures in ([], [*STEPS, DIVERGED, UNVALIDATED, VALIDATED, TEST]):
         log.write_text("".join(to_json(item.as_record()) + "\n" for item in figures))

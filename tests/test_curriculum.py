@@ -1,0 +1,104 @@
+"""A recipe that plans its own steps trains on any hardware, and resumes within an epoch."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.base.errors import ASKED_TO_STOP
+from tests.runs import Workplace, last_parameters, records_of, stopped_after, with_sgd
+
+RECIPE = """
+from recipes.asr.recipe import Asr, AsrBrain
+from sbkit.distributed.ranks import rank
+
+class FewFirst:
+    def __init__(self, default, epochs):
+        self.default, self.seed, self.epochs = default, default.seed, epochs
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+        self.default.set_epoch(epoch)
+    def steps(self):
+        steps = self.default.steps()
+        if self.epoch > self.epochs:
+            return steps
+        return sorted(steps, key=len)[:-1]
+
+class CurriculumBrain(AsrBrain):
+    def on_fit_batch_end(self, batch, outputs, loss, should_step):
+        for name in [f"of_rank_{rank()}", "rows"][:: 1 - 2 * rank()]:
+            self.log(name, batch.weights, int(should_step))
+
+class Curriculum(Asr):
+    brain = CurriculumBrain
+    def make_sampler(self, hparams, splits, default):
+        return FewFirst(default, hparams["sorted_epochs"])
+"""
+OPTIONS = ("--check=false", "--dropout=0", "--lr=0.05", "--max_grad_norm=1000", "--batch_seconds=4")
+
+
+@pytest.fixture
+def yaml(tmp_path: Path) -> Path:
+    (tmp_path / "my_curriculum.py").write_text(RECIPE)
+    yaml = with_sgd("ctc", tmp_path)
+    text = yaml.read_text().replace("recipes.asr.recipe.Asr", "my_curriculum.Curriculum")
+    yaml.write_text(text + "\nsorted_epochs: 1\n")
+    return yaml
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes_take_the_steps_of_one(
+    workplace: Workplace, tmp_path: Path, yaml: Path
+) -> None:
+    one, two = workplace.parameters_by_ranks(tmp_path, *OPTIONS, yaml=yaml)
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
+    single, shared = (records_of(tmp_path / run, "step") for run in "12")
+    assert [record["rows"] for record in single] == sorted(record["rows"] for record in single)
+    for alone, both in zip(single, shared, strict=True):
+        for name in ("loss", "ctc", "attention", "grad_norm"):
+            assert both[name] == pytest.approx(alone[name], rel=1e-4), name
+        means = both["of_rank_0"], both["of_rank_1"]  # each rank has one share of the step
+        assert (alone["rows"], both["rows"]) == pytest.approx((sum(means), np.mean(means)))
+
+
+@pytest.mark.slow
+def test_curriculum_resumes_within_an_epoch(
+    workplace: Workplace, tmp_path: Path, yaml: Path
+) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    options = (*OPTIONS, "--number_of_epochs=2", "--log_every=3", "--grad_accumulation_factor=2")
+    assert workplace.train_here(whole, *options, yaml=yaml) == 0
+    with stopped_after(4):
+        assert workplace.train_here(resumed, *options, yaml=yaml) == ASKED_TO_STOP
+    assert workplace.train_here(resumed, *options, yaml=yaml) == 0
+    ends = [last_parameters(run) for run in (whole, resumed)]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    rows = [[r["rows"] for r in records_of(run, "step")] for run in (whole, resumed)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("def steps(", "def step(", r"must return .* FewFirst lacks one of them"),
+        ("default.seed, epochs", "1, epochs", r"`seed` \(\d+, that of the run\)"),
+        ("[:-1]", "[:0]", "an epoch without steps"),
+        ("sorted(steps, key=len)", "random.sample([*steps], len(steps))", "epoch 4 in two ways"),
+    ],
+)
+def test_sampler_that_does_not_fit_is_refused(
+    workplace: Workplace,
+    tmp_path: Path,
+    yaml: Path,
+    capsys: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
+    sentence: str,
+) -> None:
+    code = f"import random\n{RECIPE}".replace(old, new)
+    (tmp_path / "my_curriculum.py").write_text(code)
+    workplace.train_here(tmp_path / "run", *OPTIONS, "--check=true", "--sorted_epochs=4", yaml=yaml)
+    assert re.search(sentence, " ".join(capsys.readouterr().err.split()))
