@@ -15,12 +15,15 @@ import torch
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import EffectiveRuntime
+from sbkit.bundle.task import ClipBatch
 from sbkit.decoding.greedy import best_tokens
+from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.decoding.word_times import WordOffsets
 from sbkit.runtime import runtimes
 from sbkit.runtime.scoring import describe_decoding
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.tasks.recognition.predict import CPU_BATCH_SECONDS, Transcriber, Transcript
+from sbkit.tasks.recognition.task import Recognition
 from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import RATE, UnsureModel, silence, speak, tone_bundle, tone_transcriber
 
@@ -92,6 +95,28 @@ def test_transcriber_joins_overlaps_without_losing_repeating_or_moving_words(
         start, end = 0.12 * letters, 0.12 * (letters + len(word.text))
         assert start - 0.05 <= word.start < word.end <= end + 0.05
         letters += len(word.text) + 1
+
+
+class Shouting(Recognition):
+    decodes_frames = True
+
+    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Recognized]:
+        return [replace(heard, text=heard.text.upper()) for heard in super().predict(bundle, batch)]
+
+
+class Undeclared(Shouting):
+    decodes_frames = False
+
+
+def test_task_that_changes_texts_of_ctc_is_joined_at_overlaps_if_it_declares_so(
+    tmp_path: Path,
+) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
+    audio = speak(tokenizer, text := say(70))
+    transcriber = Transcriber(bundle=replace(bundle, task=Shouting()))
+    assert transcriber.transcribe(audio, RATE).text == text.upper()
+    with pytest.raises(SbkitError, match="CTC's decoder needs .* its `decodes_frames` is False"):
+        Transcriber(bundle=replace(bundle, task=Undeclared())).transcribe(audio, RATE)
 
 
 @pytest.mark.parametrize("seed", range(3))
