@@ -2,7 +2,8 @@
 
 A file with the key `base` holds only the differences from that file: a mapping without a tag merges
 into the base's mapping or object by its keys, and any other value replaces the base's; so does an
-empty mapping. Overrides change a file as if they were a file that names it as its base.
+empty mapping, and one with the tag ``!only``. Overrides change a file as if they were a file that
+names it as its base.
 
 HyperPyYAML silently writes an unresolved node into text, and leaves ``-1 * 2`` as text: both are
 refused here.
@@ -27,6 +28,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.tag import Tag
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_regular
@@ -37,6 +39,7 @@ Keys = tuple[str | int, ...]
 
 REFERENCE_TAGS = ("!ref", "!copy")
 INCLUDE_TAG = "!include:"
+ONLY_TAG = "!only"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 OBJECT_TAGS = (*BUILDER_TAGS, *REFERENCE_TAGS)
 BASE_KEY = "base"
@@ -57,7 +60,11 @@ OBJECT = object()  # a placeholder for an object that would be built
 
 
 class Only(dict[str, Any]):
-    """A mapping of overrides that replaces what was before, where a plain one changes its keys."""
+    """A mapping that replaces the one of the YAML, where a plain mapping changes its keys.
+
+    >>> Only({"train": "mine.csv"})
+    Only({'train': 'mine.csv'})
+    """
 
     def __repr__(self) -> str:
         return f"Only({super().__repr__()})"
@@ -111,6 +118,8 @@ def children(node: object) -> list[tuple[str | int, object]]:
 
 def plain_value(node: Any) -> Any:
     """Convert a resolved node to plain Python values, with `OBJECT` for an object to be built."""
+    if tag_of(node) == ONLY_TAG:
+        return Only({key: plain_value(value) for key, value in node.items()})
     if tag_of(node):
         return OBJECT
     if isinstance(node, dict):
@@ -209,13 +218,19 @@ class Constructor(RoundTripConstructor):
     def construct_document(self, node: Any) -> Any:
         limit_aliases(node)
         _refer_to_merged(node, "", {})
+        for inner in _nodes(node):
+            if inner.tag == ONLY_TAG and not isinstance(inner, MappingNode):  # it replaces anyway
+                implicit = (not getattr(inner, "style", None), True)
+                inner.ctag = self.resolver.resolve(type(inner), inner.value, implicit)
         for key, value in node.value if isinstance(node, MappingNode) else ():
             kind = RANGES.get(str(key.value))
             if kind == FLAG and isinstance(as_flag(value.value), bool):
                 value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
             elif isinstance(kind, Kind) and "text" in str(kind):
                 is_scalar = isinstance(value, ScalarNode)  # where false may mean none
-                _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
+                tags = NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG}
+                for inner in _nodes(value):
+                    inner.tag = TEXT_TAG if inner.tag in tags else inner.tag
         return super().construct_document(node)
 
 
@@ -238,14 +253,12 @@ def _refer_to_merged(node: Any, path: str, paths: dict[int, str]) -> None:
                 node.value.append((name, reference if id(source) in paths else item))
 
 
-def _keep_text(node: Node, tags: Set[str]) -> None:
-    """Let YAML read as text what has one of these tags, in a node or below it."""
-    if node.tag in tags:
-        node.tag = TEXT_TAG
+def _nodes(node: Node) -> Iterator[Any]:
+    """Yield a node and those below it."""
+    yield node
     if not isinstance(node, ScalarNode):
-        children = chain(*node.value) if isinstance(node, MappingNode) else node.value
-        for child in children:
-            _keep_text(child, tags)
+        for child in chain(*node.value) if isinstance(node, MappingNode) else node.value:
+            yield from _nodes(child)
 
 
 def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
@@ -281,10 +294,14 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
         if tag_of(node).startswith(INCLUDE_TAG):
             _include(document, keys, node, readers)
     if BASE_KEY not in root:
+        _drop_only_tags(root)
         return document
     base = read_document(path.parent / str(root.pop(BASE_KEY)), readers)
-    own_keys = {key for key in root if key not in base.root or root[key] != base.root[key]}
+    own_keys = {  # without a null for a key of the base, which need not be read
+        key for key in root if key not in base.root or root[key] not in (None, base.root[key])
+    }
     _merge(document, base.root, root)
+    _drop_only_tags(base.root)
     base.root.ca.comment = root.ca.comment  # the header; other comments stay the base's
     places, texts = base.places | document.places, document.texts | base.texts
     return replace(document, root=base.root, own_keys=own_keys, places=places, texts=texts)
@@ -310,6 +327,29 @@ def read_yaml_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
+def replace_object(tree: Any, keys: Keys, value: Any) -> bool:
+    """Give an object the arguments of an `!only`, or remove a root-level one by null.
+
+    Returns False, without a change, if the value means something else.
+    """
+    is_only = isinstance(value, Only) or tag_of(value) == ONLY_TAG
+    is_removed = value is None and len(keys) == 1
+    tag = tree[keys[-1]].tag if tag_of(tree[keys[-1]]).startswith(BUILDER_TAGS) else None
+    if tag and is_only:
+        tree[keys[-1]] = arguments = CommentedMap(value)
+        arguments.yaml_set_ctag(tag)
+    elif tag and is_removed:
+        del tree[keys[-1]]
+    return bool(tag and (is_only or is_removed))
+
+
+def _drop_only_tags(root: CommentedMap) -> None:
+    """Drop each `!only`, which takes effect once: where the file is merged into its base."""
+    for _, node in walk(root):
+        if isinstance(node, CommentedMap) and tag_of(node) == ONLY_TAG:
+            node.yaml_set_ctag(Tag(suffix=None))
+
+
 def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above: Keys = ()) -> None:
     """Merge the values of a document into the tree of its base, from the last to the first."""
     position = len(tree)
@@ -317,20 +357,23 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         old = tree.get(key)
         new = changes[key]
         keys = (*above, key)
+        has_arguments = merges(new, keys) or (new == {} and not tag_of(new))
         if key not in tree:
             token = changes.ca.items.get(key, [None] * 3)[2]
             comment = token.value.partition("\n")[0] if token else ""
             tree.insert(position, key, new, comment or None)
+        elif replace_object(tree, keys, new):
+            pass
         elif merges(new, keys) and isinstance(old, CommentedMap):
             _merge(document, old, new, keys)
-        elif (new == {} or merges(new, keys)) and tag_of(old).startswith(OBJECT_TAGS):
+        elif has_arguments and tag_of(old).startswith(OBJECT_TAGS):
             raise ConfigError(
                 f"`{dotted(keys)}` ({document.place(keys)}) cannot be merged with the base's "
                 f"`{tag_of(old)}`. Write arguments that it has, or a tag, such as !new:."
             )
         else:
             tree[key] = as_flag(new) if isinstance(old, bool) else new
-        position = [*tree].index(key)
+        position = [*tree].index(key) if key in tree else position
 
 
 def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, ...]) -> None:
@@ -340,8 +383,12 @@ def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, 
     for child in {id(child): child for _, child in walk(inner.root)}.values():  # each alias once
         if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:
             child.value = re.sub(r"<([^].[>]+)", rf"<{prefix}[\1]", child.value)
+    changes = node if isinstance(node, CommentedMap) else {}
     try:
-        recursive_update(inner.root, node if isinstance(node, CommentedMap) else {}, True)
+        for path, child in [*walk(changes)][:-1]:  # without its own, of no keys
+            if tag_of(child) == ONLY_TAG:
+                reduce(getitem, path[:-1], inner.root)[path[-1]] = child
+        recursive_update(inner.root, changes, True)
     except KeyError as error:
         raise ConfigError(f"`{dotted(keys)}` ({document.place(keys)}): {error.args[0]}.") from error
     reduce(getitem, keys[:-1], document.root)[keys[-1]] = inner.root

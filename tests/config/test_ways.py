@@ -10,36 +10,43 @@ import pytest
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import FLAG_WORDS
+from sbkit.config.document import Only
 from sbkit.config.hparams import load_hparams, read_settings, resolve
 from sbkit.config.overrides import nest_overrides, parse_overrides
 from tests.config.conftest import refusal
 
-VALUES: tuple[Any, ...] = (None, {}, {"a": "x"}, {"a": ["y", "z"], "b": "x"}, {"c": "x"})
+VALUES: tuple[Any, ...] = (
+    *(None, {}, {"a": "x"}, {"a": ["y", "z"], "b": "x"}, {"c": "x"}),
+    *(Only({"b": "w"}), Only()),
+)
 ORDERS = [*product(VALUES, repeat=3)]
 TEXT: Any = {"case": "lower", "numbers": "keep"}
-TEXT_ORDERS = [
-    (TEXT, *layers) for layers in product(({}, {"case": "keep"}, {"numbers": "spell"}), repeat=2)
-]
+TEXTS = ({}, {"case": "keep"}, {"numbers": "spell"}, Only({"case": "keep"}))
+TEXT_ORDERS = [(TEXT, *layers) for layers in product(TEXTS, repeat=2)]
 Layers = tuple[Any, ...]
 
 
 def after(old: Any, new: Any) -> Any:
-    """The rule: a mapping changes the keys that it has; any other value, such as {}, replaces."""
-    return {**(old or {}), **new} if new else new
+    """The rule: a mapping changes its keys; any other value, such as {} or Only, replaces."""
+    return {**(old or {}), **new} if new and not isinstance(new, Only) else new
+
+
+def in_yaml(value: Any) -> str:
+    return f"{'!only ' * isinstance(value, Only)}{json.dumps(value)}"
 
 
 def write_files(folder: Path, key: str, layers: Layers) -> Path:
     """Write a YAML for each layer, with the one before as its base; return the last."""
     files = [folder / f"{index}.yaml" for index in range(len(layers))]
-    files[0].write_text(f"{key}: {json.dumps(layers[0])}\n")
+    files[0].write_text(f"{key}: {in_yaml(layers[0])}\n")
     for (base, file), value in zip(pairwise(files), layers[1:], strict=True):
-        file.write_text(f"base: {base.name}\n{key}: {json.dumps(value)}\n")
+        file.write_text(f"base: {base.name}\n{key}: {in_yaml(value)}\n")
     return files[-1]
 
 
 def as_options(key: str, value: Any, way: str) -> list[str]:
-    if not value or way == "mapping":
-        return [f"--{key}={json.dumps(value)}"]
+    if not value or way == "mapping" or isinstance(value, Only):
+        return [f"--{key}={in_yaml(value)}"]
     if way == "dotted":
         return [f"--{key}.{name}={json.dumps(item)}" for name, item in value.items()]
     return [f"--{key}={name}={item}" for name, item in value.items()]
@@ -74,6 +81,8 @@ def test_entries_of_a_mapping_are_layers_as_well(tmp_path: Path) -> None:
 def test_python_has_the_same_rule_and_no_order(tmp_path: Path) -> None:
     for first, outer, inner in ORDERS:
         file = write_files(tmp_path, "where", (first,))
+        if isinstance(inner, Only):
+            continue  # it has no dotted form
         dotted = {f"where.{name}": item for name, item in (inner or {}).items()}
         given = ({"where": outer, **dotted}, {**dotted, "where": outer})
         is_refused = dotted and (outer is None or {*outer} & {*inner})
@@ -104,6 +113,32 @@ def test_empty_mapping_cannot_remove_the_arguments_of_an_object(key: str, path: 
         (path, parse_overrides([f"--{key}={{}}"])),
     ):
         assert f"`{key}`" in refusal(file, overrides)
+
+
+def test_only_and_null_remove_what_a_base_declares(path: Path) -> None:
+    own, last = path.with_name("own.yaml"), path.with_name("last.yaml")
+    own.write_text(
+        f"base: {path.name}\nratio: !only {{numerator: 5}}\nlater: !only {{}}\nmany: null\n"
+        "augment: {masks: !only {frequency: 3}}\nsizes: !only [7]\nlr: !only 2.0\n"
+    )
+    last.write_text("base: own.yaml\nratio: {denominator: 2}\naugment: {masks: {both: 1}}\n")
+    options = ["--ratio=!only {numerator: 5}", "--later=!only {}", "--augment.masks=!only {a: 1}"]
+    python = {"ratio": Only({"numerator": 5}), "later": Only(), "augment.masks": Only({"a": 1})}
+    for file, overrides, value, masks in (
+        (own, {}, 5, {"frequency": 3}),
+        (last, {}, 2.5, {"frequency": 3, "both": 1}),
+        (path, parse_overrides([*options, "--many=null"]), 5, {"a": 1}),
+        (path, nest_overrides({**python, "many": None}), 5, {"a": 1}),
+    ):
+        one_file = path.with_name("one.yaml")
+        one_file.write_text(resolve(file, overrides).one_file)
+        for hparams in (load_hparams(file, overrides), load_hparams(one_file, {})):
+            assert hparams["ratio"] == value and hparams["augment"]["masks"] == masks
+            assert hparams["later"]() == {} and "many" not in hparams
+    settings = read_settings(own, {})
+    assert (settings["sizes"], settings["lr"]) == ([7], 2)
+    assert [*resolve(own, {}).tree] == [key for key in resolve(path, {}).tree if key != "many"]
+    assert "there is no `ratio`" in refusal(path, {"ratio": None})  # which `also` refers to
 
 
 def test_merged_mapping_sees_what_is_changed_in_its_source(tmp_path: Path) -> None:
