@@ -33,7 +33,7 @@ from ruamel.yaml.tag import Tag
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_regular
 from sbkit.base.messages import did_you_mean
-from sbkit.base.ranges import FLAG, RANGES, Kind, Range, as_flag
+from sbkit.base.ranges import FLAG, FORMS, RANGES, Kind, Range, as_flag
 
 Keys = tuple[str | int, ...]
 
@@ -218,19 +218,13 @@ class Constructor(RoundTripConstructor):
     def construct_document(self, node: Any) -> Any:
         limit_aliases(node)
         _refer_to_merged(node, "", {})
-        for inner in _nodes(node):
-            if inner.tag == ONLY_TAG and not isinstance(inner, MappingNode):  # it replaces anyway
-                implicit = (not getattr(inner, "style", None), True)
-                inner.ctag = self.resolver.resolve(type(inner), inner.value, implicit)
         for key, value in node.value if isinstance(node, MappingNode) else ():
             kind = RANGES.get(str(key.value))
             if kind == FLAG and isinstance(as_flag(value.value), bool):
                 value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
             elif isinstance(kind, Kind) and "text" in str(kind):
                 is_scalar = isinstance(value, ScalarNode)  # where false may mean none
-                tags = NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG}
-                for inner in _nodes(value):
-                    inner.tag = TEXT_TAG if inner.tag in tags else inner.tag
+                _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
         return super().construct_document(node)
 
 
@@ -253,12 +247,14 @@ def _refer_to_merged(node: Any, path: str, paths: dict[int, str]) -> None:
                 node.value.append((name, reference if id(source) in paths else item))
 
 
-def _nodes(node: Node) -> Iterator[Any]:
-    """Yield a node and those below it."""
-    yield node
+def _keep_text(node: Node, tags: Set[str]) -> None:
+    """Let YAML read as text what has one of these tags, in a node or below it."""
+    if node.tag in tags:
+        node.tag = TEXT_TAG
     if not isinstance(node, ScalarNode):
-        for child in chain(*node.value) if isinstance(node, MappingNode) else node.value:
-            yield from _nodes(child)
+        children = chain(*node.value) if isinstance(node, MappingNode) else node.value
+        for child in children:
+            _keep_text(child, tags)
 
 
 def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
@@ -327,26 +323,10 @@ def read_yaml_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
-def replace_object(tree: Any, keys: Keys, value: Any) -> bool:
-    """Give an object the arguments of an `!only`, or remove a root-level one by null.
-
-    Returns False, without a change, if the value means something else.
-    """
-    is_only = isinstance(value, Only) or tag_of(value) == ONLY_TAG
-    is_removed = value is None and len(keys) == 1
-    tag = tree[keys[-1]].tag if tag_of(tree[keys[-1]]).startswith(BUILDER_TAGS) else None
-    if tag and is_only:
-        tree[keys[-1]] = arguments = CommentedMap(value)
-        arguments.yaml_set_ctag(tag)
-    elif tag and is_removed:
-        del tree[keys[-1]]
-    return bool(tag and (is_only or is_removed))
-
-
 def _drop_only_tags(root: CommentedMap) -> None:
     """Drop each `!only`, which takes effect once: where the file is merged into its base."""
     for _, node in walk(root):
-        if isinstance(node, CommentedMap) and tag_of(node) == ONLY_TAG:
+        if isinstance(node, CommentedMap | CommentedSeq) and tag_of(node) == ONLY_TAG:
             node.yaml_set_ctag(Tag(suffix=None))
 
 
@@ -357,23 +337,26 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         old = tree.get(key)
         new = changes[key]
         keys = (*above, key)
-        has_arguments = merges(new, keys) or (new == {} and not tag_of(new))
+        is_mapping = isinstance(new, CommentedMap) and tag_of(new) in ("", ONLY_TAG)
         if key not in tree:
             token = changes.ca.items.get(key, [None] * 3)[2]
             comment = token.value.partition("\n")[0] if token else ""
             tree.insert(position, key, new, comment or None)
-        elif replace_object(tree, keys, new):
-            pass
+        elif new is None and not above and tag_of(old).startswith(BUILDER_TAGS):
+            position = [*tree].index(key)
+            del tree[key]
+            continue
         elif merges(new, keys) and isinstance(old, CommentedMap):
             _merge(document, old, new, keys)
-        elif has_arguments and tag_of(old).startswith(OBJECT_TAGS):
+        elif is_mapping and tag_of(old).startswith(BUILDER_TAGS if tag_of(new) else OBJECT_TAGS):
             raise ConfigError(
                 f"`{dotted(keys)}` ({document.place(keys)}) cannot be merged with the base's "
-                f"`{tag_of(old)}`. Write arguments that it has, or a tag, such as !new:."
+                f"`{tag_of(old)}`. Write arguments that it has, or a tag, such as !new:, "
+                "which replaces them all."
             )
         else:
             tree[key] = as_flag(new) if isinstance(old, bool) else new
-        position = [*tree].index(key) if key in tree else position
+        position = [*tree].index(key)
 
 
 def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, ...]) -> None:
@@ -433,13 +416,16 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
     is_whole = REFERENCE.fullmatch(text) is not None
     filled = text
     for keys in paths:
-        target = _reach(root, keys, where)
+        target: Any = _reach(root, keys, where)
         if target is None and is_whole:
             return None  # set when a run starts, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:
             raise ConfigError(f"{where} is resolved too early. Move `{dotted(keys)}` above it.")
         if isinstance(target, str) and REFERENCE.search(target):
             raise ConfigError(f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too.")
+        if not is_whole and FORMS["a list of texts"](target):
+            target = "-".join(target)  # in the name of a folder, such as that of [en, it]
+            text = text.replace(f"<{REFERENCE.split(filled)[1]}>", target)
         is_object = bool(tag_of(target)) or isinstance(target, dict | list)
         if is_object and not is_whole:
             raise ConfigError(f"{where} puts `{dotted(keys)}` into text, but that is an object.")

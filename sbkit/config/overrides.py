@@ -13,6 +13,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.messages import nearest
 from sbkit.base.ranges import LIST, RANGES, Range, as_flag
 from sbkit.config.document import (
+    BUILDER_TAGS,
     ONLY_TAG,
     REFERENCE_TAGS,
     TUPLE,
@@ -26,7 +27,6 @@ from sbkit.config.document import (
     parse_yaml,
     plain_value,
     remove_tuple_rule,
-    replace_object,
     resolve_references,
     tag_of,
     text_of,
@@ -227,7 +227,8 @@ def _replace(
     key = _existing_key(document, parent, keys)
     node = parent[key]
     default = defaults[key]
-    if replace_object(parent, (*keys[:-1], key), value):
+    if value is None and len(keys) == 1 and tag_of(node).startswith(BUILDER_TAGS):
+        del parent[key]
         return
     if (
         isinstance(value, Mapping)

@@ -106,9 +106,12 @@ def test_mapping_of_parts_is_replaced_as_a_whole(layers: Layers, tmp_path: Path)
 @pytest.mark.parametrize("key", ["ratio", "also", "bare", "later"])
 def test_empty_mapping_cannot_remove_the_arguments_of_an_object(key: str, path: Path) -> None:
     own = path.with_name("own.yaml")
+    replacing = path.with_name("replacing.yaml")
     own.write_text(f"base: {path.name}\n{key}: {{}}\n")
+    replacing.write_text(f"base: {path.name}\n{key}: !only {{}}\n")
     for file, overrides in (
         (own, {}),
+        *[(replacing, {})] * (key != "also"),  # a reference, which it replaces
         (path, {key: {}}),
         (path, parse_overrides([f"--{key}={{}}"])),
     ):
@@ -116,28 +119,25 @@ def test_empty_mapping_cannot_remove_the_arguments_of_an_object(key: str, path: 
 
 
 def test_only_and_null_remove_what_a_base_declares(path: Path) -> None:
-    own, last = path.with_name("own.yaml"), path.with_name("last.yaml")
+    own, last, one_file = (path.with_name(f"{name}.yaml") for name in ("own", "last", "one"))
     own.write_text(
-        f"base: {path.name}\nratio: !only {{numerator: 5}}\nlater: !only {{}}\nmany: null\n"
-        "augment: {masks: !only {frequency: 3}}\nsizes: !only [7]\nlr: !only 2.0\n"
+        f"base: {path.name}\nmany: null\naugment: {{masks: !only {{frequency: 3}}}}\n"
+        "sizes: !only [7]\nmodules: !only {new: !only {a: 1}}\n"
     )
-    last.write_text("base: own.yaml\nratio: {denominator: 2}\naugment: {masks: {both: 1}}\n")
-    options = ["--ratio=!only {numerator: 5}", "--later=!only {}", "--augment.masks=!only {a: 1}"]
-    python = {"ratio": Only({"numerator": 5}), "later": Only(), "augment.masks": Only({"a": 1})}
-    for file, overrides, value, masks in (
-        (own, {}, 5, {"frequency": 3}),
-        (last, {}, 2.5, {"frequency": 3, "both": 1}),
-        (path, parse_overrides([*options, "--many=null"]), 5, {"a": 1}),
-        (path, nest_overrides({**python, "many": None}), 5, {"a": 1}),
+    last.write_text("base: own.yaml\naugment: {masks: {both: 1}}\n")
+    option = ["--augment.masks=!only {both: 1}", "--many=null", "--augment={masks: {a: 1}}"]
+    python = {"augment.masks": Only({"a": 1}), "many": None}
+    for file, overrides, masks in (
+        (own, {}, {"frequency": 3}),
+        (last, {}, {"frequency": 3, "both": 1}),
+        (path, parse_overrides(option), {"both": 1, "a": 1}),
+        (path, nest_overrides(python), {"a": 1}),
     ):
-        one_file = path.with_name("one.yaml")
         one_file.write_text(resolve(file, overrides).one_file)
         for hparams in (load_hparams(file, overrides), load_hparams(one_file, {})):
-            assert hparams["ratio"] == value and hparams["augment"]["masks"] == masks
-            assert hparams["later"]() == {} and "many" not in hparams
+            assert hparams["augment"]["masks"] == masks and "many" not in hparams
     settings = read_settings(own, {})
-    assert (settings["sizes"], settings["lr"]) == ([7], 2)
-    assert [*resolve(own, {}).tree] == [key for key in resolve(path, {}).tree if key != "many"]
+    assert (settings["sizes"], settings["modules"]) == ([7], {"new": {"a": 1}})
     assert "there is no `ratio`" in refusal(path, {"ratio": None})  # which `also` refers to
 
 
