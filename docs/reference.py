@@ -31,6 +31,60 @@ FILE_LISTS = {
     "A folder of scores": "sbkit/commands/score.py",
     "A corpus of shards": "sbkit/data/sharded_corpus.py",
 }
+# SET, METRIC, SOURCE, COLUMN, VALUE and KEY stand for names. A test compares these with a run.
+METRICS = "CER and WER are shares of the characters and words, which may exceed 1"
+SUMMARY_FIELDS = {
+    "test.SET.CER": f"{METRICS}. Other tasks have theirs here: accuracy, error_rate",
+    "test.SET.WER": "of a language without spaces between words: missing",
+    "test.SET.utterances": "number of scored utterances",
+    "test.SET.words": "number of reference words",
+    "test.SET.characters": "number of reference characters",
+    "test.SET.word_errors.KEY": "numbers of substitutions, deletions and insertions",
+    "test.SET.character_errors.KEY": "the same of characters",
+    "test.SET.CER_interval.KEY": "low and high of the 95 % interval; its unit and their number",
+    "test.SET.WER_interval.KEY": "the same of the WER",
+    "test.SET.normalizer": "the text table, which the references and hypotheses have passed",
+    "test.SET.references": "SHA-256 of ids and references; only equal ones can be compared",
+    "test.SET.greedy.KEY": "these figures by greedy decoding, if the decoder is another",
+    "test.SET.normalized.KEY": "these figures of texts without the case and marks of `text`",
+    "test.SET.marks.KEY": "precision and recall of punctuation and capitals, if `text` keeps them",
+    "test.SET.confidence.KEY": "how far the confidence of words can be trusted, if it is fitted",
+    "test.SET.notes": "sentences about the set, if there are any",
+    "test.SET.decoder": "greedy, beam or attention: what wrote the hypotheses",
+    "test.SET.report_by.COLUMN.KEY": "with `report_by`: metrics and utterances of each value",
+    "model": "the run folder or the bundle",
+    "values.KEY": "the YAML as it took effect; missing in a folder of scores of a bundle",
+    "parameters": "number of the model's parameters, frozen ones included",
+    "train_seconds": "wall time of training steps",
+    "audio_seconds": "audio that was trained on, over all epochs",
+    "rtfx": "audio_seconds / train_seconds",
+    "provenance.KEY": "SHA-256 of what the bundle computes with, and its decoder",
+    "versions.KEY": "of Python and the libraries",
+    "git_commit": "of sbkit; `-dirty`: with changes; null outside of git",
+    "machine.cpu": "its name",
+    "machine.cores": "number of usable cores",
+    "machine.device": "where the test ran",
+    "machine.accelerator": "the name of the GPU, or null",
+}
+LOG_FIELDS = {
+    "kind": "step, epoch (a validation) or test (of one set)",
+    "epoch": "counted from 1; of a test: that of its weights",
+    "step": "optimizer steps from the start; of a test: those of its weights",
+    "loss": "step, epoch: mean training loss since the last such line, per unit of the loss",
+    "learning_rate": "step: that of the first group of parameters",
+    "rtfx": "step, epoch: seconds of audio per second, over all processes",
+    "data_wait_share": "step: share of the time that the model waits for data",
+    "skipped_steps": "step, epoch: number of steps with a loss or gradient that is not finite",
+    "source_loss/SOURCE": "step, epoch: with `mix`, the loss of each source",
+    "valid_loss": "epoch: mean loss of the validation sets; null without one",
+    "CER": f"epoch, test: the metrics of the task, over all sets. {METRICS}",
+    "WER": "epoch, test: see CER",
+    "blank_frames": "epoch: share of the frames in which CTC writes nothing",
+    "tokens_written": "epoch: greedily written tokens for each token of the references",
+    "SET/METRIC": "epoch: the metrics of each validation set, if there are several",
+    "split": "test: the name of the set",
+    "decoder": "test: as in `summary.json`; null if the task has none",
+}
 Values = Mapping[str, str]  # by YAML
 
 
@@ -160,7 +214,35 @@ def files() -> str:
         lines = re.findall(r"(?m)^ {,4}(\S+)  +(\S.*(?:\n {8,}\S.*)*)$", docstring)
         rows = ((f"`{name}`", re.sub(r"\s+", " ", content)) for name, content in lines)
         text += table(title, ("file", "content"), rows)
+    for file, fields in {"summary.json": SUMMARY_FIELDS, "train_log.jsonl": LOG_FIELDS}.items():
+        rows = ((f"`{name}`", meaning) for name, meaning in fields.items())
+        text += table(f"The fields of {file}", ("field", "meaning"), rows)
     return text
+
+
+def fields_of(record: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each value in nested mappings."""
+    if not isinstance(record, dict) or not record:
+        yield path
+        return
+    for key, value in record.items():
+        yield from fields_of(value, (*path, key))
+
+
+def is_field(path: Sequence[str], documented: str) -> bool:
+    """Return whether a path is that of a documented field; KEY stands for all that is below."""
+    *parts, last = documented.split(".")
+    if last == "KEY":
+        path = (*path[: len(parts)], last)
+    patterns = (re.sub("SET|METRIC|SOURCE|COLUMN", ".+", part) for part in (*parts, last))
+    return len(path) == len(parts) + 1 and all(map(re.fullmatch, patterns, path))
+
+
+def compare_fields(documented: Values, records: Iterable[object]) -> tuple[set[str], set[str]]:
+    """Return fields of the records that are not documented, and documented ones that they lack."""
+    paths = {path for record in records for path in fields_of(record)}
+    unknown = {".".join(path) for path in paths if not any(is_field(path, n) for n in documented)}
+    return unknown, {n for n in documented if not any(is_field(path, n) for path in paths)}
 
 
 def api() -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sbkit.base.errors import DeviceError as DeviceError
     from sbkit.base.errors import SbkitError as SbkitError
     from sbkit.bundle.task import Task as Task
+    from sbkit.config.document import Only as Only
     from sbkit.config.hparams import load_hparams as load_hparams
     from sbkit.data.batch import Batch as Batch
     from sbkit.data.manifest import Clip as Clip
@@ -57,6 +58,7 @@ HOMES = {
     "Loss": "sbkit.models.loss",
     "Manifest": "sbkit.data.manifest",
     "Metric": "sbkit.logs.metric",
+    "Only": "sbkit.config.document",
     "Recipe": "sbkit.train.recipe",
     "Run": "sbkit.run.run",
     "SbkitError": "sbkit.base.errors",

@@ -180,6 +180,10 @@ class Asr(CorpusRecipe, Recognition):
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
+        "language": Kind(
+            ("one language tag",),
+            advice="For several, write mul, and the tables of all languages as `manifest`.",
+        ),
         "lm_text": RANGES["lm_text"],
         "token_type": Kind(TOKEN_TYPES, advice="char suits little text."),
     }

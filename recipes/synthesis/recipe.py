@@ -273,6 +273,7 @@ class Tts(CorpusRecipe, Synthesis):
         **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE),
         "segment_frames": Range(low=4, integer=True, advice="32 frames are 0.8 s."),
         "symbols": Kind(SYMBOL_TYPES, advice="phonemes need espeak-ng."),
+        "language": Kind(("one language tag",), advice="Train a voice for each language."),
         "longest_symbol": Range(low=0.1, advice="0.6 s is usual."),
     }
     prepare_splits = staticmethod(prepare_spoken)

@@ -3,7 +3,7 @@
 import json
 import logging
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 MAX_LISTED_NAMES = 3
@@ -50,6 +50,14 @@ def listed(
     texts = list(map(str, names))
     more = f" and {len(texts) - max_names:,} more" if len(texts) > max_names else ""
     return separator.join(texts[:max_names]) + more
+
+
+def align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield each row of a table as an indented line."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"  {'  '.join(cells)}".rstrip()
 
 
 def short_value(value: object) -> str:

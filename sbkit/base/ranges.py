@@ -80,6 +80,7 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "false": lambda value: value is False,
     "true or false, not in words": lambda value: as_flag(value) is value,
     "text": lambda value: isinstance(value, str),
+    "one language tag": lambda value: isinstance(value, str),
     "set": bool,
     "1": lambda value: value == 1,
     "above 0": lambda value: isinstance(value, int | float) and value > 0,

@@ -22,6 +22,7 @@ def add_commands(parser: Parser) -> None:
     help = "print a YAML with its base and overrides as one file"
     add = parser.add_command("config", print_config, help, "yaml", takes_overrides=True)
     add("--all", action="store_true", help="with the defaults of the keys that it leaves out")
+    add("--parts", action="store_true", help="prepare its data, and print the tree of its parts")
 
 
 def check(options: Namespace) -> int:
@@ -77,5 +78,16 @@ def print_config(options: Namespace) -> None:
     from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
 
+    if options.parts:
+        from sbkit.check.check import open_checked_run
+        from sbkit.check.checked_run import DeclaredRun
+        from sbkit.check.parts import part_lines
+        from sbkit.logs.handlers import quiet
+        from sbkit.train.setup import read_values
+
+        values = read_values(options.yaml, parse_overrides(options.overrides))
+        with quiet(), open_checked_run(DeclaredRun(values)) as run:
+            print(*part_lines(run), sep="\n")
+        return
     resolved = resolve(options.yaml, parse_overrides(options.overrides))
     print(resolved.one_file if options.all else resolved.one_file_without_defaults, end="")

@@ -2,7 +2,8 @@
 
 A file with the key `base` holds only the differences from that file: a mapping without a tag merges
 into the base's mapping or object by its keys, and any other value replaces the base's; so does an
-empty mapping. Overrides change a file as if they were a file that names it as its base.
+empty mapping, and one with the tag ``!only``. Overrides change a file as if they were a file that
+names it as its base.
 
 HyperPyYAML silently writes an unresolved node into text, and leaves ``-1 * 2`` as text: both are
 refused here.
@@ -27,16 +28,18 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.tag import Tag
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_regular
 from sbkit.base.messages import did_you_mean
-from sbkit.base.ranges import FLAG, RANGES, Kind, Range, as_flag
+from sbkit.base.ranges import FLAG, FORMS, RANGES, Kind, Range, as_flag
 
 Keys = tuple[str | int, ...]
 
 REFERENCE_TAGS = ("!ref", "!copy")
 INCLUDE_TAG = "!include:"
+ONLY_TAG = "!only"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 OBJECT_TAGS = (*BUILDER_TAGS, *REFERENCE_TAGS)
 BASE_KEY = "base"
@@ -57,7 +60,11 @@ OBJECT = object()  # a placeholder for an object that would be built
 
 
 class Only(dict[str, Any]):
-    """A mapping of overrides that replaces what was before, where a plain one changes its keys."""
+    """A mapping that replaces the one of the YAML, where a plain mapping changes its keys.
+
+    >>> Only({"train": "mine.csv"})
+    Only({'train': 'mine.csv'})
+    """
 
     def __repr__(self) -> str:
         return f"Only({super().__repr__()})"
@@ -111,6 +118,8 @@ def children(node: object) -> list[tuple[str | int, object]]:
 
 def plain_value(node: Any) -> Any:
     """Convert a resolved node to plain Python values, with `OBJECT` for an object to be built."""
+    if tag_of(node) == ONLY_TAG:
+        return Only({key: plain_value(value) for key, value in node.items()})
     if tag_of(node):
         return OBJECT
     if isinstance(node, dict):
@@ -281,10 +290,14 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
         if tag_of(node).startswith(INCLUDE_TAG):
             _include(document, keys, node, readers)
     if BASE_KEY not in root:
+        _drop_only_tags(root)
         return document
     base = read_document(path.parent / str(root.pop(BASE_KEY)), readers)
-    own_keys = {key for key in root if key not in base.root or root[key] != base.root[key]}
+    own_keys = {  # without a null for a key of the base, which need not be read
+        key for key in root if key not in base.root or root[key] not in (None, base.root[key])
+    }
     _merge(document, base.root, root)
+    _drop_only_tags(base.root)
     base.root.ca.comment = root.ca.comment  # the header; other comments stay the base's
     places, texts = base.places | document.places, document.texts | base.texts
     return replace(document, root=base.root, own_keys=own_keys, places=places, texts=texts)
@@ -310,6 +323,13 @@ def read_yaml_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
+def _drop_only_tags(root: CommentedMap) -> None:
+    """Drop each `!only`, which takes effect once: where the file is merged into its base."""
+    for _, node in walk(root):
+        if isinstance(node, CommentedMap | CommentedSeq) and tag_of(node) == ONLY_TAG:
+            node.yaml_set_ctag(Tag(suffix=None))
+
+
 def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above: Keys = ()) -> None:
     """Merge the values of a document into the tree of its base, from the last to the first."""
     position = len(tree)
@@ -317,16 +337,22 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         old = tree.get(key)
         new = changes[key]
         keys = (*above, key)
+        is_mapping = isinstance(new, CommentedMap) and tag_of(new) in ("", ONLY_TAG)
         if key not in tree:
             token = changes.ca.items.get(key, [None] * 3)[2]
             comment = token.value.partition("\n")[0] if token else ""
             tree.insert(position, key, new, comment or None)
+        elif new is None and not above and tag_of(old).startswith(BUILDER_TAGS):
+            position = [*tree].index(key)
+            del tree[key]
+            continue
         elif merges(new, keys) and isinstance(old, CommentedMap):
             _merge(document, old, new, keys)
-        elif (new == {} or merges(new, keys)) and tag_of(old).startswith(OBJECT_TAGS):
+        elif is_mapping and tag_of(old).startswith(BUILDER_TAGS if tag_of(new) else OBJECT_TAGS):
             raise ConfigError(
                 f"`{dotted(keys)}` ({document.place(keys)}) cannot be merged with the base's "
-                f"`{tag_of(old)}`. Write arguments that it has, or a tag, such as !new:."
+                f"`{tag_of(old)}`. Write arguments that it has, or a tag, such as !new:, "
+                "which replaces them all."
             )
         else:
             tree[key] = as_flag(new) if isinstance(old, bool) else new
@@ -340,8 +366,12 @@ def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, 
     for child in {id(child): child for _, child in walk(inner.root)}.values():  # each alias once
         if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:
             child.value = re.sub(r"<([^].[>]+)", rf"<{prefix}[\1]", child.value)
+    changes = node if isinstance(node, CommentedMap) else {}
     try:
-        recursive_update(inner.root, node if isinstance(node, CommentedMap) else {}, True)
+        for path, child in [*walk(changes)][:-1]:  # without its own, of no keys
+            if tag_of(child) == ONLY_TAG:
+                reduce(getitem, path[:-1], inner.root)[path[-1]] = child
+        recursive_update(inner.root, changes, True)
     except KeyError as error:
         raise ConfigError(f"`{dotted(keys)}` ({document.place(keys)}): {error.args[0]}.") from error
     reduce(getitem, keys[:-1], document.root)[keys[-1]] = inner.root
@@ -386,13 +416,16 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
     is_whole = REFERENCE.fullmatch(text) is not None
     filled = text
     for keys in paths:
-        target = _reach(root, keys, where)
+        target: Any = _reach(root, keys, where)
         if target is None and is_whole:
             return None  # set when a run starts, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:
             raise ConfigError(f"{where} is resolved too early. Move `{dotted(keys)}` above it.")
         if isinstance(target, str) and REFERENCE.search(target):
             raise ConfigError(f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too.")
+        if not is_whole and FORMS["a list of texts"](target):
+            target = "-".join(target)  # in the name of a folder, such as that of [en, it]
+            text = text.replace(f"<{REFERENCE.split(filled)[1]}>", target)
         is_object = bool(tag_of(target)) or isinstance(target, dict | list)
         if is_object and not is_whole:
             raise ConfigError(f"{where} puts `{dotted(keys)}` into text, but that is an object.")

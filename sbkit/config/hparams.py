@@ -207,7 +207,8 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
         require_trusted(str(root[RECIPE]).rpartition(".")[0])
         if name in ranges_of(str(root[RECIPE])):
             root[name] = None
-    names = [name for name in optional if name not in root]
+    names = [name for name in optional if root.get(name) is None]
+    names = [name for name in names if name not in root or None not in KEYS[name].values]
     defaults = [name for name in names if name not in overrides]
     for name in sorted(names, key=defaults.__contains__):  # those with an override first
         root[name] = deepcopy(KEYS[name].default)

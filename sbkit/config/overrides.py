@@ -13,6 +13,8 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.messages import nearest
 from sbkit.base.ranges import LIST, RANGES, Range, as_flag
 from sbkit.config.document import (
+    BUILDER_TAGS,
+    ONLY_TAG,
     REFERENCE_TAGS,
     TUPLE,
     WHOLE_KEYS,
@@ -93,7 +95,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
             if not next_argument.startswith("-") or NEGATIVE_NUMBER.fullmatch(next_argument):
                 text = remaining.pop(0)
         path = option["path"]
-        if path in NAMED_VALUES and text != "null" and not text.startswith("{"):
+        if path in NAMED_VALUES and text != "null" and not text.startswith(("{", ONLY_TAG)):
             _add_named_value(overrides, path, text)
         else:
             _set_nested(overrides, (*path.split("."),), _read_value(argument, path, text))
@@ -134,7 +136,7 @@ def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, object]]:
         yield keys, _from_python(value)
         return
     if isinstance(value, Only) or not value:
-        yield keys, {}
+        yield keys, type(value)()
     for key, inner in value.items():
         yield from _leaves((*keys, str(key)), inner)
 
@@ -180,9 +182,9 @@ def _read_value(argument: str, path: str, text: str) -> object:
     """
     if not text:
         raise ConfigError(f"`{argument}` needs a value. Write '\"\"' for empty text.")
-    if text.startswith("!"):
+    if text.startswith("!") and not text.startswith(f"{ONLY_TAG} "):
         raise ConfigError(f"`{argument}` needs a plain value. To change an object, edit the YAML.")
-    is_yaml_syntax = text[0] in "[{\"'"
+    is_yaml_syntax = text[0] in "![{\"'"
     if "#" in text and not is_yaml_syntax:
         return text  # YAML would drop what follows as a comment
     remove_tuple_rule()
@@ -225,7 +227,14 @@ def _replace(
     key = _existing_key(document, parent, keys)
     node = parent[key]
     default = defaults[key]
-    if isinstance(value, Mapping) and tag_of(node) in REFERENCE_TAGS:
+    if value is None and len(keys) == 1 and tag_of(node).startswith(BUILDER_TAGS):
+        del parent[key]
+        return
+    if (
+        isinstance(value, Mapping)
+        and not isinstance(value, Only)
+        and tag_of(node) in REFERENCE_TAGS
+    ):
         raise ConfigError(
             f"`{dotted(keys)}` ({document.place(keys)}) refers to {text_of(node)}. Override the "
             f"keys of {text_of(node)}."

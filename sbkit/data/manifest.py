@@ -18,7 +18,7 @@ from sbkit.audio.io import AudioPart
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import DataError
 from sbkit.base.messages import shorten
-from sbkit.text.languages import primary_language
+from sbkit.text.languages import SEVERAL_LANGUAGES, primary_language
 
 MIX_FAULT = "mix_fault"  # of a clip whose channels are mixed: what is lost, see `ChannelMixer`
 MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the row's source
@@ -319,7 +319,7 @@ def check_locale(blocks: Iterable[Manifest], language: str) -> Iterator[Manifest
     foreign = {
         tag: n for tag, n in counts.items() if primary_language(tag) != primary_language(language)
     }
-    if 2 * sum(foreign.values()) > counts.total():
+    if 2 * sum(foreign.values()) > counts.total() and language != SEVERAL_LANGUAGES:
         locale = max(foreign, key=foreign.__getitem__)
         raise DataError(
             f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows have the "

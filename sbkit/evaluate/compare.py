@@ -17,7 +17,7 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from sbkit.base.errors import DataError
-from sbkit.base.messages import short_value
+from sbkit.base.messages import align_columns, short_value
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
 from sbkit.evaluate.run_results import SETTINGS, read_records, read_results
 from sbkit.evaluate.wer import (
@@ -201,7 +201,7 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
         costs = [fact for fact in COSTS if any(row.get(fact) for row in rows)]
         titles = (*(f"{rate} %" for rate in rates), *above, *(COSTS[fact][0] for fact in costs))
         lines = [(" ", *titles, "run"), *(_cells(row, rates, costs) for row in rows)]
-        yield from _align_columns(lines)
+        yield from align_columns(lines)
         for row in rows:
             if row.get(SEEN) is not None:
                 yield f"  {row['letter']}: {describe_seen(row[SEEN])}"
@@ -230,13 +230,6 @@ def _cells(row: FigureDict, rates: Sequence[str], costs: Sequence[str]) -> tuple
         _, unit, form = COSTS[fact]
         values.append(format(row[fact] / unit, form) if row.get(fact) else "")
     return mark, *values, f"{row['letter']}  {row['run']}"
-
-
-def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"  {'  '.join(cells)}".rstrip()
 
 
 # ---- settings

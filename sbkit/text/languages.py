@@ -50,6 +50,8 @@ _TWO_LETTER_OF = {  # by three-letter code and English name
 }
 TWO_LETTER_CODES = frozenset(_TWO_LETTER_OF.values())
 
+SEVERAL_LANGUAGES = "mul"  # in ISO 639
+
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
 _TAG = re.compile(
     r"[a-z]{2,3}([-_][a-z]{4})?([-_]([a-z]{2}|\d{3}))?([-_][a-z0-9]{5,8})*", re.IGNORECASE

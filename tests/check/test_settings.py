@@ -1,7 +1,10 @@
 """Ranges, keys that nothing reads, the machine that is meant, and the run folder."""
 
+import os
+import re
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -9,6 +12,7 @@ from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import DeclaredRun, Finding
 from sbkit.check.settings import check_needs, check_run_folder
+from sbkit.commands.cli import run as sbkit
 from sbkit.config.overrides import parse_overrides
 from sbkit.distributed.device import device_counter_for, resolve
 from sbkit.train.setup import read_values
@@ -179,3 +183,20 @@ def test_second_run_in_a_held_folder_is_refused_and_writes_nothing(
         assert workplace.train_here(run, *OPTIONS, "--max_seconds=3") == BAD_INPUT
     assert "Only one run at a time" in capsys.readouterr().err
     assert times_of(run) == before
+
+
+def test_config_prints_the_parts_as_a_tree(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--freeze={CNN: always, Transformer.encoder.2: 9}", "--num_encoder_layers=4")
+    arguments = workplace.arguments(tmp_path / "run", *options)
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        sbkit(["config", *arguments, "--parts"])
+    table, outside = capsys.readouterr().out.split("outside of `model`")
+    for facts in (
+        r"CNN +ConvFrontEnd +[\d,]+ +no +float32, int64 +\S+$",
+        r"0-1 +ConformerBlock +2 x [\d,]+ +yes +float32 +\S+ +opt_class$",
+        r"2 +ConformerBlock +[\d,]+ +after 9 steps +float32 +\S+ +opt_class$",
+    ):
+        assert re.search(rf"(?m)^ +{facts}", table), table
+    assert "compute_features" in outside and not (tmp_path / "run").exists()

@@ -10,36 +10,43 @@ import pytest
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import FLAG_WORDS
+from sbkit.config.document import Only
 from sbkit.config.hparams import load_hparams, read_settings, resolve
 from sbkit.config.overrides import nest_overrides, parse_overrides
 from tests.config.conftest import refusal
 
-VALUES: tuple[Any, ...] = (None, {}, {"a": "x"}, {"a": ["y", "z"], "b": "x"}, {"c": "x"})
+VALUES: tuple[Any, ...] = (
+    *(None, {}, {"a": "x"}, {"a": ["y", "z"], "b": "x"}, {"c": "x"}),
+    *(Only({"b": "w"}), Only()),
+)
 ORDERS = [*product(VALUES, repeat=3)]
 TEXT: Any = {"case": "lower", "numbers": "keep"}
-TEXT_ORDERS = [
-    (TEXT, *layers) for layers in product(({}, {"case": "keep"}, {"numbers": "spell"}), repeat=2)
-]
+TEXTS = ({}, {"case": "keep"}, {"numbers": "spell"}, Only({"case": "keep"}))
+TEXT_ORDERS = [(TEXT, *layers) for layers in product(TEXTS, repeat=2)]
 Layers = tuple[Any, ...]
 
 
 def after(old: Any, new: Any) -> Any:
-    """The rule: a mapping changes the keys that it has; any other value, such as {}, replaces."""
-    return {**(old or {}), **new} if new else new
+    """The rule: a mapping changes its keys; any other value, such as {} or Only, replaces."""
+    return {**(old or {}), **new} if new and not isinstance(new, Only) else new
+
+
+def in_yaml(value: Any) -> str:
+    return f"{'!only ' * isinstance(value, Only)}{json.dumps(value)}"
 
 
 def write_files(folder: Path, key: str, layers: Layers) -> Path:
     """Write a YAML for each layer, with the one before as its base; return the last."""
     files = [folder / f"{index}.yaml" for index in range(len(layers))]
-    files[0].write_text(f"{key}: {json.dumps(layers[0])}\n")
+    files[0].write_text(f"{key}: {in_yaml(layers[0])}\n")
     for (base, file), value in zip(pairwise(files), layers[1:], strict=True):
-        file.write_text(f"base: {base.name}\n{key}: {json.dumps(value)}\n")
+        file.write_text(f"base: {base.name}\n{key}: {in_yaml(value)}\n")
     return files[-1]
 
 
 def as_options(key: str, value: Any, way: str) -> list[str]:
-    if not value or way == "mapping":
-        return [f"--{key}={json.dumps(value)}"]
+    if not value or way == "mapping" or isinstance(value, Only):
+        return [f"--{key}={in_yaml(value)}"]
     if way == "dotted":
         return [f"--{key}.{name}={json.dumps(item)}" for name, item in value.items()]
     return [f"--{key}={name}={item}" for name, item in value.items()]
@@ -74,6 +81,8 @@ def test_entries_of_a_mapping_are_layers_as_well(tmp_path: Path) -> None:
 def test_python_has_the_same_rule_and_no_order(tmp_path: Path) -> None:
     for first, outer, inner in ORDERS:
         file = write_files(tmp_path, "where", (first,))
+        if isinstance(inner, Only):
+            continue  # it has no dotted form
         dotted = {f"where.{name}": item for name, item in (inner or {}).items()}
         given = ({"where": outer, **dotted}, {**dotted, "where": outer})
         is_refused = dotted and (outer is None or {*outer} & {*inner})
@@ -97,13 +106,39 @@ def test_mapping_of_parts_is_replaced_as_a_whole(layers: Layers, tmp_path: Path)
 @pytest.mark.parametrize("key", ["ratio", "also", "bare", "later"])
 def test_empty_mapping_cannot_remove_the_arguments_of_an_object(key: str, path: Path) -> None:
     own = path.with_name("own.yaml")
+    replacing = path.with_name("replacing.yaml")
     own.write_text(f"base: {path.name}\n{key}: {{}}\n")
+    replacing.write_text(f"base: {path.name}\n{key}: !only {{}}\n")
     for file, overrides in (
         (own, {}),
+        *[(replacing, {})] * (key != "also"),  # a reference, which it replaces
         (path, {key: {}}),
         (path, parse_overrides([f"--{key}={{}}"])),
     ):
         assert f"`{key}`" in refusal(file, overrides)
+
+
+def test_only_and_null_remove_what_a_base_declares(path: Path) -> None:
+    own, last, one_file = (path.with_name(f"{name}.yaml") for name in ("own", "last", "one"))
+    own.write_text(
+        f"base: {path.name}\nmany: null\naugment: {{masks: !only {{frequency: 3}}}}\n"
+        "sizes: !only [7]\nmodules: !only {new: !only {a: 1}}\n"
+    )
+    last.write_text("base: own.yaml\naugment: {masks: {both: 1}}\n")
+    option = ["--augment.masks=!only {both: 1}", "--many=null", "--augment={masks: {a: 1}}"]
+    python = {"augment.masks": Only({"a": 1}), "many": None}
+    for file, overrides, masks in (
+        (own, {}, {"frequency": 3}),
+        (last, {}, {"frequency": 3, "both": 1}),
+        (path, parse_overrides(option), {"both": 1, "a": 1}),
+        (path, nest_overrides(python), {"a": 1}),
+    ):
+        one_file.write_text(resolve(file, overrides).one_file)
+        for hparams in (load_hparams(file, overrides), load_hparams(one_file, {})):
+            assert hparams["augment"]["masks"] == masks and "many" not in hparams
+    settings = read_settings(own, {})
+    assert (settings["sizes"], settings["modules"]) == ([7], {"new": {"a": 1}})
+    assert "there is no `ratio`" in refusal(path, {"ratio": None})  # which `also` refers to
 
 
 def test_merged_mapping_sees_what_is_changed_in_its_source(tmp_path: Path) -> None:

@@ -458,6 +458,7 @@ def test_check_locale_accepts_regions_and_a_few_rows_of_another_language() -> No
     [*check_locale(locales("de", "de-AT", "").blocks(), "de")]
     [*check_locale(locales("", "").blocks(), "en")]
     [*check_locale(locales("sv-SE", "sv-SE", "fi").blocks(), "sv")]
+    [*check_locale(locales("en", "it", "it").blocks(), "mul")]
 
 
 NOT_TABLES = {  # by ending

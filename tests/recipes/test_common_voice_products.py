@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import soundfile
 
+from docs.reference import LOG_FIELDS, SUMMARY_FIELDS, compare_fields
 from recipes.CommonVoice import corpus as common_voice
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
@@ -243,6 +244,9 @@ def test_clip_of_another_length_is_named(
     assert text.count("but its corpus states") == text.count(f"{clip.stem} lasts") == 1
 
 
+IF_ANY = ("greedy.KEY", "normalized.KEY", "marks.KEY", "confidence.KEY", "notes")
+
+
 @pytest.mark.slow
 def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     folders = f"[{releases / SCRIPTED}, {releases / SPONTANEOUS}.tar.gz]"
@@ -256,6 +260,9 @@ def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     assert [*summary["test"]] == tests
     assert all((run / f"wer_{name}.txt").is_file() for name in tests)
     log = read_log(run / "train_log.jsonl")
+    unknown, missing = compare_fields(SUMMARY_FIELDS, [summary])
+    assert not unknown and missing <= {f"test.SET.{name}" for name in IF_ANY}
+    assert compare_fields(LOG_FIELDS, log) == (set(), {"source_loss/SOURCE"})
     assert [record["split"] for record in log if record["kind"] == "test"] == tests
     (epoch,) = [record for record in log if record["kind"] == "epoch"]
     assert {"CER", f"dev-{SCRIPTED}/CER", f"dev-{SPONTANEOUS}/WER"} <= epoch.keys()

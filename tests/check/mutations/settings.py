@@ -62,10 +62,12 @@ MUTATIONS = [
         "lists instead of words",
         error("placement", "precision", "one of fp32, bf16, fp16", "['bf16']"),
         error("ranges", "audio_store", "pcm or flac or lazy", "['pcm']"),
+        error("ranges", "language", "but is ['en', 'it']", "For several, write mul"),
         error("ranges", "token_type", "char or bpe or unigram", "'word'"),
         text=(
             ("\nprecision: fp32", "\nprecision: [bf16]"),
             ("audio_store: pcm", "audio_store: [pcm]"),
+            ("language: en", "language: [en, it]"),
             ("token_type: char", "token_type: word"),
         ),
     ),
