@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.errors import ConfigError, DataError, SbkitError, translate
 from sbkit.base.messages import plural
 from sbkit.check import can_learn, cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import (
@@ -150,12 +150,8 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
             with step("brain"):
                 brain = make_brain(own, **CPU_OPTIONS)
             reached = [*reachable({**dict(own.hparams.items()), "brain": brain})]
-            with step("optimizers"):
-                try:
-                    brain.init_optimizers()
-                except Exception as error:  # whatever an optimizer or a recipe raises
-                    fault = f"{type(error).__name__}: {error}"
-                    raise ConfigError(f"`opt_class` makes no optimizers: {fault}.") from error
+            with step("optimizers"), translate(Exception, ConfigError, _describe_optimizers):
+                brain.init_optimizers()
             trial = dry_run.take_small_steps(own, brain, reached)
         yield CheckedRun(
             declared=declared,
@@ -166,6 +162,10 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
             reached=reached,
             trial=trial,
         )
+
+
+def _describe_optimizers(error: Exception) -> str:
+    return f"`opt_class` makes no optimizers: {type(error).__name__}: {error}."
 
 
 def check_before_training(values: RunValues, data: RunData | None = None) -> RunData:

@@ -32,6 +32,7 @@ from sbkit.data.sampler import EvalSampler, MicroBatch, TrainSampler, split_batc
 from sbkit.data.splits import sample_counts
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
+from sbkit.train.ownership import device_errors
 
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
@@ -232,20 +233,23 @@ class RealSteps:
         start = time.perf_counter()
         if not self._accumulates:
             brain.modules.zero_grad(set_to_none=True)
+        part = "A training step"
         try:
-            loss = training_loss(brain, batch.to(brain.device))
-            torch.autograd.backward(loss.sums.sum())
-            for optimizer in (brain.optimizers_dict or {}).values():
-                optimizer.step()
+            with device_errors(brain):
+                loss = training_loss(brain, batch.to(brain.device))
+                torch.autograd.backward(loss.sums.sum())
+                for name, optimizer in (brain.optimizers_dict or {}).items():
+                    part = f"The step of the optimizer `{name}` ({type(optimizer).__name__})"
+                    optimizer.step()
         except SbkitError:
             raise
         except Exception as error:  # whatever a part or an optimizer raises on this device
             if is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
+            fix = " Make the tensor a buffer of a module in `model`." if "device" in reason else ""
             raise DeviceError(
-                f"A training step on {brain.device} raised {type(error).__name__} ({reason}). If a "
-                "tensor is on another device, make it a buffer of a module in `model`."
+                f"{part} on {brain.device} raised {type(error).__name__} ({reason}).{fix}"
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()
