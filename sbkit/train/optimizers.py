@@ -136,7 +136,9 @@ def naming_parameters(
                 opt_class([parameter])
                 del refused[path]
                 fix = " Give those to another of several `optimizers`, by their `parts`."
-        names = listed(refused) or "all parameters"
+        names = listed(refused)
+        if not fix:
+            names = f"all parameters, such as {next(iter(refused))}" if refused else "their groups"
         return f"`{key}` raised {type(error).__name__} ({error}) for {names}.{fix}"
 
     return translate(Exception, ConfigError, describe)

@@ -30,6 +30,41 @@ class LineBrain(MeanBrain):
         return Loss(sums, torch.ones_like(sums))
 
 
+class ScheduleFree(torch.optim.Optimizer):
+    """SGD without a schedule (Defazio et al. 2024), with the interface of `schedulefree`.
+
+    The gradient is taken at y, between the average x and the steps z.
+    """
+
+    def __init__(self, params: Any, lr: float, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})
+
+    def train(self) -> None:
+        self._move(is_training=True)
+
+    def eval(self) -> None:
+        self._move(is_training=False)
+
+    @torch.no_grad()
+    def _move(self, *, is_training: bool) -> None:
+        for group in self.param_groups:
+            weight = 1 - group["beta"] if is_training else 1 - 1 / group["beta"]
+            for p in group["params"] if group["train_mode"] != is_training else ():
+                p.lerp_(self.state[p].get("z", p), weight)
+            group["train_mode"] = is_training
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            assert group["train_mode"]
+            group["k"] += 1
+            weight, rate = 1 / group["k"], group["lr"]
+            for p in [p for p in group["params"] if p.grad is not None]:
+                z = self.state[p].setdefault("z", p.clone())
+                p.lerp_(z, weight).sub_(p.grad, alpha=rate * (1 - group["beta"] * (1 - weight)))
+                z.sub_(p.grad, alpha=rate)
+
+
 def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     return torch.randn(count, 3), torch.randn(count, 2)

@@ -106,6 +106,19 @@ def test_parts_that_a_recipe_may_keep_outside_its_modules() -> None:
     assert brain.optimizer_step == 4
 
 
+def test_state_of_an_optimizer_on_another_device_is_named() -> None:
+    class Misplaced(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["m"] = torch.zeros(p.shape, device="meta")
+                p.grad.add_(self.state[p]["m"])
+
+    brain = brain_of(optimizer=Misplaced)
+    message = "another for `brain.modules.model.weight` in Misplaced.* zeros_like"
+    with pytest.raises(DeviceError, match=message):
+        brain.fit([1], batches(2))
+
+
 def test_layer_on_another_device_is_named() -> None:
     brain = brain_of(recipe(head := nn.Linear(2, 2, device="meta")), hparams={"head": head})
     for run in (lambda: brain.fit([1], batches(2)), lambda: brain.evaluate(batches(2))):

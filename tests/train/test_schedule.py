@@ -40,17 +40,17 @@ def declared(schedule: Any, **settings: Any) -> dict[str, Any]:
 
 
 def test_unsupported_scheduler_is_refused() -> None:
-    """The message names what is missing or wrong: a metric, a length of the run, a momentum."""
+    """The message names what is missing or wrong: a direction, a length of the run, a momentum."""
     for scheduler, words in (
-        (schedulers.NewBobScheduler(0.1), "NewBobScheduler.*called with metric_value"),
-        (schedulers.ReduceLROnPlateau(), "called with optim_list and current_epoch"),
-        (partial(torch_schedulers.ReduceLROnPlateau, patience=1), "raised TypeError .*metrics"),
+        (partial(torch_schedulers.ReduceLROnPlateau, mode="max"), "direction of the metric"),
         (partial(OneCycleLR, max_lr=0.1), "OneCycleLR.*`cycle_momentum` option"),
         (partial(OneCycleLR, max_lr=0.1, total_steps=9), "total_steps is the length of the run"),
         ("cosine", "but str raised TypeError"),
     ):
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function.*" + words):
             read_schedule(declared(scheduler))
+    with pytest.raises(SbkitError, match="NewBobScheduler raised .* the metric must fall"):
+        read_schedule(declared(schedulers.NewBobScheduler(0.1)), higher_is_better=True)
     for lacking in ({"epoch_counter": None}, {"lr": None}):
         with pytest.raises(SbkitError, match=r"\(WarmupCosine\) needs a number as `lr`"):
             read_schedule(declared(WarmupCosine(warmup_fraction=0.1), **lacking))
@@ -80,6 +80,26 @@ def test_torch_schedulers_advance_by_step_and_one_cycle_spans_the_run() -> None:
     assert cycle[0] == pytest.approx(0.04, rel=1e-3)
     assert cycle[500] == pytest.approx(1.0, rel=1e-3)
     assert cycle[-1] < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "higher_is_better", "metrics", "factor"),
+    [
+        (partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5), False, "321", 1.0),
+        (partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5), False, "3233", 0.25),
+        (partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5), True, "321", 0.25),
+        (partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5), True, "123", 1.0),
+        (schedulers.NewBobScheduler(0.1), False, "3212", 0.5),
+        (schedulers.ReduceLROnPlateau(patience=0, dont_halve_until_epoch=2), False, "1122", 0.25),
+    ],
+)
+def test_rate_falls_once_the_metric_no_longer_improves(
+    schedule: Any, higher_is_better: bool, metrics: str, factor: float
+) -> None:
+    read = read_schedule(declared(schedule), higher_is_better=higher_is_better)
+    errors = [-float(metric) if higher_is_better else float(metric) for metric in metrics]
+    assert read is not None and highest_factor(read) == 1.0
+    assert read(Position(0.5, 9, 5, tuple(enumerate(errors, 1)))) == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("steps", [1, 20, 2000])
@@ -118,8 +138,10 @@ class Fitting(MeanBrain):
         schedulers.NoamScheduler(0.1, 3),
         partial(OneCycleLR, max_lr=0.1, cycle_momentum=False),
         partial(torch_schedulers.CosineAnnealingLR, T_max=5),
+        schedulers.NewBobScheduler(0.1, improvement_threshold=1.0),
+        partial(torch_schedulers.ReduceLROnPlateau, patience=0, threshold=0.9),
     ],
-    ids=["noam", "one-cycle", "cosine"],
+    ids=["noam", "one-cycle", "cosine", "new-bob", "plateau"],
 )
 def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -> None:
     def run(folder: Path, epochs: int) -> tuple[list[float], torch.Tensor]:
