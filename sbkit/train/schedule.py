@@ -130,7 +130,7 @@ def _follow_validations(declared: Any, rate: float, *, higher_is_better: bool) -
     if "mode" in getattr(declared, "keywords", ()):
         raise TypeError("mode is the direction of the metric, which sbkit knows: leave it out")
     if higher_is_better and not is_torch:
-        raise TypeError("the metric must fall; torch's ReduceLROnPlateau takes one that rises, too")
+        raise TypeError("the metric of this recipe rises; torch's ReduceLROnPlateau takes it")
 
     @lru_cache(maxsize=1)  # the validations seldom change
     def factor(validations: Validations) -> float:

@@ -31,38 +31,34 @@ class LineBrain(MeanBrain):
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """SGD without a schedule (Defazio et al. 2024), with the interface of `schedulefree`.
-
-    The gradient is taken at y, between the average x and the steps z.
-    """
+    """SGD with the interface of `schedulefree`: gradients at y, steps of z, and their average x."""
 
     def __init__(self, params: Any, lr: float, beta: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})
 
     def train(self) -> None:
-        self._move(is_training=True)
+        self._move(True, lambda beta: 1 - beta)
 
     def eval(self) -> None:
-        self._move(is_training=False)
+        self._move(False, lambda beta: 1 - 1 / beta)
 
     @torch.no_grad()
-    def _move(self, *, is_training: bool) -> None:
-        for group in self.param_groups:
-            weight = 1 - group["beta"] if is_training else 1 - 1 / group["beta"]
-            for p in group["params"] if group["train_mode"] != is_training else ():
-                p.lerp_(self.state[p].get("z", p), weight)
-            group["train_mode"] = is_training
+    def _move(self, train_mode: bool, weight: Any) -> None:
+        for group in [g for g in self.param_groups if g["train_mode"] != train_mode]:
+            group["train_mode"] = train_mode
+            for p in group["params"]:
+                p.lerp_(self.state[p].get("z", p), weight(group["beta"]))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             assert group["train_mode"]
             group["k"] += 1
-            weight, rate = 1 / group["k"], group["lr"]
             for p in [p for p in group["params"] if p.grad is not None]:
                 z = self.state[p].setdefault("z", p.clone())
-                p.lerp_(z, weight).sub_(p.grad, alpha=rate * (1 - group["beta"] * (1 - weight)))
-                z.sub_(p.grad, alpha=rate)
+                away = group["beta"] * (1 - 1 / group["k"])
+                p.lerp_(z, 1 / group["k"]).sub_(p.grad, alpha=group["lr"] * (1 - away))
+                z.sub_(p.grad, alpha=group["lr"])
 
 
 def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:

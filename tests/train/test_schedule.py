@@ -49,7 +49,7 @@ def test_unsupported_scheduler_is_refused() -> None:
     ):
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function.*" + words):
             read_schedule(declared(scheduler))
-    with pytest.raises(SbkitError, match="NewBobScheduler raised .* the metric must fall"):
+    with pytest.raises(SbkitError, match=r"NewBobScheduler raised .*\(the metric"):
         read_schedule(declared(schedulers.NewBobScheduler(0.1)), higher_is_better=True)
     for lacking in ({"epoch_counter": None}, {"lr": None}):
         with pytest.raises(SbkitError, match=r"\(WarmupCosine\) needs a number as `lr`"):
@@ -82,24 +82,18 @@ def test_torch_schedulers_advance_by_step_and_one_cycle_spans_the_run() -> None:
     assert cycle[-1] < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("schedule", "higher_is_better", "metrics", "factor"),
-    [
-        (partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5), False, "321", 1.0),
-        (partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5), False, "3233", 0.25),
-        (partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5), True, "321", 0.25),
-        (partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5), True, "123", 1.0),
-        (schedulers.NewBobScheduler(0.1), False, "3212", 0.5),
-        (schedulers.ReduceLROnPlateau(patience=0, dont_halve_until_epoch=2), False, "1122", 0.25),
-    ],
-)
-def test_rate_falls_once_the_metric_no_longer_improves(
-    schedule: Any, higher_is_better: bool, metrics: str, factor: float
-) -> None:
-    read = read_schedule(declared(schedule), higher_is_better=higher_is_better)
-    errors = [-float(metric) if higher_is_better else float(metric) for metric in metrics]
-    assert read is not None and highest_factor(read) == 1.0
-    assert read(Position(0.5, 9, 5, tuple(enumerate(errors, 1)))) == pytest.approx(factor)
+def test_rate_falls_once_the_metric_no_longer_improves() -> None:
+    plateau = partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5)
+    new_bob = schedulers.NewBobScheduler(0.1)
+    old = schedulers.ReduceLROnPlateau(patience=0, dont_halve_until_epoch=2)
+    for schedule, higher_is_better, errors, factor in (
+        *((plateau, False, (3, 2, 1), 1.0), (plateau, False, (3, 2, 3, 3), 0.25)),
+        *((plateau, True, (-3, -2, -1), 0.25), (plateau, True, (-1, -2, -3), 1.0)),
+        *((new_bob, False, (3, 2, 1, 2), 0.5), (old, False, (1, 1, 2), 0.5)),
+    ):
+        read = read_schedule(declared(schedule), higher_is_better=higher_is_better)
+        assert read is not None and highest_factor(read) == 1.0
+        assert read(Position(0.5, 9, 5, tuple(enumerate(errors, 1)))) == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("steps", [1, 20, 2000])
