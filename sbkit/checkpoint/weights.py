@@ -193,7 +193,7 @@ def restore_declared(
     What no argument of its class sets is no hyperparameter but state, such as a number of steps.
     """
     classes = type(optimizer).__mro__
-    arguments = {name for class_ in classes for name in signature(class_.__init__).parameters}
+    arguments = {name for class_ in classes for name in signature(class_).parameters}
     for group, declared in zip(optimizer.param_groups, declared_groups, strict=True):
         removed = group.keys() - declared.keys() - SCHEDULED
         added = declared.keys() - group.keys()

@@ -89,7 +89,7 @@ def check_paths(
     if not declared:
         return {}
     items = declared.items() if isinstance(declared, Mapping) else [(None, None)]
-    values = {path: read(value) for path, value in items}
+    values: dict[Any, Any] = {path: read(value) for path, value in items}
     if None in values.values() or not all(isinstance(path, str) for path in values):
         raise ConfigError(
             f"`{key}` must be {kind}, but is {declared!r}. Give a key of your own another name."
@@ -377,7 +377,8 @@ class Freezing:
         modules = dict(named_modules(hparams)) if steps else {}
         self._parts = [
             FreezablePart(
-                *steps[path],
+                start=steps[path][0],
+                end=steps[path][1],
                 module=modules.get(path),
                 parameters=[p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad],
             )

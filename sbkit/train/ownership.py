@@ -105,10 +105,11 @@ def device_errors(brain: sb.Brain) -> AbstractContextManager[None]:
         fix = "Put the layer into `modules`."
         for optimizer in [part for _, part in parts if isinstance(part, Optimizer)]:
             for name, state in [(name, optimizer.state.get(p, {})) for name, p in parameters]:
-                tensors = [t for t in state.values() if isinstance(t, Tensor) and t.ndim]
-                if any(tensor.device.type != device for tensor in tensors):
-                    elsewhere.append(f"another for `{name}` in {type(optimizer).__name__}")
-                    fix = "Let the optimizer make its state by torch.zeros_like(parameter)."
+                for tensor in [t for t in state.values() if isinstance(t, Tensor) and t.ndim]:
+                    if tensor.device.type != device:
+                        kind = type(optimizer).__name__
+                        elsewhere.append(f"state of {kind} for `{name}` on {tensor.device}")
+                        fix = "Let the optimizer make it by torch.zeros_like(parameter)."
         words = ("same device", "expected device", "weight type")
         if not elsewhere or not any(word in str(error) for word in words):
             return None

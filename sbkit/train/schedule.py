@@ -136,11 +136,9 @@ def _follow_validations(declared: Any, rate: float, *, higher_is_better: bool) -
     def factor(validations: Validations) -> float:
         optimizer = _DummyOptimizer(rate)
         group = optimizer.param_groups[0]
-        if is_torch:
-            scheduler = declared(optimizer, mode="max" if higher_is_better else "min")
-        else:
-            scheduler = deepcopy(declared)  # the recipe may call its own
-            group["lr"] = getattr(scheduler, "hyperparam_value", rate)  # of NewBob
+        mode = "max" if higher_is_better else "min"
+        scheduler = declared(optimizer, mode=mode) if is_torch else deepcopy(declared)
+        group["lr"] = getattr(scheduler, "hyperparam_value", rate)  # of NewBob
         for epoch, error in validations:
             if is_torch:
                 scheduler.step(-error if higher_is_better else error)

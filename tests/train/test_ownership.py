@@ -112,7 +112,7 @@ def test_state_of_an_optimizer_on_another_device_is_named() -> None:
             for p in self.param_groups[0]["params"]:
                 p.grad.lerp_(self.state[p].setdefault("m", torch.ones_like(p, device="meta")), 0.1)
 
-    with pytest.raises(DeviceError, match="another for `.*weight` in Misplaced.* zeros_like"):
+    with pytest.raises(DeviceError, match="state of Misplaced for `.*weight` on meta.*zeros_like"):
         brain_of(optimizer=Misplaced).fit([1], batches(2))
 
 
