@@ -152,8 +152,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
                 brain = make_brain(own, **CPU_OPTIONS)
             reached = [*reachable({**dict(own.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
-            with step("optimizers"):
-                trial = dry_run.take_small_steps(own, brain, reached)
+            trial = dry_run.take_small_steps(own, brain, reached)
         run = CheckedRun(
             declared=declared,
             data=data,

@@ -40,6 +40,7 @@ from sbkit.data.sampler import (
 )
 from sbkit.data.splits import sample_counts
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
+from sbkit.train.ownership import device_errors
 
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
@@ -240,16 +241,19 @@ class RealSteps:
         brain.nonfinite_count = 0  # what such a step takes counts as well
         start = time.perf_counter()
         try:
-            take_step(brain, batch)
+            with device_errors(brain):
+                take_step(brain, batch)
         except SbkitError:
             raise
         except Exception as error:  # whatever a part or an optimizer raises on this device
             if is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
+            fix = ""
+            if "device" in reason:
+                fix = " Make the tensor a buffer of a module in `model` or `helpers`."
             raise DeviceError(
-                f"A training step on {brain.device} raised {type(error).__name__} ({reason}). If a "
-                "tensor is on another device, make it a buffer of a module in `model` or `helpers`."
+                f"A training step on {brain.device} raised {type(error).__name__} ({reason}).{fix}"
             ) from error
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()

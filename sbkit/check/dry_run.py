@@ -8,7 +8,6 @@ Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 
 import math
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sbkit.audio.random_draws import seeded_draws
-from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed, short_value
 from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, DryRun, Finding
 from sbkit.checkpoint.checkpointer import Checkpointer
@@ -79,9 +78,6 @@ def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, 
             batch = small_batch(own)
             _run_epoch(own, brain, batch, run)
         except Exception as error:  # whatever a part or a hook raises
-            if "init_optimizers" in {f.name for f in traceback.extract_tb(error.__traceback__)}:
-                fault = f"{type(error).__name__}: {error}"
-                raise ConfigError(f"`opt_class` makes no optimizers: {fault}.") from error
             run.error = error
         brain.modules.zero_grad(set_to_none=True)  # as large as the model
         for optimizer in (brain.optimizers_dict or {}).values():

@@ -4,6 +4,7 @@ A key has no effect if the dry run did not read it, no reference names it, and n
 it. The dry run calls neither the hooks of a test nor those of later epochs.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Set
 from contextlib import suppress
@@ -33,7 +34,7 @@ from sbkit.export.export import bundle_weights, describe_parts
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
 from sbkit.runtime.torch_model import TorchModel, assemble
-from sbkit.train.optimizers import ALWAYS, FREEZE
+from sbkit.train.optimizers import FREEZE
 from sbkit.train.schedule import MAX_SCHEDULED_STEPS
 from sbkit.train.setup import load_initial_weights
 
@@ -157,17 +158,21 @@ def _runs_own_code(run: CheckedRun) -> bool:
 
 
 def check_freezing(run: CheckedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen at random weights, or for all steps although not `always`."""
+    """Find parts that stay frozen at random weights or although not `always`, or never are."""
     steps = run.brain.training_step.freezing.steps
-    parts = [part for part, end in steps.items() if end == ALWAYS or end >= run.num_steps]
+    parts = [part for part, (start, end) in steps.items() if start == 0 and end >= run.num_steps]
     has_weights = any(map(run.values.settings.get, ("pretrained", "init_from")))
     is_random = not has_weights and not run.values.has_checkpoint()
-    if parts and (is_random or any(steps[part] != ALWAYS for part in parts)):
+    num_steps = plural(run.num_steps, "step")
+    for part in (part for part, (start, _) in steps.items() if start >= run.num_steps):
+        problem = f"`freeze` would freeze {part} only after the {num_steps} of the run"
+        yield run.note(FREEZE, problem=problem, fix="Freeze it earlier.")
+    if parts and (is_random or any(steps[part][1] < math.inf for part in parts)):
         weights = "random weights" if is_random else "their weights"
         yield run.note(
             FREEZE,
             problem=f"`freeze` keeps {', '.join(parts)} at {weights} for the whole run of "
-            f"{plural(run.num_steps, 'step')}",
+            f"{num_steps}",
             fix="Let these parts learn earlier, or name a run with their weights as `init_from`.",
         )
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,12 @@ CYCLED = {"momentum", "betas"}  # set by a schedule that also sets `base_momentu
 def restore_declared(
     optimizer: Optimizer, declared_groups: Sequence[Mapping[str, Any]], *, checkpoint: Path
 ) -> None:
-    """Set a loaded optimizer to its declared hyperparameters; scheduled ones stay as loaded."""
+    """Set a loaded optimizer to its declared hyperparameters; scheduled ones stay as loaded.
+
+    What no argument of its class sets is no hyperparameter but state, such as a number of steps.
+    """
+    classes = type(optimizer).__mro__
+    arguments = {name for class_ in classes for name in signature(class_).parameters}
     for group, declared in zip(optimizer.param_groups, declared_groups, strict=True):
         removed = group.keys() - declared.keys() - SCHEDULED
         added = declared.keys() - group.keys()
@@ -204,6 +210,7 @@ def restore_declared(
             )
         scheduled = SCHEDULED | CYCLED if "base_momentum" in group else SCHEDULED
         unchanged = {"params", *scheduled}
+        unchanged |= {*group} - {*arguments, "lr_scale"}
         group.update({name: value for name, value in declared.items() if name not in unchanged})
 
 

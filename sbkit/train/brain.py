@@ -66,10 +66,11 @@ from sbkit.train.optimizers import (
     OptimizerClass,
     make_optimizers,
     named_parameters,
+    naming_parameters,
     with_lr_scale,
 )
 from sbkit.train.ownership import all_within, check_owners, device_errors, prepare_helpers
-from sbkit.train.schedule import Position, read_schedule, set_rate
+from sbkit.train.schedule import Position, Validations, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, as_losses, detached
 from sbkit.train.stopping import (
     FIT_SECONDS,
@@ -146,6 +147,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             epoch continues from where it was saved.
         optimizer_step: steps of the run so far.
         validated_step: the optimizer step of the last validation within an epoch.
+        validations: those of the run so far, for an `lr_schedule` that follows the metric.
         nonfinite_count: bad steps of the epoch that the host has read so far.
         on_epoch: takes the record of each validation that `run.history` gets, on the first rank.
         tested: the meta data of the checkpoints whose mean is tested, once it is loaded.
@@ -203,7 +205,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         options["device"] = str(placement.device)
         options.setdefault("find_unused_parameters", not self._has_own_step())
         check_hooks(type(self), has_own_step=self._has_own_step())
-        self._schedule = read_schedule(declared)
+        ranking = best_key(type(self).metrics or LOSS)
+        self._schedule = read_schedule(declared, higher_is_better=ranking.max_key is not None)
         freezing = Freezing(declared)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, declared)
@@ -273,6 +276,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _reset_position(self) -> None:
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.validated_step = 0
+        self.validations: Validations = ()
         self.epoch_share = 0.0
         self._is_last = False  # whether the micro-batch is the last of its epoch
         self._stops_early = False  # after a validation within the epoch
@@ -355,6 +359,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 self._checked_at = None
                 with self.signals, register_optimizer_step_pre_hook(self._check_owners):
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
+                    self.training_step.moving_average.swap_in()
                     self.leave_if_asked(in_training=True)  # of the last validation
         finally:
             self.time_limit.stop()
@@ -647,20 +652,28 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def init_optimizers(self) -> None:
         """Make the optimizers that the YAML declares: one by `opt_class`, or several."""
         declared = self._hparam("optimizers", None)
-        if not declared:
-            super().init_optimizers()
-            return
-        if self.opt_class is not None:
-            raise ConfigError("A YAML must declare `opt_class` or `optimizers`, but has both.")
-        hparams = self.hparams.settings
-        self.optimizers_dict = make_optimizers(
-            declared,
-            named_parameters(self.modules, hparams),
-            hparams,
-            remove_vector_weight_decay=self.remove_vector_weight_decay,
-        )
-        for name, optimizer in self.optimizers_dict.items() if self.checkpointer else ():
-            self.checkpointer.add_recoverable(f"optimizer_{name}", optimizer)
+        if declared and self.opt_class is not None:
+            raise ConfigError(
+                "A YAML must declare `opt_class` or `optimizers`, but has both. To replace that of "
+                "a base YAML, write `opt_class: null` or `optimizers: null`."
+            )
+        hparams = self.hparams.settings if hasattr(self, "hparams") else {}
+        named = named_parameters(self.modules, hparams)
+        if declared:
+            self.optimizers_dict = make_optimizers(
+                declared,
+                named,
+                hparams,
+                remove_vector_weight_decay=self.remove_vector_weight_decay,
+            )
+            for name, optimizer in self.optimizers_dict.items() if self.checkpointer else ():
+                self.checkpointer.add_recoverable(f"optimizer_{name}", optimizer)
+        elif self.opt_class is not None:
+            with naming_parameters("opt_class", self.opt_class, named):
+                super().init_optimizers()
+        average = self.training_step.moving_average
+        if average.delegate((self.optimizers_dict or {}).values()) and self.checkpointer:
+            self.checkpointer.add_recoverable("moving_average", average)
 
     def _active_optimizers(self) -> dict[str, Optimizer]:
         if self.optimizers_dict is not None:
@@ -678,7 +691,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if self._schedule is None:
             return
         epoch = self.hparams.epoch_counter.current
-        factor = self._schedule(Position(self.run_share, self.optimizer_step + 1, epoch))
+        step = self.optimizer_step + 1
+        factor = self._schedule(Position(self.run_share, step, epoch, self.validations))
         rate = None if self._hparam("optimizers", None) else self.hparams.lr
         set_rate(self._active_optimizers().values(), factor, rate)
 
@@ -780,6 +794,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.step = len(losses) if stage is Stage.TEST else step  # as in SpeechBrain
         if stage is Stage.VALID and isinstance(self.checkpointer, Checkpointer):
             self.checkpointer.is_within_epoch = step > 0
+        if stage is Stage.VALID:  # before it is saved
+            self.validations += ((epoch or 0, self.evaluator.error()),)
         self.on_stage_end(stage, mean, epoch)
         self.step = step
         return mean
@@ -1028,6 +1044,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         state["accumulation"] = self.grad_accumulation_factor
         state["is_trained"] = self._is_last and self.step > 0
         state[FIT_SECONDS] = self.time_limit.seconds
+        state["validations"] = self.validations
         state |= self.training_metrics.state() | {"random": random_state(self.device)}
         Path(path).write_text(json.dumps(state))
 
@@ -1044,6 +1061,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self._saved_random = state.get("random")
         self._saved_accumulation = state.get("accumulation")
         self._was_trained = state.get("is_trained", False)
+        self.validations = tuple((epoch, value) for epoch, value in state.get("validations", ()))
 
     def _restore_random(self) -> None:
         if self._saved_random is not None:

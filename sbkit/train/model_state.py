@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import widest_float
 from sbkit.base.content_cache import find_made, keep, kept_name
+from sbkit.base.errors import ConfigError
 from sbkit.base.imports import user_sources
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
@@ -53,13 +54,25 @@ class MovingAverage:
         decay: the weight of the old average in each step; with 0 nothing is averaged.
         shadow: averages by the index of their parameter. While the averages are swapped into the
             modules, it holds the weights instead.
+        optimizers: those that average the weights in its place, as `schedulefree` does. After their
+            `eval` the modules have the averages, and after their `train` the weights up to
+            rounding, which `shadow` makes exact.
     """
 
     def __init__(self, modules: nn.Module, decay: float) -> None:
         self._modules = modules
         self.decay = decay
         self.shadow: dict[int, Tensor] = {}
+        self.optimizers: list[Any] = []
         self._swapped = False
+
+    def delegate(self, optimizers: Iterable[Any]) -> bool:
+        """Let those of the optimizers average the weights that can; return whether any does."""
+        self.optimizers = [o for o in optimizers if hasattr(o, "train") and hasattr(o, "eval")]
+        if self.optimizers and self.decay:
+            name = type(self.optimizers[0]).__name__
+            raise ConfigError(f"`ema_decay` must be 0, because {name} averages the weights itself.")
+        return bool(self.optimizers)
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
@@ -82,16 +95,25 @@ class MovingAverage:
             self._swap()
 
     def swap_out(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.train()
         if self._swapped:
             self._swap()
+        if self.optimizers:
+            self.shadow = {}
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for index, parameter in enumerate(self._modules.parameters()):
-            if index in self.shadow:
-                before = parameter.clone()
-                parameter.copy_(self.shadow[index])
-                self.shadow[index] = before
+        if self.optimizers and not self._swapped:
+            self.shadow = {i: p.clone() for i, p in enumerate(self._modules.parameters())}
+            for optimizer in self.optimizers:
+                optimizer.eval()
+        else:
+            for index, parameter in enumerate(self._modules.parameters()):
+                if index in self.shadow:
+                    before = parameter.clone()
+                    parameter.copy_(self.shadow[index])
+                    self.shadow[index] = before
         self._swapped = not self._swapped
 
     @contextmanager

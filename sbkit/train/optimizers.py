@@ -1,7 +1,8 @@
 """Choose for each parameter by its path: its optimizer, its learning rate, and when it is frozen.
 
 A path begins with a key of the YAML and continues as in PyTorch: `CNN`, `Transformer.encoder.0`,
-`Transformer.encoder.0.norm.weight`.
+`Transformer.encoder.0.norm.weight`. In `parts`, a word of `DIMENSIONS` chooses among all parameters
+or, as in `Transformer.matrices`, among those at a path.
 
 All optimizers step at the same time, each with the gradient of its own loss: the discriminator's
 loss does not change the generator, nor the generator's loss the discriminator.
@@ -12,6 +13,7 @@ its normalization statistics unchanged. If no earlier module learns, it stores n
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, translate
 from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import Range
 from sbkit.base.torch_internals import found_inf_tensors
@@ -33,8 +35,9 @@ NamedParameters = Mapping[str, nn.Parameter]
 
 FREEZE = "freeze"
 ALWAYS = "always"
-FREEZE_STEPS = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number of steps.")
+FREEZE_STEP = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number of steps.")
 RATE_FACTOR = Range(low=0, advice="Pass 1 for the rate of the run.")  # below 0, training climbs
+DIMENSIONS = {"matrices": (2,), "vectors": (0, 1)}  # of parameters, by a word in `parts`
 
 
 # Paths
@@ -76,21 +79,22 @@ def parameters_at(path: str, hparams: Mapping[str, Any], key: str) -> list[nn.Pa
 
 
 def check_paths(
-    key: str, declared: Any, hparams: Mapping[str, Any], *, kind: str, values: Range
+    key: str, declared: Any, *, kind: str, read: Callable[[Any], Any]
 ) -> Mapping[str, Any]:
-    """Return a mapping of paths to values, as declared; an empty mapping if nothing is declared.
+    """Read a mapping of paths to values; an empty mapping if nothing is declared.
 
     kind: describes what is allowed. A SpeechBrain recipe may use the key for something else.
+    read: returns None for a value that is not allowed.
     """
     if not declared:
         return {}
-    if not isinstance(declared, Mapping) or not all(
-        isinstance(path, str) and value in values for path, value in declared.items()
-    ):
+    items = declared.items() if isinstance(declared, Mapping) else [(None, None)]
+    values: dict[Any, Any] = {path: read(value) for path, value in items}
+    if None in values.values() or not all(isinstance(path, str) for path in values):
         raise ConfigError(
             f"`{key}` must be {kind}, but is {declared!r}. Give a key of your own another name."
         )
-    return declared
+    return values
 
 
 # Several optimizers
@@ -105,20 +109,44 @@ def make_optimizers(
 ) -> dict[str, Optimizer]:
     """Make the optimizers of the key `optimizers`, each with its own parameters."""
     optimizers = {}
-    for name, parameters in assign_parameters(declared, named).items():
+    for name, own in assign_parameters(declared, named).items():
+        parameters = [*own.values()]
         groups: Any = parameters
         if remove_vector_weight_decay:
             # As SpeechBrain does for a single optimizer; scalars keep their weight decay.
             vectors = [p for p in parameters if p.ndim == 1]
             decayed = [p for p in parameters if p.ndim != 1]
             groups = [{"params": vectors, "weight_decay": 0.0}, {"params": decayed}]
-        optimizers[name] = with_lr_scale(declared[name]["opt_class"], hparams)(groups)
+        make = with_lr_scale(declared[name]["opt_class"], hparams)
+        with naming_parameters(f"optimizers.{name}", make, own):
+            optimizers[name] = make(groups)
     return optimizers
+
+
+def naming_parameters(
+    key: str, opt_class: OptimizerClass, named: NamedParameters
+) -> AbstractContextManager[None]:
+    """Name in an error of making an optimizer its key, and the parameters that it refuses."""
+
+    def describe(error: Exception) -> str:
+        refused = {path: p for path, p in named.items() if p.requires_grad}
+        fix = ""
+        for path, parameter in [*refused.items()]:
+            with suppress(Exception):  # whatever an optimizer raises
+                opt_class([parameter])
+                del refused[path]
+                fix = " Give those to another of several `optimizers`, by their `parts`."
+        names = listed(refused)
+        if not fix:
+            names = f"all parameters, such as {next(iter(refused))}" if refused else "their groups"
+        return f"`{key}` raised {type(error).__name__} ({error}) for {names}.{fix}"
+
+    return translate(Exception, ConfigError, describe)
 
 
 def assign_parameters(
     declared: Mapping[str, Mapping[str, Any]], named: NamedParameters
-) -> dict[str, list[nn.Parameter]]:
+) -> dict[str, dict[str, nn.Parameter]]:
     """Return the parameters of each optimizer, without those that are frozen for the whole run."""
     owner = _owners(declared, named)
     without_parts = [name for name, settings in declared.items() if not settings.get("parts")]
@@ -129,9 +157,10 @@ def assign_parameters(
             f"Each parameter must be in one of `optimizers`, but {listed(unowned)} are in none. "
             "Leave out the `parts` of one optimizer, which then takes all other parameters."
         )
-    by_optimizer: dict[str, list[nn.Parameter]] = {name: [] for name in declared}
-    for parameter in {id(p): p for p in trainable.values()}.values():  # a shared one only once
-        by_optimizer[owner.get(id(parameter)) or without_parts[0]].append(parameter)
+    by_optimizer: dict[str, dict[str, nn.Parameter]] = {name: {} for name in declared}
+    unique = {id(p): (path, p) for path, p in trainable.items()}  # a shared one only once
+    for path, parameter in unique.values():
+        by_optimizer[owner.get(id(parameter)) or without_parts[0]][path] = parameter
     for name, parameters in by_optimizer.items():
         if not parameters:
             raise ConfigError(
@@ -144,7 +173,7 @@ def _owners(declared: Mapping[str, Mapping[str, Any]], named: NamedParameters) -
     owner: dict[int, str] = {}
     for name, settings in declared.items():
         for path in settings.get("parts") or []:
-            matches = {n: p for n, p in named.items() if matches_path(n, path)}
+            matches = _parameters_of_part(path, named)
             if not matches:
                 raise ConfigError(
                     f"`parts` of the optimizer {name}: there is no `{path}`."
@@ -153,10 +182,22 @@ def _owners(declared: Mapping[str, Mapping[str, Any]], named: NamedParameters) -
             for parameter_name, parameter in matches.items():
                 if owner.setdefault(id(parameter), name) != name:
                     raise ConfigError(
-                        f"`{parameter_name}` is in {owner[id(parameter)]} and in {name}, but may "
-                        "have only one optimizer."
+                        f"`optimizers`: `{parameter_name}` is in {owner[id(parameter)]} and in "
+                        f"{name}, but may have only one optimizer."
                     )
     return owner
+
+
+def _parameters_of_part(path: str, named: NamedParameters) -> NamedParameters:
+    """Return the parameters of an entry of `parts`: a path that may end in a word."""
+    matches = {name: p for name, p in named.items() if matches_path(name, path)}
+    parent, _, word = path.rpartition(".")
+    if word not in DIMENSIONS:
+        return matches
+    if matches:
+        raise ConfigError(f"`parts`: `{path}` is also a part. Write `{path}*` if you mean it.")
+    below = {name: p for name, p in named.items() if matches_path(name, parent or "*")}
+    return {name: p for name, p in below.items() if p.ndim in DIMENSIONS[word]}
 
 
 # Learning rates by path
@@ -200,7 +241,8 @@ def _lr_scales_by_parameter(hparams: Mapping[str, Any]) -> dict[int, float]:
     kind = "a mapping of paths in `model` to numbers of at least 0"
 
     def read(key: str) -> Mapping[str, float]:
-        return check_paths(key, hparams.get(key), hparams, kind=kind, values=RATE_FACTOR)
+        declared = hparams.get(key)
+        return check_paths(key, declared, kind=kind, read=lambda v: v if v in RATE_FACTOR else None)
 
     declared_scales = read("lr_scale")
     decays = read("layer_decay")
@@ -293,10 +335,21 @@ def parameters_with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 # Freezing
 
 
+def frozen_steps(declared: Any) -> tuple[float, float] | None:
+    """Read END or [START, END], the steps between which a part is frozen; else return None."""
+    is_pair = isinstance(declared, list | tuple) and len(declared) == 2
+    start, end = declared if is_pair else (0, declared)
+    if start == ALWAYS or start not in FREEZE_STEP or end not in FREEZE_STEP:
+        return None
+    last = math.inf if end == ALWAYS else end
+    return (start, last) if start <= last else None
+
+
 class FreezablePart(NamedTuple):
     """What one path of `freeze` leads to."""
 
-    num_steps: float  # that it stays frozen; infinite for always
+    start: float  # the steps before it is frozen, and before it learns again
+    end: float  # infinite for always
     module: nn.Module | None  # None if the path leads to a parameter
     parameters: list[nn.Parameter]  # without those that never learn, such as adapted weights
 
@@ -306,33 +359,39 @@ class Freezing:
 
     If several paths lead to a parameter, the longest decides. A parameter that does not require a
     gradient at the start never learns. At first, only the parts frozen for the whole run are
-    frozen, because the optimizers are made with all the other parameters.
+    frozen, because the optimizers are made with all the other parameters. While such a parameter
+    is frozen it has no gradient, so no optimizer moves or decays it.
 
-    steps: for which each path of `freeze` is frozen, or ALWAYS.
+    steps: in which each path of `freeze` is frozen.
     """
 
     def __init__(self, hparams: Mapping[str, Any]) -> None:
         declared = hparams.get(FREEZE)
         if isinstance(declared, list | tuple) and all(isinstance(p, str) for p in declared):
             declared = dict.fromkeys(declared, ALWAYS)
-        kind = f"a list of paths in `model`, or a mapping of them to {ALWAYS} or a number of steps"
-        self.steps = steps = check_paths(FREEZE, declared, hparams, kind=kind, values=FREEZE_STEPS)
+        kind = (
+            f"a list of paths in `model`, or a mapping of them to {ALWAYS}, to a number of steps, "
+            f"or to the steps [START, END], such as [1000, {ALWAYS}]"
+        )
+        self.steps = steps = check_paths(FREEZE, declared, kind=kind, read=frozen_steps)
         modules = dict(named_modules(hparams)) if steps else {}
         self._parts = [
             FreezablePart(
-                num_steps=math.inf if steps[path] == ALWAYS else steps[path],
+                start=steps[path][0],
+                end=steps[path][1],
                 module=modules.get(path),
                 parameters=[p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad],
             )
             for path in sorted(steps, key=lambda path: path.count("."))
         ]
         self._frozen: list[bool] = []
-        finite = [part.num_steps for part in self._parts if part.num_steps < math.inf]
-        self.advance(max(finite, default=0))
+        self._set([part.start == 0 and part.end == math.inf for part in self._parts])
 
-    def advance(self, step: float) -> bool:
+    def advance(self, step: int) -> bool:
         """Freeze and unfreeze parts after ``step`` steps; return whether anything changed."""
-        frozen = [step < part.num_steps for part in self._parts]
+        return self._set([part.start <= step < part.end for part in self._parts])
+
+    def _set(self, frozen: list[bool]) -> bool:
         if frozen == self._frozen:
             return False
         self._frozen = frozen

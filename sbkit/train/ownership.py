@@ -100,17 +100,24 @@ def device_errors(brain: sb.Brain) -> AbstractContextManager[None]:
     """Raise DeviceError with the parameters elsewhere, if torch refuses tensors of two devices."""
 
     def describe(error: RuntimeError) -> str | None:
-        elsewhere = [
-            f"`{dotted(path)}` on {part.device}"
-            for path, part in all_within(brain)
-            if isinstance(part, nn.Parameter) and part.device.type != brain.device_type
-        ]
+        parts = [*all_within(brain)]
+        parameters = [(dotted(path), p) for path, p in parts if isinstance(p, nn.Parameter)]
+        device = brain.device_type
+        elsewhere = [f"`{name}` on {p.device}" for name, p in parameters if p.device.type != device]
+        fix = "Put the layer into `modules`, or, if frozen, into `helpers`."
+        for optimizer in [part for _, part in parts if isinstance(part, Optimizer)]:
+            for name, state in [(name, optimizer.state.get(p, {})) for name, p in parameters]:
+                for tensor in [t for t in state.values() if isinstance(t, Tensor) and t.ndim]:
+                    if tensor.device.type != device:
+                        kind = type(optimizer).__name__
+                        elsewhere.append(f"state of {kind} for `{name}` on {tensor.device}")
+                        fix = "Let the optimizer make it by torch.zeros_like(parameter)."
         words = ("same device", "expected device", "weight type")
         if not elsewhere or not any(word in str(error) for word in words):
             return None
         return (
             f"Training and evaluation must use the device {brain.device}, but use "
-            f"{listed(elsewhere)}. Put the layer into `modules`, or, if frozen, into `helpers`."
+            f"{listed(elsewhere)}. {fix}"
         )
 
     return translate(RuntimeError, DeviceError, describe)

@@ -1,15 +1,19 @@
-"""The learning rate, computed from the position in the run, so that there is no state to save."""
+"""The learning rate, computed from the position in the run, so that a schedule saves no state.
+
+The position includes the validations so far: a scheduler that follows a metric is called for each.
+"""
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import SHARE
@@ -19,23 +23,29 @@ MAX_SCHEDULED_STEPS = 100_000  # for `highest_factor`: torch's schedulers take 0
 TOTAL_STEPS = 10_000  # into which a run is divided for a schedule of torch's with `total_steps`
 
 
+Validations = tuple[tuple[int, float], ...]  # epochs and metrics, negated if higher is better
+
+
 class Position(NamedTuple):
     """Where in the run a step is: share of the run before it, step and epoch (from 1)."""
 
     progress: float
     step: int
     epoch: int
+    validations: Validations = ()  # before the step
 
 
 Schedule = Callable[[Position], float]  # returns a factor of `lr`
 Scheduler = Callable[[int], object]  # sets the rate of its optimizer for a step, from 1
 
 
-def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
+def read_schedule(hparams: Mapping[str, Any], *, higher_is_better: bool = False) -> Schedule | None:
     """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the setting.
 
     It is a function of progress, or a scheduler of SpeechBrain's or torch's that needs only the
-    number of steps and epochs.
+    number of steps and epochs, or the metric that ranks checkpoints.
+
+    higher_is_better: of this metric.
     """
     declared, rate = hparams.get("lr_schedule"), hparams.get("lr")
     if declared is None:
@@ -50,8 +60,8 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
             f"`epoch_counter` with a limit. {rename}"
         )
     try:
-        schedule = _adapt(declared, rate)
-        schedule(Position(0.5, 2, 1))
+        schedule = _adapt(declared, rate, higher_is_better=higher_is_better)
+        schedule(Position(0.5, 2, 1, ((1, 0.5), (2, 0.5))))
     except Exception as error:  # a scheduler that needs something else may fail in any way
         raise ConfigError(
             "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
@@ -60,7 +70,7 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
     return schedule
 
 
-def _adapt(declared: Any, rate: Any) -> Schedule:
+def _adapt(declared: Any, rate: Any, *, higher_is_better: bool) -> Schedule:
     """Return a schedule of sbkit's, SpeechBrain's or torch's as a function of the position.
 
     The rates of SpeechBrain and torch are divided by `lr`. The rate of step n is the one after n
@@ -68,6 +78,8 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
     after the call for epoch n - 1.
     """
     kind = getattr(declared, "func", declared)
+    if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
+        return _follow_validations(declared, float(rate), higher_is_better=higher_is_better)
     if isinstance(kind, type) and issubclass(kind, LRScheduler):
         return _adapt_torch(declared, float(rate))
     if type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
@@ -75,6 +87,8 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
     parameters = tuple(inspect.signature(declared).parameters)
     if parameters == ("current_epoch",):
         return lambda position: declared(position.epoch - 1)[1] / float(rate)
+    if {"metric_value", "current_loss"} & {*parameters}:
+        return _follow_validations(declared, float(rate), higher_is_better=higher_is_better)
     if parameters not in (("opt",), ("opt", "num_updates")):
         raise TypeError(f"it is called with {' and '.join(parameters)}")
 
@@ -108,6 +122,33 @@ def _adapt_torch(declared: Callable[..., LRScheduler], rate: float) -> Schedule:
     if has_length:
         return lambda position: stepped.factor(1 + int(position.progress * (TOTAL_STEPS - 1)))
     return lambda position: stepped.factor(position.step)
+
+
+def _follow_validations(declared: Any, rate: float, *, higher_is_better: bool) -> Schedule:
+    """Return a scheduler that takes a metric; it is called anew for all validations so far."""
+    is_torch = hasattr(declared, "func") or isinstance(declared, type)
+    if "mode" in getattr(declared, "keywords", ()):
+        raise TypeError("mode is the direction of the metric, which sbkit knows: leave it out")
+    if higher_is_better and not is_torch:
+        raise TypeError("the metric of this recipe rises; torch's ReduceLROnPlateau takes it")
+
+    @lru_cache(maxsize=1)  # the validations seldom change
+    def factor(validations: Validations) -> float:
+        optimizer = _DummyOptimizer(rate)
+        group = optimizer.param_groups[0]
+        mode = "max" if higher_is_better else "min"
+        scheduler = declared(optimizer, mode=mode) if is_torch else deepcopy(declared)
+        group["lr"] = getattr(scheduler, "hyperparam_value", rate)  # of NewBob
+        for epoch, error in validations:
+            if is_torch:
+                scheduler.step(-error if higher_is_better else error)
+            elif hasattr(scheduler, "hyperparam_value"):
+                _, group["lr"] = scheduler(error)
+            else:
+                _, group["lr"] = scheduler([optimizer], epoch, error)
+        return float(group["lr"]) / rate
+
+    return lambda position: factor(position.validations)
 
 
 class _DummyOptimizer(Optimizer):

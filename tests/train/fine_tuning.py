@@ -51,7 +51,7 @@ def train() -> dict[str, list[float]]:
         names = ["linear_q", "linear_v"] if model_type == "wav2vec2-bert" else ["q_proj", "v_proj"]
         lora = {"rank": 2, "projections": names}
         trained |= train_one(model_type, FREEZE)
-        trained |= train_one(model_type, {"CNN": FROZEN}, lora)
+        trained |= train_one(model_type, {"CNN": [1, FROZEN + 1]}, lora)
     return trained
 
 

@@ -30,6 +30,37 @@ class LineBrain(MeanBrain):
         return Loss(sums, torch.ones_like(sums))
 
 
+class ScheduleFree(torch.optim.Optimizer):
+    """SGD with the interface of `schedulefree`: gradients at y, steps of z, and their average x."""
+
+    def __init__(self, params: Any, lr: float, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})
+
+    def train(self) -> None:
+        self._move(True, lambda beta: 1 - beta)
+
+    def eval(self) -> None:
+        self._move(False, lambda beta: 1 - 1 / beta)
+
+    @torch.no_grad()
+    def _move(self, train_mode: bool, weight: Any) -> None:
+        for group in [g for g in self.param_groups if g["train_mode"] != train_mode]:
+            group["train_mode"] = train_mode
+            for p in group["params"]:
+                p.lerp_(self.state[p].get("z", p), weight(group["beta"]))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            assert group["train_mode"]
+            group["k"] += 1
+            for p in [p for p in group["params"] if p.grad is not None]:
+                z = self.state[p].setdefault("z", p.clone())
+                away = group["beta"] * (1 - 1 / group["k"])
+                p.lerp_(z, 1 / group["k"]).sub_(p.grad, alpha=group["lr"] * (1 - away))
+                z.sub_(p.grad, alpha=group["lr"])
+
+
 def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     return torch.randn(count, 3), torch.randn(count, 2)

@@ -25,7 +25,7 @@ from sbkit.train.model_state import (
 )
 from tests import processes
 from tests.runs import row_of
-from tests.train.lines import LineBrain, brain_of, line, loader, rows
+from tests.train.lines import LineBrain, ScheduleFree, brain_of, line, loader, rows
 
 DECAY = 0.6  # above (1 + n) / (10 + n) until step 12
 
@@ -42,12 +42,14 @@ class Averaging(LineBrain):
         super().on_stage_end(stage, stage_loss, epoch)
 
 
-def averaging(folder: Path, *, decay: float = DECAY) -> Averaging:
+def averaging(
+    folder: Path, *, decay: float = DECAY, optimizer: Any = torch.optim.Adam
+) -> Averaging:
     model, epochs = line(), EpochCounter(4)
     averaging: Averaging = brain_of(
         Averaging,
         model=model,
-        optimizer=torch.optim.Adam,
+        optimizer=optimizer,
         hparams={"ema_decay": decay, "seen": [], "validated": [], "epoch_counter": epochs},
         checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
     )
@@ -79,6 +81,18 @@ def test_moving_average_is_validated_saved_and_tested(tmp_path: Path) -> None:
     brain.evaluate(loader(6, 3), min_key="loss")
     for weight in (saved, brain.modules["model"].weight):
         assert any(torch.equal(weight, validated) for validated in brain.hparams.validated)
+
+
+def test_average_of_the_optimizer_is_validated_saved_and_exported(tmp_path: Path) -> None:
+    brain = averaging(tmp_path, decay=0.0, optimizer=ScheduleFree)
+    fit(brain)
+    z, y = brain.optimizer.state[brain.modules["model"].weight]["z"], brain.hparams.seen[-1]
+    average = (y - 0.1 * z) / 0.9
+    saved = torch.load(brain.checkpointer.find_checkpoint().paramfiles["model"])["weight"]
+    for weight in (saved, brain.hparams.validated[-1], brain.modules["model"].weight):
+        torch.testing.assert_close(weight, average)
+    with pytest.raises(SbkitError, match="`ema_decay` must be 0, because ScheduleFree averages"):
+        fit(averaging(tmp_path / "both", optimizer=ScheduleFree))
 
 
 def test_moving_average_holds_only_learning_parameters(tmp_path: Path) -> None:

@@ -151,6 +151,17 @@ def test_part_frozen_for_some_steps_learns_afterwards(accumulation: int) -> None
     assert decays == [0.0, 0.01]
 
 
+def test_part_frozen_later_is_moved_by_neither_momentum_nor_weight_decay() -> None:
+    """It learns again with the moments that it had."""
+    brain, states = fit(freeze={"CNN": [1, 3], "head.bias": [4, "always"]}, batches=5)
+    changes = [moved(*pair) for pair in zip(states, states[1:], strict=False)]
+    every_name, of_head = {*states[0]}, {"1.weight", "1.bias"}
+    assert changes == [every_name, of_head, of_head, every_name, every_name - {"1.bias"}]
+    cnn, head = brain.modules["model"]
+    moments = [brain.optimizer.state[p]["step"] for p in (cnn[0].weight, head.bias, head.weight)]
+    assert moments == [3, 4, 5]
+
+
 def test_freezing_keeps_parameters_frozen_by_an_adapter() -> None:
     """LoRA freezes the weights that it adapts; they stay frozen when `freeze` ends."""
     hparams = {**parts(), "freeze": {"CNN": 1}}
@@ -180,7 +191,13 @@ def test_frozen_synchronized_normalization_keeps_statistics() -> None:
     assert isinstance(norm, nn.SyncBatchNorm) and hparams["CNN"][1] is norm
 
 
-@pytest.mark.parametrize("freeze", [{"CNN": "ever"}, {"CNN": -1}, "CNN", [{"CNN": 1000}]])
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        *({"CNN": "ever"}, {"CNN": -1}, "CNN", [{"CNN": 1000}]),
+        *({"CNN": steps} for steps in ([5], [5, 1], ["always", 5], [0, 5, 9])),
+    ],
+)
 def test_freeze_without_steps_is_refused(freeze: Any) -> None:
     with pytest.raises(SbkitError, match="`freeze` must be a list of paths .* number of steps"):
         fit(freeze=freeze)

@@ -107,6 +107,16 @@ def test_parts_that_a_recipe_may_keep_outside_its_modules() -> None:
     assert brain.optimizer_step == 4 and not encoder.training
 
 
+def test_state_of_an_optimizer_on_another_device_is_named() -> None:
+    class Misplaced(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                p.grad.lerp_(self.state[p].setdefault("m", torch.ones_like(p, device="meta")), 0.1)
+
+    with pytest.raises(DeviceError, match="state of Misplaced for `.*weight` on meta.*zeros_like"):
+        brain_of(optimizer=Misplaced).fit([1], batches(2))
+
+
 def test_layer_on_another_device_is_named() -> None:
     brain = brain_of(recipe(head := nn.Linear(2, 2, device="meta")), hparams={"head": head})
     for run in (lambda: brain.fit([1], batches(2)), lambda: brain.evaluate(batches(2))):

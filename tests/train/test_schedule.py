@@ -40,17 +40,17 @@ def declared(schedule: Any, **settings: Any) -> dict[str, Any]:
 
 
 def test_unsupported_scheduler_is_refused() -> None:
-    """The message names what is missing or wrong: a metric, a length of the run, a momentum."""
+    """The message names what is missing or wrong: a direction, a length of the run, a momentum."""
     for scheduler, words in (
-        (schedulers.NewBobScheduler(0.1), "NewBobScheduler.*called with metric_value"),
-        (schedulers.ReduceLROnPlateau(), "called with optim_list and current_epoch"),
-        (partial(torch_schedulers.ReduceLROnPlateau, patience=1), "raised TypeError .*metrics"),
+        (partial(torch_schedulers.ReduceLROnPlateau, mode="max"), "direction of the metric"),
         (partial(OneCycleLR, max_lr=0.1), "OneCycleLR.*`cycle_momentum` option"),
         (partial(OneCycleLR, max_lr=0.1, total_steps=9), "total_steps is the length of the run"),
         ("cosine", "but str raised TypeError"),
     ):
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function.*" + words):
             read_schedule(declared(scheduler))
+    with pytest.raises(SbkitError, match=r"NewBobScheduler raised .*\(the metric"):
+        read_schedule(declared(schedulers.NewBobScheduler(0.1)), higher_is_better=True)
     for lacking in ({"epoch_counter": None}, {"lr": None}):
         with pytest.raises(SbkitError, match=r"\(WarmupCosine\) needs a number as `lr`"):
             read_schedule(declared(WarmupCosine(warmup_fraction=0.1), **lacking))
@@ -80,6 +80,20 @@ def test_torch_schedulers_advance_by_step_and_one_cycle_spans_the_run() -> None:
     assert cycle[0] == pytest.approx(0.04, rel=1e-3)
     assert cycle[500] == pytest.approx(1.0, rel=1e-3)
     assert cycle[-1] < 1e-3
+
+
+def test_rate_falls_once_the_metric_no_longer_improves() -> None:
+    plateau = partial(torch_schedulers.ReduceLROnPlateau, patience=0, factor=0.5)
+    new_bob = schedulers.NewBobScheduler(0.1)
+    old = schedulers.ReduceLROnPlateau(patience=0, dont_halve_until_epoch=2)
+    for schedule, higher_is_better, errors, factor in (
+        *((plateau, False, (3, 2, 1), 1.0), (plateau, False, (3, 2, 3, 3), 0.25)),
+        *((plateau, True, (-3, -2, -1), 0.25), (plateau, True, (-1, -2, -3), 1.0)),
+        *((new_bob, False, (3, 2, 1, 2), 0.5), (old, False, (1, 1, 2), 0.5)),
+    ):
+        read = read_schedule(declared(schedule), higher_is_better=higher_is_better)
+        assert read is not None and highest_factor(read) == 1.0
+        assert read(Position(0.5, 9, 5, tuple(enumerate(errors, 1)))) == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("steps", [1, 20, 2000])
@@ -118,8 +132,10 @@ class Fitting(MeanBrain):
         schedulers.NoamScheduler(0.1, 3),
         partial(OneCycleLR, max_lr=0.1, cycle_momentum=False),
         partial(torch_schedulers.CosineAnnealingLR, T_max=5),
+        schedulers.NewBobScheduler(0.1, improvement_threshold=1.0),
+        partial(torch_schedulers.ReduceLROnPlateau, patience=0, threshold=0.9),
     ],
-    ids=["noam", "one-cycle", "cosine"],
+    ids=["noam", "one-cycle", "cosine", "new-bob", "plateau"],
 )
 def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -> None:
     def run(folder: Path, epochs: int) -> tuple[list[float], torch.Tensor]:

@@ -18,6 +18,7 @@ from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from sbkit.train.optimizers import assign_parameters
 from sbkit.train.step import match_losses
+from tests.train.lines import brain_of
 
 
 class Pair(Brain):
@@ -131,7 +132,7 @@ def test_single_loss_moves_all_optimizers() -> None:
             return predictions[0].square().mean()
 
     declared = {
-        "matrices": {"parts": ["*.weight"], "opt_class": Muon},
+        "matrices": {"parts": ["matrices"], "opt_class": Muon},
         "rest": {"opt_class": AdamW},
     }
     brain = pair(Alone, declared, remove_vector_weight_decay=True)
@@ -145,19 +146,38 @@ def test_single_loss_moves_all_optimizers() -> None:
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"a": {"parts": ["body"]}}, "but head.bias, head.weight are in none"),
+        ({"a": {"parts": ["body"]}}, "but cnn.weight, head.bias, head.weight are in none"),
         ({"a": {"parts": ["body"]}, "b": {"parts": ["*"]}}, "`body.weight` is in a and in b"),
         ({"a": {"parts": ["bodies"]}, "b": {}}, "there is no `bodies`"),
         ({"a": {}, "b": {}}, "The optimizer b has nothing to step"),
+        ({"a": {"parts": ["head.vectors"]}, "b": {"parts": ["*"]}}, "`head.bias` is in a and in b"),
+        ({"a": {"parts": ["body.vectors"]}, "b": {}}, "there is no `body.vectors`"),
+        ({"a": {"parts": ["vectors"]}, "b": {"parts": ["matrices"]}}, "but cnn.weight are in none"),
     ],
 )
 def test_parts_that_do_not_divide_the_parameters_are_refused(
     declared: dict[str, Any], message: str
 ) -> None:
-    model = nn.ModuleDict({"body": nn.Linear(2, 2, bias=False), "head": nn.Linear(2, 1)})
+    cnn, body = nn.Conv1d(2, 2, 3, bias=False), nn.Linear(2, 2, bias=False)
+    model = nn.ModuleDict({"cnn": cnn, "body": body, "head": nn.Linear(2, 1)})
     named = dict(sorted(model.named_parameters()))
     with pytest.raises(SbkitError, match=message.replace("*", r"\*")):
         assign_parameters(declared, named)
+
+
+def test_word_that_is_also_the_name_of_a_part_is_refused() -> None:
+    named = dict(nn.ModuleDict({"matrices": nn.Linear(1, 1)}).named_parameters())
+    with pytest.raises(SbkitError, match=r"`matrices` is also a part. Write `matrices\*` if"):
+        assign_parameters({"a": {"parts": ["matrices"]}, "b": {}}, named)
+    assert assign_parameters({"a": {"parts": ["matrices*"]}}, named) == {"a": named}
+
+
+def test_parameters_that_an_optimizer_refuses_are_named() -> None:
+    muon, adam = {"parts": ["generator"], "opt_class": Muon}, {"opt_class": AdamW}
+    with pytest.raises(SbkitError, match=r"`optimizers.muon` .* for generator.bias. Give those"):
+        pair(optimizers={"muon": muon, "adam": adam}).init_optimizers()
+    with pytest.raises(SbkitError, match=r"`opt_class` .*rate: -1\) for all .* model.weight"):
+        brain_of(lr=-1).init_optimizers()
 
 
 def test_loss_with_unknown_name_is_refused() -> None:

@@ -35,7 +35,7 @@ from sbkit.train.stopping import (
     stale_validations,
 )
 from tests.runs import Workplace, read_json, records_of
-from tests.train.lines import LineBrain, brain_of, line, loader, rows
+from tests.train.lines import LineBrain, ScheduleFree, brain_of, line, loader, rows
 
 
 def test_stop_signals_keep_ignoring_sighup_under_nohup() -> None:
@@ -72,14 +72,15 @@ class Interrupted(LineBrain):
 
 
 def interrupted_brain(
-    folder: Path | None, interrupts: str, **settings: float
+    folder: Path | None, interrupts: str, optimizer: Any = torch.optim.SGD, **settings: float
 ) -> tuple[Any, Callable[[], None]]:
     """Return a Brain, and what fits it to four steps in each of three epochs."""
     model, epochs, data = line(), EpochCounter(3), TensorDataset(*rows(8))
     recoverables = {"model": model, "epochs": epochs}
     checkpointer = folder and Checkpointer(folder, recoverables=recoverables)
     hparams = {"average_checkpoints": 2, "epoch_counter": epochs, **settings}
-    brain = brain_of(Interrupted, model=model, hparams=hparams, checkpointer=checkpointer)
+    parts = {"model": model, "hparams": hparams, "checkpointer": checkpointer}
+    brain = brain_of(Interrupted, optimizer=optimizer, **parts)
     brain.interrupts = interrupts
     shuffled = {"batch_size": 2, "shuffle": True}
     return brain, partial(brain.fit, epochs, data, data, train_loader_kwargs=shuffled)
@@ -93,13 +94,14 @@ def validations_in(folder: Path) -> list[tuple[int, bool, float]]:
 
 
 @pytest.mark.parametrize("interrupts", ["", "step 2", "step 3", "score 3", "step 5", "score 8"])
+@pytest.mark.parametrize("averages", [{"ema_decay": 0.5}, {"optimizer": ScheduleFree}])
 def test_validation_within_an_epoch_changes_no_weight_also_of_an_interrupted_run(
-    interrupts: str, tmp_path: Path
+    averages: dict[str, Any], interrupts: str, tmp_path: Path
 ) -> None:
     """Before, at and after its step, and while it validates; the draws of the loader go on."""
     weights = []
     for name, interrupt, interval in (("a", interrupts, 3), ("b", "", 3), ("c", "", 0)):
-        settings = {"valid_interval_steps": interval, "average_checkpoints": 9, "ema_decay": 0.5}
+        settings = {"valid_interval_steps": interval, "average_checkpoints": 9, **averages}
         torch.manual_seed(5)
         brain, fit = interrupted_brain(tmp_path / name, interrupt, **settings)
         if interrupt:

@@ -110,8 +110,9 @@ MUTATIONS = [
     mutation(
         "more steps than the run has: of freezing, at random weights, and of a warm-up",
         note("freezing", "freeze", "keeps CNN, ctc_lin at random weights for the whole run of"),
+        note("freezing", "freeze", "would freeze seq_lin only after the"),
         note("schedule", "lr_schedule", "reaches only"),
-        options=("--freeze={CNN: 1000, ctc_lin: always, Transformer: 1}",),
+        options=("--freeze={CNN: 1000, ctc_lin: always, Transformer: 1, seq_lin: [999, always]}",),
         text=(
             ("sbkit.train.schedule.WarmupCosine", "speechbrain.nnet.schedulers.NoamScheduler"),
             ("warmup_fraction: !ref", "lr_initial: !ref <lr>\n    n_warmup_steps: 900 #"),
