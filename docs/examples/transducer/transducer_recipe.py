@@ -1,4 +1,4 @@
-"""The training of `transducer.py`."""
+"""The training of `transducer.py`, with its legend, on scores (B, U, L + 1, V)."""
 
 from typing import Any
 
@@ -31,7 +31,6 @@ class TransducerBrain(Brain):
         self.measure_normalization(self.network.encoder.features)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Any:
-        """Return states (B, U, D), their lengths (B,) and scores (B, U, L + 1, V)."""
         network, training = self.network, stage is Stage.TRAIN
         audio, lengths = self.augmentation.augment_audio(batch, training=training)
         masks = self.augmentation.feature_augmentation(training=training)
