@@ -11,6 +11,9 @@ from sbkit.base.errors import ASKED_TO_STOP
 from tests.runs import Workplace, last_parameters, records_of, stopped_after, with_sgd
 
 RECIPE = """
+from dataclasses import replace
+import random
+from torch.utils.data import DataLoader
 from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.distributed.ranks import rank
 
@@ -36,6 +39,10 @@ class Curriculum(Asr):
     def make_sampler(self, hparams, splits, default):
         return FewFirst(default, hparams["sorted_epochs"])
 """
+OWN_LOADER = """
+    def make_loaders(self, *arguments):
+        return replace(Asr.make_loaders(*arguments), train=DataLoader([0]))
+    brain ="""
 OPTIONS = ("--check=false", "--dropout=0", "--lr=0.05", "--max_grad_norm=1000", "--batch_seconds=4")
 
 
@@ -85,6 +92,7 @@ def test_curriculum_resumes_within_an_epoch(
     [
         ("def steps(", "def step(", r"must return .* FewFirst lacks one of them"),
         ("default.seed, epochs", "1, epochs", r"`seed` \(\d+, that of the run\)"),
+        ("brain =", OWN_LOADER, "`make_sampler` of the recipe has no effect"),
         ("[:-1]", "[:0]", "an epoch without steps"),
         ("sorted(steps, key=len)", "random.sample([*steps], len(steps))", "epoch 4 in two ways"),
     ],
@@ -98,7 +106,6 @@ def test_sampler_that_does_not_fit_is_refused(
     new: str,
     sentence: str,
 ) -> None:
-    code = f"import random\n{RECIPE}".replace(old, new)
-    (tmp_path / "my_curriculum.py").write_text(code)
+    (tmp_path / "my_curriculum.py").write_text(RECIPE.replace(old, new))
     workplace.train_here(tmp_path / "run", *OPTIONS, "--check=true", "--sorted_epochs=4", yaml=yaml)
     assert re.search(sentence, " ".join(capsys.readouterr().err.split()))

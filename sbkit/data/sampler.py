@@ -365,6 +365,7 @@ class RankSampler(Sampler[MicroBatch]):
                 f"{type(sampler).__name__} lacks one of them."
             )
         self.sampler = sampler
+        self._planned = None
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch, and how many of its micro-batches to skip."""

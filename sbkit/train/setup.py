@@ -265,6 +265,11 @@ def build_run(data: RunData) -> RunSetup:
         dealer = loaders.train.batch_sampler
         if isinstance(dealer, RankSampler):
             dealer.use(data.recipe.make_sampler(hparams, loaders.splits, dealer.sampler))
+        elif type(data.recipe).make_sampler is not Recipe.make_sampler:
+            raise ConfigError(
+                "`make_sampler` of the recipe has no effect on the training loader of its own "
+                "`make_loaders`. Leave one of them out."
+            )
     prepared: dict[str, Any] = {item.name: getattr(data, item.name) for item in fields(RunData)}
     return RunSetup(**prepared, hparams=hparams, loaders=loaders)
 
