@@ -250,8 +250,8 @@ class RealSteps:
                 raise
             reason = str(error).partition("\n")[0]
             fix = ""
-            if "device" in reason:
-                fix = " Make the tensor a buffer of a module in `model` or `helpers`."
+            if "same device" in reason:
+                fix = " Make it a buffer of a module in `model`, or declare it in `helpers`."
             raise DeviceError(
                 f"A training step on {brain.device} raised {type(error).__name__} ({reason}).{fix}"
             ) from error

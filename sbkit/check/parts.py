@@ -19,7 +19,9 @@ def part_lines(run: CheckedRun) -> Iterable[str]:
     names, seen = part_names_of_model(run.own.hparams), {*map(id, run.model.modules())}
     outside: dict[str, nn.Module] = {}
     for path, module in run.reached:  # the shortest paths come first
-        inner = {*map(id, module.modules())} if isinstance(module, nn.Module) else seen
+        if not isinstance(module, nn.Module):
+            continue
+        inner = {*map(id, module.modules())}
         if inner.isdisjoint(seen):
             outside[dotted(path)] = module
             seen |= inner
@@ -47,8 +49,8 @@ def _describe(run: CheckedRun, path: Row, part: nn.Module) -> list[Row]:
     parameters, optimizers = [*part.parameters()], run.brain.optimizers_dict or {}
     learning = {id(parameter) for parameter in parameters if parameter.requires_grad}
     trainable = "yes" if len(learning) == len(parameters) else "partly" if learning else "no"
-    if learning and (num_steps := run.brain.training_step.freezing.steps.get(dotted(path))):
-        trainable = f"after {num_steps} steps"
+    if learning and (frozen := run.brain.training_step.freezing.steps.get(dotted(path))):
+        trainable = f"except in steps {frozen[0]:g} to {frozen[1]:g}"
     ids = {
         key: {id(p) for g in o.param_groups for p in g["params"]} for key, o in optimizers.items()
     }

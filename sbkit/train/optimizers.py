@@ -135,7 +135,7 @@ def naming_parameters(
             with suppress(Exception):  # whatever an optimizer raises
                 opt_class([parameter])
                 del refused[path]
-                fix = " Give those to another of several `optimizers`, by their `parts`."
+                fix = " In `optimizers`, give it `parts: [matrices]`, and the rest to another."
         names = listed(refused)
         if not fix:
             names = f"all parameters, such as {next(iter(refused))}" if refused else "their groups"

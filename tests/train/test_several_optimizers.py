@@ -174,7 +174,7 @@ def test_word_that_is_also_the_name_of_a_part_is_refused() -> None:
 
 def test_parameters_that_an_optimizer_refuses_are_named() -> None:
     muon, adam = {"parts": ["generator"], "opt_class": Muon}, {"opt_class": AdamW}
-    with pytest.raises(SbkitError, match=r"`optimizers.muon` .* for generator.bias. Give those"):
+    with pytest.raises(SbkitError, match=r"`optimizers.muon` .* for generator.bias. In `opt"):
         pair(optimizers={"muon": muon, "adam": adam}).init_optimizers()
     with pytest.raises(SbkitError, match=r"`opt_class` .*rate: -1\) for all .* model.weight"):
         brain_of(lr=-1).init_optimizers()
