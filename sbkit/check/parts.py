@@ -19,12 +19,9 @@ def part_lines(run: CheckedRun) -> Iterable[str]:
     names, seen = part_names_of_model(run.own.hparams), {*map(id, run.model.modules())}
     outside: dict[str, nn.Module] = {}
     for path, module in run.reached:  # the shortest paths come first
-        if not isinstance(module, nn.Module):
-            continue
-        inner = {*map(id, module.modules())}
-        if inner.isdisjoint(seen):
+        if isinstance(module, nn.Module) and seen.isdisjoint(map(id, module.modules())):
             outside[dotted(path)] = module
-            seen |= inner
+            seen |= {*map(id, module.modules())}
     in_model = _rows(run, zip(names, run.model, strict=True))
     title = ("part", "class", "parameters", "trainable", "dtype", "device", "optimizer")
     separator = ("outside of `model`", *[""] * len(title[1:]))

@@ -24,22 +24,22 @@ class MaskedBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        self.measure_normalization(self.network.encoder.features)
+        self.measure_normalization(self.network.features)
 
     def compute_forward(self, batch: Batch, stage: Stage) -> tuple[Tensor, Tensor]:
         """Return the loss of each frame, and 1 where all its features are masked: 2 x (B, U)."""
-        width = self.hparams.mask_width
         audio = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
-        features, lengths = self.network.encoder.features(*audio)
+        features, lengths = self.network.features(*audio)
         positions = torch.arange(features.shape[1])
-        masks = (positions // width % 2).expand(features.shape[:2])  # of a test: every other span
+        width = self.hparams.mask_width  # every other span of a test is masked
+        masks = (positions // width % 2).expand(features.shape[:2])
         if stage is Stage.TRAIN:
             starts = (draw_uniform(*features.shape[:2]) < self.hparams.mask_prob).float()
             masks = F.max_pool1d(F.pad(starts, (width - 1, 0)), width, stride=1)
         masks = (masks * (positions < lengths.cpu().unsqueeze(1))).to(features.device)
         losses = self.network.losses(features, lengths, masks > 0)
         padded = F.pad(masks, (0, losses.shape[1] * self.hparams.subsampling - masks.shape[1]))
-        return losses, padded.unflatten(1, (losses.shape[1], -1)).amin(2)
+        return losses, padded.view(*losses.shape, -1).amin(2)
 
     def compute_objectives(self, outputs: Any, batch: Batch, stage: Stage) -> Loss:
         losses, masked = outputs
