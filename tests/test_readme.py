@@ -145,13 +145,13 @@ def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def copy_user_files(folder: Path) -> None:
     """Write the YAMLs and modules that the pages of the guide show."""
-    for name in ("my_models.py", "my_recipe.py"):
+    for name in ("my_models.py", "my_recipe.py", "my_curriculum.py"):
         shutil.copy(ROOT / "tests/user_parts" / name, folder)
     shutil.copy(ROOT / "docs/examples/two_views.py", folder)
     yamls = {
         "deep.yaml": ("yaml.md", 1),
         "mine.yaml": ("own-parts.md", 0),
-        "two_views.yaml": ("own-parts.md", -1),
+        "two_views.yaml": ("own-parts.md", -2),
     }
     for name, (page, index) in yamls.items():
         text = (GUIDE / page).read_text("utf-8")
@@ -365,18 +365,17 @@ def test_page_lists_every_file_of_a_run_and_a_bundle(
 
 
 @pytest.mark.slow
-def test_schedules_and_noise_of_own_parts_train(checkout: Path, data: Path) -> None:
+def test_yaml_of_own_parts_is_checked(checkout: Path, data: Path) -> None:
     text = (GUIDE / "own-parts.md").read_text("utf-8")
-    noise = blocks(text, "yaml")[1].replace("/data/musan/noise", str(data / "release/clips"))
+    others = [block for block in blocks(text, "yaml") if not block.startswith("base:")]
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
-    options += [f"--data_folder={data / 'release'}", "--output_folder=results/scheduled"]
+    options += [f"--data_folder={data / 'release'}", "--output_folder=results/checked"]
     schedules = re.findall(r"^\| `(!.*?)` \|", text, re.MULTILINE)
-    assert len(schedules) == 2
-    for schedule in schedules:
-        (checkout / "scheduled.yaml").write_text(f"base: mine.yaml\nlr_schedule: {schedule}\n")
-        assert execute(["sbkit", "check", "scheduled.yaml", *options]) == 0
-    (checkout / "noisy.yaml").write_text(f"base: scheduled.yaml\n{noise}")
-    assert execute(["python", "train.py", "noisy.yaml", *options]) == 0
+    assert len(schedules) == 4
+    for block in [*(f"lr_schedule: {schedule}" for schedule in schedules), *others]:
+        block = block.replace("/data/musan/noise", str(data / "release/clips"))
+        (checkout / "checked.yaml").write_text(f"base: mine.yaml\n{block}\n")
+        assert execute(["sbkit", "check", "checked.yaml", *options]) == 0, block
 
 
 @pytest.mark.parametrize("page", READMES, ids=name_of)
@@ -392,7 +391,8 @@ def test_pages_show_files_that_tests_train() -> None:
     )
     for block in blocks(yaml, "yaml")[0].split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
-    assert blocks(parts, "python") == [(folder / "my_models.py").read_text("utf-8")]
+    shown = [(folder / f"{name}.py").read_text("utf-8") for name in ("my_models", "my_curriculum")]
+    assert blocks(parts, "python") == shown
     recipe, own_task, own_brain, own_recipe = blocks(task, "python")
     assert recipe == (folder / "my_recipe.py").read_text("utf-8")
     language_id = ROOT / "docs/examples/language_id"
