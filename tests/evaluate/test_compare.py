@@ -50,7 +50,7 @@ def test_table_and_largest_changes(runs: list[str], capsys: pytest.CaptureFixtur
     assert sbkit(["compare", *runs]) == 0
     output = capsys.readouterr().out
     assert "not compared, because not in all runs: other" in output
-    assert "better: 60 utterances, 482 words, 2523 characters; 95 % intervals over 60" in output
+    assert "better: 60 utterances, 482 words, 2523 characters" in output
     best, worse = output.splitlines()[3:5]
     assert best.startswith("  *") and best.endswith(runs[1]) and worse.endswith(runs[0])
     assert "35.7 (31.0 to 40.6)" in worse and "+15.6 (10.2 to 21.0)" in worse
@@ -166,7 +166,7 @@ def test_compare_counts_characters_in_a_language_without_spaces(
         runs.append(write_run(tmp_path / name, {"test": rows}))
     assert sbkit(["compare", *runs]) == 0
     output = capsys.readouterr().out
-    assert "test: 3 utterances, 14 characters; 95 %" in output
+    assert "test: 3 utterances, 14 characters" in output
     assert " 14.3 (" in output
     assert "changed most, in character errors:" in output
     assert "WER" not in output

@@ -90,7 +90,7 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     scored = [replace(result, greedy=result) for result in greedy]
     figures = figures_of_test_set(scored)
     line = describe_results(figures)
-    assert "; greedily CER " in line
+    assert "CER 42.9 %" in line.partition("; greedily ")[2]
     of_slice = slice_figures(scored)
     text = json.dumps([line, figures, of_slice])
     assert "WER" not in text
@@ -100,8 +100,8 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     write_results(tmp_path, "test", scored, figures)
     worst, other = (tmp_path / "wer_test.txt").read_text().split("\n\n")[2:]
     assert worst.startswith("b: CER 100.00 % (2 / 2)")
-    assert other.splitlines() == [
-        "a: CER 20.00 % (1 / 5)",
+    assert other.startswith("a: CER 20.00 % (1 / 5)")
+    assert other.splitlines()[1:] == [
         "  reference   今天天气好",
         "  hypothesis  今天**气好",
         "                  D",
@@ -211,7 +211,7 @@ SET = [
 def test_written_utterances_are_read_back(tmp_path: Path) -> None:
     write_utterances(tmp_path / "utterances_test.jsonl", SET)
     lines = (tmp_path / "utterances_test.jsonl").read_text("utf-8").removesuffix("\n").split("\n")
-    assert json.loads(lines[1]) == {
+    written = {
         "id": "b",
         "reference": "hold the line",
         "hypothesis": "told line",
@@ -227,6 +227,7 @@ def test_written_utterances_are_read_back(tmp_path: Path) -> None:
             {"text": "line", "start": 0.48, "end": 1.0},
         ],
     }
+    assert json.loads(lines[1]) | written == json.loads(lines[1])
     first = json.loads(lines[0])
     assert (first["seconds"], first["speaker"], first["by_words"]) == (None, None, False)
     assert not {"reference_words", "word_errors"} & first.keys()

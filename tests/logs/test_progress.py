@@ -113,7 +113,8 @@ def test_run_shows_progress_of_every_phase(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("sbkit.logs.progress.LINE_SECONDS", 0.0)  # at every step
+    for name in ("LINE_SECONDS", "REFRESH_SECONDS"):
+        monkeypatch.setattr(f"sbkit.logs.progress.{name}", 0.0)  # at every step
     fresh = Workplace(workplace.release, tmp_path / "cache")
     options = ("--number_of_epochs=2", "--average_checkpoints=2", "--check=True")
     assert fresh.train_here(tmp_path / "run", *options) == 0
