@@ -65,7 +65,7 @@ def run_on(splits: Splits, folder: Path, recipe: type[Recipe] = Asr, **settings:
     data: Any = SimpleNamespace(values=values, recipe=recipe(), splits=splits, labels=labels)
     own: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "trial"))
-    return CheckedRun(declared=DeclaredRun(values), data=data, own=own, **parts)
+    return CheckedRun(declared=DeclaredRun(values), data=data, own=own, helpers={}, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"

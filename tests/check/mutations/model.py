@@ -157,7 +157,7 @@ MUTATIONS = [
     ),
     mutation(
         "an optimizer that cannot be made",
-        error("optimizers", "opt_class", "ValueError: Invalid beta"),
+        error("shapes", ".yaml:1", "fails in the recipe (ValueError: Invalid beta"),
         recipe=brain(Unmade),
     ),
     mutation(
@@ -207,7 +207,7 @@ MUTATIONS = [
     mutation(
         "a layer that is never run, frozen for a time",
         error("unused", "CNN", "`CNN.spare`", "is never run"),
-        error("export", "model", "0.spare.bias: 3 saved, none declared"),  # the Brain adds it
+        error("export", "model", "0.spare.bias: 3 instead of none"),  # the Brain adds it
         recipe=brain(SpareLayer),
         options=("--freeze={CNN: 1}",),
     ),
@@ -293,7 +293,7 @@ MUTATIONS = [
     mutation(
         "a layer that forward makes",
         error("state", "CNN", "`CNN.late` is made by `forward`", "in `__init__`"),
-        error("export", "model", "0.late.bias: 80 saved, none declared"),
+        error("export", "model", "0.late.bias: 80 instead of none"),
         text=front_end("LateFrontEnd"),
     ),
 ]
