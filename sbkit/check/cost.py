@@ -41,6 +41,7 @@ from sbkit.data.sampler import (
 from sbkit.data.splits import sample_counts
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
 from sbkit.train.ownership import device_errors
+from sbkit.train.setup import build_again, make_brain
 
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
@@ -82,9 +83,8 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     # Of the first process, whose first micro-batch of a step is the largest
     parts = range(0, micro_batches_per_step, num_processes)
     padded = [padded_part(steps_of_epoch, part, micro_batches_per_step) for part in parts]
-    valid_batches = [
-        batch for loader in run.own.loaders.valid.values() for batch in _batches_of(loader)
-    ]
+    valid_loaders = run.own.loaders.valid.values()
+    valid_batches = [batch for loader in valid_loaders for batch in _batches_of(loader)]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
     most_in_part = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
     chosen = np.argmax(padded[0]), np.argmax(most_in_part)
@@ -211,7 +211,8 @@ class RealSteps:
 
     def __init__(self, run: CheckedRun) -> None:
         micro_batches = min(2, run.accumulation)  # more take the same memory
-        self.brain = run.build_brain(compile=False, grad_accumulation_factor=micro_batches)
+        options = {"compile": False, "grad_accumulation_factor": micro_batches}
+        self.brain = make_brain(build_again(run.own), **options)
         # The other checks hold a model of their own, which training does not.
         self._checker_model_bytes = _tensor_bytes(run.model)
         self._loader = run.own.loaders.train

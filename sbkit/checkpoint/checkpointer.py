@@ -75,9 +75,9 @@ class AveragedCheckpoints:
 
     def __str__(self) -> str:
         count = len(self.checkpoints)
-        tested = (
-            "the best checkpoint" if count == 1 else f"the mean of the {count} best checkpoints"
-        )
+        tested = "the best checkpoint"
+        if count > 1:
+            tested = f"the mean of the {count} best checkpoints"
         if not self.scores:
             return f"tested: {tested}"
         tried = ", ".join(f"{score:.4f} with {count}" for count, score in self.scores.items())
@@ -214,9 +214,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 return -math.inf if math.isnan(value) else value
 
             predicate = keys.pop("ckpt_predicate", None) or bool
-            keys["ckpt_predicate"] = lambda checkpoint: (
-                key in checkpoint.meta and predicate(checkpoint)
-            )
+            keys["ckpt_predicate"] = lambda saved: key in saved.meta and predicate(saved)
             keys["importance_key"] = rank_by_key
         ranked: list[Checkpoint] = super().find_checkpoints(**keys)
         return ranked
@@ -238,18 +236,13 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def load_average(
         self, count: int, compute_error: Callable[[], float] | None = None, **keys: Any
     ) -> AveragedCheckpoints | None:
-        """Load the mean of the best checkpoints, of as many as have the lowest error.
+        """Load the mean of those of the ``count`` best that has the lowest error; None without any.
 
-        Args:
-            count: the number of checkpoints to choose from.
-            compute_error: returns the error of the loaded modules on the validation set, such as
-                the CER, NaN if there is none; every rank calls it, unless the same checkpoints
-                were validated before. Without it all ``count`` are averaged. Of means with equal
-                errors, that of the most checkpoints is chosen.
-            keys: rank the checkpoints, as in `find_checkpoints`.
-
-        Returns:
-            The choice; None if there are no checkpoints.
+        compute_error: returns the error of the loaded modules on the validation set, such as the
+            CER, NaN if there is none; every rank calls it, unless the same checkpoints were
+            validated before. Without it all ``count`` are averaged. Of means with equal errors,
+            that of the most checkpoints is chosen.
+        keys: rank the checkpoints, as in `find_checkpoints`.
         """
         ranked = self.find_whole(count, **keys)
         if not ranked:

@@ -59,7 +59,7 @@ from sbkit.checkpoint.weights import (
     tensors_by_part,
     to_part_name,
 )
-from sbkit.config.document import dotted, holds_object, plain_value, read_document
+from sbkit.config.document import Keys, dotted, holds_object, plain_value, read_document
 from sbkit.config.hparams import read_settings
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
@@ -234,7 +234,7 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 class SettingDifference(NamedTuple):
     """A setting that differs; ``path`` leads to it, such as Transformer, arguments, nhead."""
 
-    path: tuple[str | int, ...]
+    path: Keys
     theirs: Plain
     ours: Plain
 
@@ -352,9 +352,7 @@ def _shapes(settings: PartSettings, name: str) -> Mapping[str, torch.Size] | Non
         return None
 
 
-def _differences(
-    path: tuple[str | int, ...], theirs: Plain, ours: Plain
-) -> Iterator[SettingDifference]:
+def _differences(path: Keys, theirs: Plain, ours: Plain) -> Iterator[SettingDifference]:
     """Yield where two values differ, down to the arguments of objects and the keys of mappings."""
     are_lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
     if theirs is COMPUTED or ours is COMPUTED or theirs == ours:
@@ -378,20 +376,16 @@ def _class_name(spec: Mapping[str, Plain]) -> str | None:
     return next((str(spec[key]) for key in TAG_KEYS if ARGUMENTS_KEY in spec and key in spec), None)
 
 
-def _with_defaults(class_name: str, *arguments: Plain) -> Sequence[Plain]:
+def _with_defaults(class_name: str, *lists: Plain) -> Sequence[Plain]:
     """Return arguments by name, with defaults for those that only another list writes."""
-    if all(isinstance(written, list) for written in arguments):
-        return arguments
+    if all(isinstance(written, list) for written in lists):
+        return lists
     module, _, name = class_name.rpartition(".")
     class_ = getattr(sys.modules.get(module), name, None)  # our part is built: it is imported
     parameters = inspect.signature(class_).parameters if inspect.isclass(class_) else {}
-    named = [
-        a if isinstance(a, dict) else dict(zip(parameters, a, strict=False)) for a in arguments
-    ]
-    missing = named[0].keys() ^ named[1].keys()
-    defaults = {
-        n: p.default for n, p in parameters.items() if n in missing and p.default != p.empty
-    }
+    named = [a if isinstance(a, dict) else dict(zip(parameters, a, strict=False)) for a in lists]
+    absent = named[0].keys() ^ named[1].keys()
+    defaults = {n: p.default for n, p in parameters.items() if n in absent and p.default != p.empty}
     return [{**defaults, **written} for written in named]
 
 

@@ -223,11 +223,9 @@ def measure_normalization(
         file.write_text(json.dumps((sums, frames)))
 
     file = made_from and find_made(kept_name(STATISTICS_FOLDER, made_from), read)
-    earlier_sums = gather_over_ranks(read(file) if file else None)[0]
-    sums, frames = earlier_sums or _sum_features(
-        compute, batches, device, num_bins=len(norms[0].mean)
-    )
-    if earlier_sums:
+    earlier = gather_over_ranks(read(file) if file else None)[0]
+    sums, frames = earlier or _sum_features(compute, batches, device, num_bins=len(norms[0].mean))
+    if earlier:
         logger.info("The mean and deviation of the features are those of an earlier run.")
     elif made_from is not None:
         keep(STATISTICS_FOLDER, made_from, write, is_current=read)

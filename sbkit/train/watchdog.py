@@ -135,9 +135,7 @@ class Watchdog:
         with suppress(OSError):
             (self._folder / NOTE).touch()
         time.sleep(rank() * min(SECONDS_BETWEEN_RANKS, MAX_DELAY_SECONDS / world_size()))
-        positions = [
-            f"  rank {index} {self._last_position(index)}" for index in range(world_size())
-        ]
+        positions = [f"  rank {n} {self._last_position(n)}" for n in range(world_size())]
         report = "\n".join(
             (
                 f"Rank {rank()}: a rank has not moved for {self._stall_seconds:g} s. Last "
