@@ -14,13 +14,7 @@ from sbkit.audio import segments
 from sbkit.check import cost
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import CheckedRun, Finding
-from sbkit.check.cost import (
-    RealSteps,
-    check_cost,
-    check_recordings,
-    measure_cost,
-    real_steps,
-)
+from sbkit.check.cost import RealSteps, check_cost, check_recordings, measure_cost, real_steps
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch
 from sbkit.data.sampler import RankSampler

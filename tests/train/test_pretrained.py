@@ -16,14 +16,7 @@ from sbkit.models.pretrained.folder import DEFAULTS
 from sbkit.train.initialize import read_named_weights
 from sbkit.train.setup import read_values
 from tests.models.pretrained.folders import FRAMES, make_folder
-from tests.runs import (
-    ROOT,
-    Workplace,
-    last_parameters,
-    read_json,
-    stopped_after,
-    train_here,
-)
+from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after, train_here
 
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
 SMALL = (
@@ -95,9 +88,7 @@ def test_check_reports_masks_and_writes_no_files(
     assert "[masks]" not in capsys.readouterr().out
     sbkit(["check", *words, "--mask_time_length=75", "--mask_channel_length=25"])
     output = capsys.readouterr().out
-    assert re.search(
-        r"note: Utterances are shorter than the 75 frames of a mask.* in train", output
-    )
+    assert re.search(r"note: Utterances are shorter than the 75 frames of a .* in train", output)
     assert "note: A mask of 25 channels is wider than the encoder (24)" in output
 
 
@@ -182,16 +173,13 @@ def test_lora_is_merged_on_export_and_kept_by_init_from(
     tokens = ("--token_type=bpe", "--vocab_size=40", "--lr=0.0")
     again = tmp_path / "again"
     assert train(again, f"--init_from={run}", *tokens) == 0
-    assert (
-        "40 rows by token: seq_lin.weight, seq_lin.bias, ctc_lin.weight" in capsys.readouterr().out
-    )
+    by_token = "40 rows by token: seq_lin.weight, seq_lin.bias, ctc_lin.weight"
+    assert by_token in capsys.readouterr().out
     parameters = last_parameters(again)
     assert all(torch.equal(parameters[name], exported[name]) for name in exported if "body" in name)
     for begun in (bundle, run):
-        assert (
-            read_values(YAML, {"init_from": str(begun)}).settings["encoder_config"]["source"]
-            == named
-        )
+        settings = read_values(YAML, {"init_from": str(begun)}).settings
+        assert settings["encoder_config"]["source"] == named
     of_bundle, of_run = map(read_named_weights, (bundle, run))
     assert of_bundle.keys() == of_run.keys()
     assert all(torch.equal(of_bundle[name], of_run[name]) for name in of_run)

@@ -148,9 +148,7 @@ def test_a_checkpointer_of_speechbrain_cannot_validate_within_an_epoch(tmp_path:
 
 
 @pytest.mark.parametrize("interrupts", ["", "step 6", "step 8", "score 8", "score 12"])
-def test_ctrl_c_in_a_script_is_caught_and_the_next_fit_goes_on(
-    interrupts: str, tmp_path: Path
-) -> None:
+def test_ctrl_c_in_a_script_is_caught_and_next_fit_goes_on(interrupts: str, tmp_path: Path) -> None:
     """Within an epoch, at its end, in its validation, and in the last one."""
     handler = signal.getsignal(signal.SIGINT)
     brain, fit = interrupted_brain(tmp_path, interrupts)
@@ -236,9 +234,7 @@ def test_ranks_follow_the_clock_of_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_run_of_so_many_minutes_is_exported_and_tested(
-    workplace: Workplace, tmp_path: Path
-) -> None:
+def test_run_of_many_minutes_is_exported_and_tested(workplace: Workplace, tmp_path: Path) -> None:
     options = ("--number_of_epochs=10000", "--max_minutes=0.05", "--log_every=1")
     process = workplace.train_forked(tmp_path, *options, ranks=2)
     assert process.returncode == 0, process.stderr
