@@ -281,12 +281,8 @@ def check_same_meaning(
     parts_with_tensors = {name.partition(".")[0] for name in tensors}
     loaded_parts = {name.partition(".")[0] for name in loaded}
     model_parts = inspect.signature(task.model_class()).parameters if task.has_model else {}
-    compared = {
-        "sample_rate",
-        FEATURES,
-        *loaded_parts,
-        *({*model_parts} - parts_with_tensors - {"model"}),
-    }
+    without_tensors = {*model_parts} - parts_with_tensors - {"model"}
+    compared = {"sample_rate", FEATURES, *loaded_parts, *without_tensors}
     differences = [*_all_differences(_settings_of_source(source), ours, compared, task)]
     undeclared = [d for d in differences if declared.isdisjoint(d.names)]
     if undeclared:
@@ -415,10 +411,8 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
         return dict(overrides)  # they are complete
     config = config or plain_value(read_document(yaml_file).root.get(ENCODER_CONFIG))
     if isinstance(config, dict) and not holds_object(config):  # the YAML refers to sizes in it
-        overrides = {
-            **overrides,
-            ENCODER_CONFIG: complete_config(config, source_file=f"`{ENCODER_CONFIG}`"),
-        }
+        sizes = complete_config(config, source_file=f"`{ENCODER_CONFIG}`")
+        overrides = {**overrides, ENCODER_CONFIG: sizes}
     settings = read_settings(yaml_file, overrides)
     if ENCODER_CONFIG not in settings:
         return dict(overrides)

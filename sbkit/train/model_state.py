@@ -191,13 +191,6 @@ def agree_on_buffers(modules: nn.Module) -> None:
             from_main_rank(buffer)
 
 
-@torch.no_grad()
-def unmeasured_norms(model: nn.Module) -> list[GlobalNorm]:
-    """Return the GlobalNorms that have no statistics yet."""
-    norms = [part for part in model.modules() if isinstance(part, GlobalNorm)]
-    return [norm for norm in norms if int(norm.frames) == 0]
-
-
 def measure_normalization(
     norms: Sequence[GlobalNorm],
     compute: ComputeFeatures,

@@ -64,8 +64,7 @@ class NonFiniteRecorder:
         overflow_is_usual: with a GradScaler a step is also skipped when the scaled gradient
         overflows; then only a loss that is not finite is bad.
         """
-        steps = self._steps
-        self._steps = []
+        steps, self._steps = self._steps, []
         if not steps:
             return 0, 0
         flags = torch.stack([step.flags for step in steps]).tolist()

@@ -1,11 +1,13 @@
 """Real steps measure what a run takes, and leave nothing."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -136,15 +138,11 @@ def test_full_disk_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_check_command_prints_the_cost_unless_another_machine_is_meant(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    monkeypatch.chdir(ROOT)
-    arguments = workplace.arguments(tmp_path / "run", "--concat_prob=0.0")
-    with one_thread():
+    yaml = ROOT / "hparams/ctc.yaml"
+    arguments = workplace.arguments(tmp_path / "run", "--concat_prob=0.0", yaml=yaml)
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}), one_thread():
         assert sbkit(["check", "--json", *arguments]) == 0
         record = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert sbkit(["check", *arguments]) == 0

@@ -64,7 +64,7 @@ def run_on(splits: Splits, folder: Path, recipe: type[Recipe] = Asr, **settings:
     labels, _ = prepare_labels(values, Asr(), splits)
     data: Any = SimpleNamespace(values=values, recipe=recipe(), splits=splits, labels=labels)
     own: Any = SimpleNamespace(hparams={})
-    parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "trial"))
+    parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "helpers", "trial"))
     return CheckedRun(declared=DeclaredRun(values), data=data, own=own, **parts)
 
 

@@ -1,10 +1,12 @@
 """A recognizer on a pretrained encoder: trained, stopped, resumed, checked, exported."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -75,18 +77,14 @@ def test_run_stopped_where_freezing_ends_resumes_without_base_model(
 
 @pytest.mark.slow
 def test_check_reports_masks_and_writes_no_files(
-    workplace: Workplace,
-    pretrained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     words = command(workplace, pretrained, tmp_path / "run")[1:]
-    assert sbkit(["check", *words]) == 0
-    assert not (tmp_path / "run").exists()
-    assert "[masks]" not in capsys.readouterr().out
-    sbkit(["check", *words, "--mask_time_length=75", "--mask_channel_length=25"])
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        assert sbkit(["check", *words]) == 0
+        assert not (tmp_path / "run").exists()
+        assert "[masks]" not in capsys.readouterr().out
+        sbkit(["check", *words, "--mask_time_length=75", "--mask_channel_length=25"])
     output = capsys.readouterr().out
     assert re.search(r"note: Utterances are shorter than the 75 frames of a .* in train", output)
     assert "note: A mask of 25 channels is wider than the encoder (24)" in output
@@ -94,16 +92,13 @@ def test_check_reports_masks_and_writes_no_files(
 
 @pytest.mark.slow
 def test_check_finds_utterances_without_positions(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 1.5 s, slowed down to 1.67 s."""
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     folder = make_folder(tmp_path / "tiny", "whisper", max_source_positions=80)
     words = command(workplace, folder, tmp_path / "run")[1:]
-    assert sbkit(["check", *words]) != 0
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        assert sbkit(["check", *words]) != 0
     output = capsys.readouterr().out
     assert re.search(r"error: Utterances.* longer than the 1\.6 s that .* in train", output)
     assert "`max_seconds: 1.44`" in output

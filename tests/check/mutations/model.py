@@ -161,7 +161,7 @@ MUTATIONS = [
     ),
     mutation(
         "an optimizer that cannot be made",
-        error("optimizers", "opt_class", "ValueError: Invalid beta"),
+        error("shapes", ".yaml:1", "fails in the recipe (ValueError: Invalid beta"),
         recipe=brain(Unmade),
     ),
     mutation(
