@@ -24,7 +24,7 @@ from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
 from sbkit.base.checksums import CHECKSUMS, find_damage
-from sbkit.base.errors import BundleError, ConfigError, SbkitError, StoreError
+from sbkit.base.errors import BundleError, ConfigError, SbkitError, translate
 from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, write_text_atomically
 from sbkit.base.process import SAVED_FILE
 from sbkit.base.stores import wait_for_store
@@ -44,7 +44,7 @@ from sbkit.checkpoint.weights import (
     modules_of,
     restore_declared,
 )
-from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
+from sbkit.distributed.ranks import failing_together, gather_over_ranks, main_rank_first, rank
 
 logger = logging.getLogger(__name__)
 
@@ -145,26 +145,23 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
         """Save a whole checkpoint or none; return it on rank 0, None elsewhere."""
+
+        def describe(error: Exception) -> str:
+            return (
+                f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Make room, and "
+                "rerun the same command."
+            )
+
         checkpoint: Checkpoint | None = None
-        trouble: SbkitError | None = None
-        with self.claimed():
-            try:
-                if rank() == 0:
-                    save = partial(self._save_whole, *arguments, **options)
-                    try:
-                        checkpoint = save()
-                    except SAVE_ERRORS as error:  # a disk may fail for a moment
-                        logger.warning(f"Saving failed ({error}); it is tried once more.")
-                        checkpoint = wait_for_store(save)
-            except StoreError as error:
-                trouble = error
-            except SAVE_ERRORS as error:
-                trouble = SbkitError(
-                    f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Make room, "
-                    "and rerun the same command."
-                )
-                trouble.__cause__ = error
-        leave_together(trouble)
+        save_errors = translate(SAVE_ERRORS, SbkitError, describe)
+        with self.claimed(), failing_together(SbkitError), save_errors:
+            if rank() == 0:
+                save = partial(self._save_whole, *arguments, **options)
+                try:
+                    checkpoint = save()
+                except SAVE_ERRORS as error:  # a disk may fail for a moment
+                    logger.warning(f"Saving failed ({error}); it is tried once more.")
+                    checkpoint = wait_for_store(save)
         if SAVED_FILE in os.environ:
             Path(os.environ[SAVED_FILE]).touch()
         return checkpoint

@@ -45,7 +45,7 @@ from sbkit.config.hparams import SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
-from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
+from sbkit.distributed.ranks import failing_together, gather_over_ranks, rank, world_size
 from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import Record
@@ -53,7 +53,7 @@ from sbkit.models.compiling import compile_blocks
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.loss import Amount, Loss
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
-from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics, failing_together
+from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
     agree_on_buffers,

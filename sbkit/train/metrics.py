@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -15,8 +14,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from sbkit.audio.lengths import widest_float
 from sbkit.distributed.ranks import (
+    failing_together,
     gather_over_ranks,
-    leave_together,
     rank,
     sum_over_ranks,
     world_size,
@@ -348,14 +347,3 @@ class TrainingMetrics:
         """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
         for name in KEPT:
             setattr(self, name, MetricTotals(**state.get(name, vars(NO_TOTALS))))
-
-
-@contextmanager
-def failing_together(errors: type[Exception]) -> Iterator[None]:
-    """Stop all ranks if one raises such an error; that rank reports it."""
-    raised: Exception | None = None
-    try:
-        yield
-    except errors as error:
-        raised = error
-    leave_together(raised)

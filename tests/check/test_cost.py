@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 from unittest.mock import patch
 
 import pytest
@@ -31,11 +32,6 @@ def run(workplace: Workplace, tmp_path: Path) -> Iterator[CheckedRun]:
         yield run
 
 
-def sampler_of(run: CheckedRun) -> RankSampler:
-    assert run.sampler is not None
-    return run.sampler
-
-
 def cost_findings(run: CheckedRun) -> list[Finding]:
     checks = [check_recordings, check_cost]
     return check_run(run.declared, data=run.data, checks=checks).findings
@@ -43,12 +39,12 @@ def cost_findings(run: CheckedRun) -> list[Finding]:
 
 @pytest.mark.slow
 def test_measured_steps_are_real_and_leave_no_trace(run: CheckedRun) -> None:
-    random_state = torch.get_rng_state()
+    random_state, sampler = torch.get_rng_state(), cast(RankSampler, run.sampler)
     before = [p.clone() for p in run.model.parameters()]
     with real_steps(run) as steps:
-        steps.run_step(steps.load(next(iter(sampler_of(run)))))
+        steps.run_step(steps.load(next(iter(sampler))))
         assert steps.brain.optimizer_step == 1
-    measured = measure_cost(run, sampler_of(run))
+    measured = measure_cost(run, sampler)
     unchanged = run.model.parameters()
     assert all(torch.equal(*pair) for pair in zip(before, unchanged, strict=True))
     assert torch.equal(torch.get_rng_state(), random_state)

@@ -22,19 +22,10 @@ from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_afte
 
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
 SMALL = (
-    "--device=cpu",
-    "--check=False",
-    "--batch_seconds=6",
-    "--number_of_epochs=3",
-    "--log_every=1",
-    "--lr=0.01",
-    "--num_linear_layers=1",
-    "--freeze={CNN: always, Transformer: 5}",
-    "--layerdrop=0.3",
-    "--mask_channel_length=4",
-    "--inter_ctc_weight=0.3",
-    "--word_lm_order=0",
-    "--token_lm_order=0",
+    *("--device=cpu", "--check=False", "--batch_seconds=6", "--number_of_epochs=3"),
+    *("--log_every=1", "--lr=0.01", "--num_linear_layers=1", "--layerdrop=0.3"),
+    *("--mask_channel_length=4", "--inter_ctc_weight=0.3"),
+    *("--word_lm_order=0", "--token_lm_order=0", "--freeze={CNN: always, Transformer: 5}"),
 )
 
 
