@@ -159,11 +159,8 @@ def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
     """Return the peak bytes of the largest batch of an evaluation, without recordings to cut."""
     to_cut = {id for ids in recordings_to_cut(run).values() for id in ids}
     loaders = run.own.loaders
-    batches = (
-        (loader, batch)
-        for loader in (*loaders.valid.values(), *loaders.test.values())
-        for batch in _batches_of(loader)
-    )
+    evaluated = (*loaders.valid.values(), *loaders.test.values())
+    batches = [(loader, batch) for loader in evaluated for batch in _batches_of(loader)]
     for loader, micro_batch in sorted(batches, key=lambda pair: -padded_samples(pair[1])):
         batch = steps.load(micro_batch, loader)
         if to_cut.isdisjoint(batch.ids):

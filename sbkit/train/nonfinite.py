@@ -84,10 +84,7 @@ class NonFiniteRecorder:
 
     def _write(self, step: UnreadStep, fault: str) -> None:
         """Record this rank's micro-batches; for a bad loss only on the ranks that have it."""
-        batches = [
-            description | {"loss_is_finite": bool(loss.isfinite())}
-            for description, loss in step.batches
-        ]
+        batches = [d | {"loss_is_finite": bool(loss.isfinite())} for d, loss in step.batches]
         is_fine = batches and all(batch["loss_is_finite"] for batch in batches)
         if self._folder is None or (fault == "loss" and is_fine):
             return
