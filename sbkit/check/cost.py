@@ -207,9 +207,9 @@ class RealSteps:
     """Steps of a Brain with its optimizers: forward, backward, update; and evaluations."""
 
     def __init__(self, run: CheckedRun) -> None:
-        micro_batches = min(2, run.accumulation)  # more take the same memory
-        options = {"compile": False, "grad_accumulation_factor": micro_batches}
-        self.brain = make_brain(build_again(run.own), **options)
+        factor = min(2, run.accumulation)  # more micro-batches take the same memory
+        own = build_again(run.own)
+        self.brain = make_brain(own, compile=False, grad_accumulation_factor=factor)
         # The other checks hold a model of their own, which training does not.
         self._checker_model_bytes = _tensor_bytes(run.model)
         self._loader = run.own.loaders.train

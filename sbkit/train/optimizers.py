@@ -374,7 +374,8 @@ class Freezing:
         modules = dict(named_modules(hparams)) if steps else {}
         self._parts = [
             FreezablePart(
-                *steps[path],
+                start=steps[path][0],
+                end=steps[path][1],
                 module=modules.get(path),
                 parameters=[p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad],
             )
