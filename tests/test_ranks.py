@@ -92,9 +92,8 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
             assert difference <= 1e-6, (run.name, float(difference))
             assert step_losses(run) == pytest.approx(expected_losses, rel=1e-5), run.name
             if (world_size, accumulation) != (1, 4):
-                assert validated_in(run) == pytest.approx(validated_in(one_rank), rel=1e-5), (
-                    run.name
-                )
+                validated = pytest.approx(validated_in(one_rank), rel=1e-5)
+                assert validated_in(run) == validated, run.name
     assert [*validated_in(one_rank)] == [3, 6, 9, 12, 13]
 
     runs = (tmp_path / name for name in ("1x1", "test-2", "test-3"))
@@ -118,9 +117,7 @@ def step_losses(run: Path) -> list[float]:
     return [record["loss"] for record in records_of(run, "step")]
 
 
-def test_rank_that_is_asked_to_stop_takes_the_others_along(
-    asterisk_english: Path, tmp_path: Path
-) -> None:
+def test_rank_that_is_to_stop_takes_others_along(asterisk_english: Path, tmp_path: Path) -> None:
     """First in training, then while it scores its share of the test set.
 
     A batch with noise on one rank: both ranks skip that step.

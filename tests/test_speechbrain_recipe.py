@@ -139,9 +139,8 @@ def make_asr(base: type[sb.Brain]) -> type[sb.Brain]:
         def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
             if stage == Stage.VALID:
                 wer = self.wer_metric.summarize("error_rate")
-                self.checkpointer.save_and_keep_only(
-                    meta={"WER": wer, "epoch": epoch}, min_keys=["WER"]
-                )
+                meta = {"WER": wer, "epoch": epoch}
+                self.checkpointer.save_and_keep_only(meta=meta, min_keys=["WER"])
 
     return ASR
 
@@ -158,9 +157,8 @@ def list_clips(release: Path, name: str) -> dict[str, dict[str, Any]]:
     clips = {}
     for row in rows_of(release / f"{name}.tsv"):
         clip = release / "clips" / row["path"]
-        words = "".join(
-            letter for letter in row["sentence"].lower() if letter.isalpha() or letter == " "
-        )
+        sentence = row["sentence"].lower()
+        words = "".join(letter for letter in sentence if letter.isalpha() or letter == " ")
         clips[clip.stem] = {"duration": soundfile.info(clip).duration, "wav": clip, "words": words}
     return clips
 

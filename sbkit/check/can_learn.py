@@ -126,10 +126,8 @@ def masked_share(settings: Mapping[str, Any]) -> float:
 
 def _mask_probabilities(settings: Mapping[str, Any]) -> dict[str, float]:
     """Return the probabilities of masks of a pretrained encoder that a YAML declares."""
-    names = ("mask_time_prob", "mask_channel_prob")
-    return {
-        name: float(settings[name]) for name in names if isinstance(settings.get(name), int | float)
-    }
+    values = {name: settings.get(name) for name in ("mask_time_prob", "mask_channel_prob")}
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
 def length_correlation(transcripts: Transcripts) -> float | None:

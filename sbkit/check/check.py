@@ -50,7 +50,8 @@ from sbkit.train.setup import (
 
 logger = logging.getLogger(__name__)
 
-Check = Callable[[CheckedRun], Iterable[Finding] | None]  # None: it only raises
+Findings = Iterable[Finding] | None  # None: the check only raises
+Check = Callable[[CheckedRun], Findings]
 Checked = TypeVar("Checked", DeclaredRun, CheckedRun)
 
 # Nothing is built for them.
@@ -76,10 +77,7 @@ CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps c
     }
 )
 
-CONSEQUENCES = {  # left out where another error has their place
-    check.__name__.removeprefix("check_")
-    for check in (dry_run.check_shapes, can_learn.check_causes)
-}
+CONSEQUENCES = {"shapes", "causes"}  # left out where another error has their place
 FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
 QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
@@ -206,9 +204,7 @@ def _unique(findings: Iterable[Finding]) -> list[Finding]:
     return list(unique.values())
 
 
-def _run(
-    check: Callable[[Checked], Iterable[Finding] | None], checked: Checked
-) -> Iterator[Finding]:
+def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Finding]:
     """Yield the findings of a check, which draws random numbers of its own."""
     name = check.__name__.removeprefix("check_")
     declared = checked.declared if isinstance(checked, CheckedRun) else checked

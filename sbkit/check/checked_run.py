@@ -17,14 +17,7 @@ from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import parse_device, resolve
 from sbkit.train.brain import Brain
 from sbkit.train.schedule import highest_factor, read_schedule
-from sbkit.train.setup import (
-    RunData,
-    RunSetup,
-    RunValues,
-    build_again,
-    choose_placement,
-    make_brain,
-)
+from sbkit.train.setup import RunData, RunSetup, RunValues, choose_placement
 
 ON_CPU = resolve("cpu", "fp32")
 CPU_OPTIONS: dict[str, Any] = {
@@ -279,10 +272,6 @@ class CheckedRun:
     def accumulation(self) -> int:
         """The micro-batches of each process in a step."""
         return int(self.values.settings.get("grad_accumulation_factor", 1))
-
-    def build_brain(self, **run_opts: Any) -> Brain:
-        """Build another Brain, with objects and initial weights of its own."""
-        return make_brain(build_again(self.own), **run_opts)
 
     def finding(self, *keys: str | int, **options: Any) -> Finding:
         return self.declared.finding(*keys, **options)

@@ -41,6 +41,7 @@ from sbkit.data.sampler import (
 from sbkit.data.splits import sample_counts
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
 from sbkit.train.ownership import device_errors
+from sbkit.train.setup import build_again, make_brain
 
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
@@ -82,9 +83,8 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     # Of the first process, whose first micro-batch of a step is the largest
     parts = range(0, micro_batches_per_step, num_processes)
     padded = [padded_part(steps_of_epoch, part, micro_batches_per_step) for part in parts]
-    valid_batches = [
-        batch for loader in run.own.loaders.valid.values() for batch in _batches_of(loader)
-    ]
+    valid_loaders = run.own.loaders.valid.values()
+    valid_batches = [batch for loader in valid_loaders for batch in _batches_of(loader)]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
     most_in_part = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
     chosen = np.argmax(padded[0]), np.argmax(most_in_part)
@@ -159,11 +159,8 @@ def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
     """Return the peak bytes of the largest batch of an evaluation, without recordings to cut."""
     to_cut = {id for ids in recordings_to_cut(run).values() for id in ids}
     loaders = run.own.loaders
-    batches = (
-        (loader, batch)
-        for loader in (*loaders.valid.values(), *loaders.test.values())
-        for batch in _batches_of(loader)
-    )
+    evaluated = (*loaders.valid.values(), *loaders.test.values())
+    batches = [(loader, batch) for loader in evaluated for batch in _batches_of(loader)]
     for loader, micro_batch in sorted(batches, key=lambda pair: -padded_samples(pair[1])):
         batch = steps.load(micro_batch, loader)
         if to_cut.isdisjoint(batch.ids):
@@ -210,8 +207,9 @@ class RealSteps:
     """Steps of a Brain with its optimizers: forward, backward, update; and evaluations."""
 
     def __init__(self, run: CheckedRun) -> None:
-        micro_batches = min(2, run.accumulation)  # more take the same memory
-        self.brain = run.build_brain(compile=False, grad_accumulation_factor=micro_batches)
+        factor = min(2, run.accumulation)  # more micro-batches take the same memory
+        own = build_again(run.own)
+        self.brain = make_brain(own, compile=False, grad_accumulation_factor=factor)
         # The other checks hold a model of their own, which training does not.
         self._checker_model_bytes = _tensor_bytes(run.model)
         self._loader = run.own.loaders.train

@@ -99,7 +99,7 @@ def check_labels(run: CheckedRun) -> Iterator[Finding]:
     """Compare the sizes of heads and embeddings, and the labels of every transcript."""
     yield from _check_sizes(run)
     if transcripts := read_all_transcripts(run):
-        yield from _check_transcripts(run, transcripts)
+        yield from _check_texts(run, transcripts)
 
 
 def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
@@ -123,9 +123,7 @@ def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
             )
 
 
-def _check_transcripts(
-    run: CheckedRun, transcripts: Mapping[str, Transcripts]
-) -> Iterator[Finding]:
+def _check_texts(run: CheckedRun, transcripts: Mapping[str, Transcripts]) -> Iterator[Finding]:
     """Find labels that no loss may see, unknown characters, and empty or equal transcripts."""
     vocabulary = run.data.labels.vocabulary
     yield from _finding_of_rows(
@@ -200,9 +198,8 @@ def check_masks(run: CheckedRun) -> Iterator[Finding]:
         return
     (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
     if frame_share > 0:
-        frames = make_encoder(run.own.hparams).subsampling.count(
-            sample_counts(run.data.splits.train)
-        )
+        subsampling = make_encoder(run.own.hparams).subsampling
+        frames = subsampling.count(sample_counts(run.data.splits.train))
         yield from _finding_of_rows(
             run,
             {TRAIN: np.flatnonzero(frames < length)},
@@ -233,9 +230,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
     slowest = min(100, *to_percents(settings.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if settings.get("concat_prob", 0) > 0 else 0.0
     splits = run.data.splits
-    longest = longest_whole(
-        settings["eval_batch_seconds"], rate
-    )  # others are evaluated in segments
+    longest = longest_whole(settings["eval_batch_seconds"], rate)  # others are segmented
     too_long = {}
     for name, split in splits.named().items():
         samples = sample_counts(split)
@@ -409,19 +404,15 @@ def _describe_changes(changes: Sequence[Facts]) -> str:
 
 def check_channels(run: CheckedRun) -> Iterator[Finding]:
     """Find sets in which the mix of two channels often loses speech."""
-    splits = run.data.splits.named()
-    rows_by_split = {
-        name: np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == CANCEL)
-        for name, split in splits.items()
-        if MIX_FAULT in split.column_names
-    }
+    rows_by_split = {}
+    for name, split in run.data.splits.named().items():
+        if MIX_FAULT in split.column_names:
+            rows = np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == CANCEL)
+            if len(rows) > MAX_MIX_FAULT_SHARE * len(split):
+                rows_by_split[name] = rows
     yield from _finding_of_rows(
         run,
-        {
-            name: rows
-            for name, rows in rows_by_split.items()
-            if len(rows) > MAX_MIX_FAULT_SHARE * len(splits[name])
-        },
+        rows_by_split,
         problem=f"The two channels of clips {CANCEL}, but are mixed",
         fix="Add a column `channel` to the tables: that of the speaker, counted from 0.",
     )

@@ -24,7 +24,7 @@ from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
 from sbkit.base.checksums import CHECKSUMS, find_damage
-from sbkit.base.errors import BundleError, ConfigError, SbkitError, StoreError
+from sbkit.base.errors import BundleError, ConfigError, SbkitError, translate
 from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, write_text_atomically
 from sbkit.base.process import SAVED_FILE
 from sbkit.base.stores import wait_for_store
@@ -44,7 +44,7 @@ from sbkit.checkpoint.weights import (
     modules_of,
     restore_declared,
 )
-from sbkit.distributed.ranks import gather_over_ranks, leave_together, main_rank_first, rank
+from sbkit.distributed.ranks import failing_together, gather_over_ranks, main_rank_first, rank
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,9 @@ class AveragedCheckpoints:
 
     def __str__(self) -> str:
         count = len(self.checkpoints)
-        tested = (
-            "the best checkpoint" if count == 1 else f"the mean of the {count} best checkpoints"
-        )
+        tested = "the best checkpoint"
+        if count > 1:
+            tested = f"the mean of the {count} best checkpoints"
         if not self.scores:
             return f"tested: {tested}"
         tried = ", ".join(f"{score:.4f} with {count}" for count, score in self.scores.items())
@@ -145,26 +145,23 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
         """Save a whole checkpoint or none; return it on rank 0, None elsewhere."""
+
+        def describe(error: Exception) -> str:
+            return (
+                f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Make room, and "
+                "rerun the same command."
+            )
+
         checkpoint: Checkpoint | None = None
-        trouble: SbkitError | None = None
-        with self.claimed():
-            try:
-                if rank() == 0:
-                    save = partial(self._save_whole, *arguments, **options)
-                    try:
-                        checkpoint = save()
-                    except SAVE_ERRORS as error:  # a disk may fail for a moment
-                        logger.warning(f"Saving failed ({error}); it is tried once more.")
-                        checkpoint = wait_for_store(save)
-            except StoreError as error:
-                trouble = error
-            except SAVE_ERRORS as error:
-                trouble = SbkitError(
-                    f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Make room, "
-                    "and rerun the same command."
-                )
-                trouble.__cause__ = error
-        leave_together(trouble)
+        save_errors = translate(SAVE_ERRORS, SbkitError, describe)
+        with self.claimed(), failing_together(SbkitError), save_errors:
+            if rank() == 0:
+                save = partial(self._save_whole, *arguments, **options)
+                try:
+                    checkpoint = save()
+                except SAVE_ERRORS as error:  # a disk may fail for a moment
+                    logger.warning(f"Saving failed ({error}); it is tried once more.")
+                    checkpoint = wait_for_store(save)
         if SAVED_FILE in os.environ:
             Path(os.environ[SAVED_FILE]).touch()
         return checkpoint
@@ -214,9 +211,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 return -math.inf if math.isnan(value) else value
 
             predicate = keys.pop("ckpt_predicate", None) or bool
-            keys["ckpt_predicate"] = lambda checkpoint: (
-                key in checkpoint.meta and predicate(checkpoint)
-            )
+            keys["ckpt_predicate"] = lambda saved: key in saved.meta and predicate(saved)
             keys["importance_key"] = rank_by_key
         ranked: list[Checkpoint] = super().find_checkpoints(**keys)
         return ranked
@@ -238,18 +233,13 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def load_average(
         self, count: int, compute_error: Callable[[], float] | None = None, **keys: Any
     ) -> AveragedCheckpoints | None:
-        """Load the mean of the best checkpoints, of as many as have the lowest error.
+        """Load the mean of those of the ``count`` best that has the lowest error; None without any.
 
-        Args:
-            count: the number of checkpoints to choose from.
-            compute_error: returns the error of the loaded modules on the validation set, such as
-                the CER, NaN if there is none; every rank calls it, unless the same checkpoints
-                were validated before. Without it all ``count`` are averaged. Of means with equal
-                errors, that of the most checkpoints is chosen.
-            keys: rank the checkpoints, as in `find_checkpoints`.
-
-        Returns:
-            The choice; None if there are no checkpoints.
+        compute_error: returns the error of the loaded modules on the validation set, such as the
+            CER, NaN if there is none; every rank calls it, unless the same checkpoints were
+            validated before. Without it all ``count`` are averaged. Of means with equal errors,
+            that of the most checkpoints is chosen.
+        keys: rank the checkpoints, as in `find_checkpoints`.
         """
         ranked = self.find_whole(count, **keys)
         if not ranked:

@@ -56,11 +56,8 @@ def random_state(device: torch.device) -> State:
     """Return the states of the generators of Python, NumPy, torch and a device."""
     numpy_state: Any = np.random.get_state(legacy=False)
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    state = {
-        "python": random.getstate(),
-        "numpy": numpy_state,
-        "cpu": _to_hex(torch.get_rng_state()),
-    }
+    state: State = {"python": random.getstate(), "numpy": numpy_state}
+    state["cpu"] = _to_hex(torch.get_rng_state())
     if device.type != "cpu":
         state[device.type] = _to_hex(torch.get_device_module(device).get_rng_state(device))
     return state

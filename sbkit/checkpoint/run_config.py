@@ -139,8 +139,7 @@ class RunConfig:
         )
 
     def write(self, folder: Path | str) -> None:
-        names = ("values", "data", "labels", "helpers", "is_repeatable", "modules", "files")
-        record = {name: getattr(self, name) for name in names}
+        record = {name: value for name, value in vars(self).items() if name != "source"}
         write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
 
     def check_resumable(self, folder: Path | str, *, has_ended: bool = False) -> str | None:
@@ -312,10 +311,8 @@ def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     The paths of files in the run folder start with <output_folder>: a run folder may be moved.
     """
     resolved = resolve(yaml_file, overrides)
-    non_settings = {
-        key: node for key, node in resolved.tree.items() if key not in resolved.settings
-    }
-    values = {**resolved.settings, **dict(_leaves(non_settings, (), {}))}
+    others = {key: node for key, node in resolved.tree.items() if key not in resolved.settings}
+    values = {**resolved.settings, **dict(_leaves(others, (), {}))}
     folder = values.get("output_folder") or ""
     for key, value in values.items():
         if folder and isinstance(value, str) and f"{value}/".startswith(f"{folder}/"):

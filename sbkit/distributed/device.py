@@ -37,9 +37,8 @@ class Placement:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return a new autocast context for the precision; for fp32 it does nothing."""
-        return torch.autocast(
-            self.device.type, DTYPES[self.precision], enabled=self.precision != "fp32"
-        )
+        is_mixed = self.precision != "fp32"
+        return torch.autocast(self.device.type, DTYPES[self.precision], enabled=is_mixed)
 
     def grad_scaler(self) -> GradScaler:
         """Return a new GradScaler, which does nothing except in fp16."""

@@ -231,11 +231,17 @@ def gather_on_main_rank(value: T) -> list[T]:
     return values
 
 
-def leave_together(error: Exception | None) -> None:
-    """Stop all ranks if any has an error: ranks with one raise it, others OtherRankError."""
-    codes = gather_over_ranks(None if error is None else exit_code(error))
+@contextmanager
+def failing_together(errors: type[Exception]) -> Iterator[None]:
+    """Stop all ranks if one raises such an error: it reports it, the others OtherRankError."""
+    raised: Exception | None = None
+    try:
+        yield
+    except errors as error:
+        raised = error
+    codes = gather_over_ranks(None if raised is None else exit_code(raised))
     if code := next(filter(None, codes), None):
-        raise error or OtherRankError(code)
+        raise raised or OtherRankError(code)
 
 
 def _gather(value: T) -> list[T]:

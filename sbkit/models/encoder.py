@@ -34,14 +34,10 @@ class Encoder:
         self.modules = modules
 
     def inputs(
-        self,
-        audio: Tensor,
-        audio_lengths: Tensor,
-        spec_augment: AugmentFeatures | None,
-        tail: int = 0,
+        self, audio: Tensor, lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Compute the input of the backbone, here audio and ``tail`` zeros: -> (B, S), (B,)."""
-        return append_silence(audio.float(), audio_lengths, tail)
+        return append_silence(audio.float(), lengths, tail)
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.backbone(*self.inputs(audio, audio_lengths, None, 0))
@@ -61,14 +57,10 @@ class FeatureEncoder(Encoder):
         self.front_end = EncoderPart("CNN", modules["CNN"])
 
     def inputs(
-        self,
-        audio: Tensor,
-        audio_lengths: Tensor,
-        spec_augment: AugmentFeatures | None,
-        tail: int = 0,
+        self, audio: Tensor, lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Compute features, mask some of them, and subsample: -> (B, U, D), (B,)."""
-        features, frame_lengths = self.features(audio, audio_lengths, tail=tail)
+        features, frame_lengths = self.features(audio, lengths, tail=tail)
         if spec_augment is not None:
             features = spec_augment(features, frame_lengths)
         return self.subsample(features, frame_lengths)

@@ -70,9 +70,8 @@ class StreamingConfig:
             return mask[:, None, None]
         position = torch.arange(mask.shape[1], device=mask.device)
         chunk_start = (position // self.chunk_frames * self.chunk_frames).unsqueeze(1)  # (U, 1)
-        is_near = (position >= chunk_start - self.left_frames) & (
-            position < chunk_start + self.chunk_frames
-        )
+        is_before_end = position < chunk_start + self.chunk_frames
+        is_near = is_before_end & (position >= chunk_start - self.left_frames)
         return (is_near & mask.unsqueeze(1)).unsqueeze(1)
 
 

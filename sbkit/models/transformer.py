@@ -235,11 +235,9 @@ class ConformerBlock(nn.Module):
         self, x: Tensor, frames: FrameContext, past: BlockState
     ) -> tuple[Tensor, BlockState]:
         x = self.feed_forward1(x, weight=0.5)
-        x, attention = self.attention.forward_chunk(
-            x, frames.visible, frames.rotation, past.attention
-        )
+        x, keys = self.attention.forward_chunk(x, frames.visible, frames.rotation, past.attention)
         x, convolution = self.convolution.forward_chunk(x, frames.mask, past.convolution)
-        return self.feed_forward2(x, weight=0.5), BlockState(attention, convolution)
+        return self.feed_forward2(x, weight=0.5), BlockState(keys, convolution)
 
 
 class TransformerBlock(nn.Module):
@@ -256,10 +254,8 @@ class TransformerBlock(nn.Module):
     def forward_chunk(
         self, x: Tensor, frames: FrameContext, past: BlockState
     ) -> tuple[Tensor, BlockState]:
-        x, attention = self.attention.forward_chunk(
-            x, frames.visible, frames.rotation, past.attention
-        )
-        return self.feed_forward(x), BlockState(attention, past.convolution)
+        x, keys = self.attention.forward_chunk(x, frames.visible, frames.rotation, past.attention)
+        return self.feed_forward(x), BlockState(keys, past.convolution)
 
 
 EncoderBlock = ConformerBlock | TransformerBlock

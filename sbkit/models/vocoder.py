@@ -100,9 +100,8 @@ class ConvNeXtBlock(nn.Module):
 
     def __init__(self, d_model: int, d_ffn: int, *, scale: float, dropout: float) -> None:
         super().__init__()
-        self.conv = FrameConv(
-            d_model, d_model, 2 * BLOCK_CONTEXT + 1, padding=BLOCK_CONTEXT, groups=d_model
-        )
+        kernel = 2 * BLOCK_CONTEXT + 1
+        self.conv = FrameConv(d_model, d_model, kernel, padding=BLOCK_CONTEXT, groups=d_model)
         self.norm = nn.LayerNorm(d_model)
         self.up = nn.Linear(d_model, d_ffn)
         self.down = nn.Linear(d_ffn, d_model)

@@ -239,8 +239,7 @@ def report(
     if len(brain.tested) > 1:
         weights = f"mean of {len(brain.tested)} checkpoints"
     parameters = sum(p.numel() for p in brain.modules.parameters())
-    training = brain.training_metrics
-    speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
+    training = brain.training_metrics.of_run
     draw_curves(run / LOG_FILE, run / CURVES, brain.evaluator.metrics)
     test_report.write(
         note=f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}",
@@ -248,9 +247,9 @@ def report(
         **{SETTINGS: read_run_config(run).values},
         provenance=None if bundle is None else provenance_of(bundle),
         parameters=parameters,
-        train_seconds=round(training.train_seconds, 1),
+        train_seconds=round(training.wall_seconds, 1),
         audio_seconds=round(training.audio_seconds, 1),
-        rtfx=speed and round(speed, 1),
+        rtfx=round(training.rtfx, 1) if training.wall_seconds else None,
         device=str(brain.device),
     )
     for scored in sets:

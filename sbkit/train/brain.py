@@ -45,20 +45,20 @@ from sbkit.config.hparams import SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
-from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
+from sbkit.distributed.ranks import failing_together, gather_over_ranks, rank, world_size
 from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import Record
 from sbkit.models.compiling import compile_blocks
+from sbkit.models.layers import GlobalNorm
 from sbkit.models.loss import Amount, Loss
 from sbkit.train.evaluation import Evaluator, length_of, mean_over_ranks
-from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics, failing_together
+from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
     agree_on_buffers,
     inputs_of_statistics,
     measure_normalization,
-    unmeasured_norms,
 )
 from sbkit.train.nonfinite import ids_of, memory_errors
 from sbkit.train.optimizers import (
@@ -215,9 +215,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         values = hparams and {n: value for n, value in hparams.items() if n not in options}
         super().__init__(modules, opt_class, values, options, checkpointer)
         if hparams is not None:
-            self.hparams = SettingAttributes(
-                hparams if isinstance(hparams, Settings) else Settings(hparams)
-            )
+            settings = hparams if isinstance(hparams, Settings) else Settings(hparams)
+            self.hparams = SettingAttributes(settings)
         self.device = placement.device
         self.device_type = placement.device.type
         self.training_ctx = placement.autocast()
@@ -903,7 +902,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
         A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
         """
-        norms = unmeasured_norms(self.modules)
+        norms = [m for m in self.modules.modules() if isinstance(m, GlobalNorm) and not m.frames]
         if compute is None or not norms:
             return
         assert self.loaders is not None, "make the Brain by run.make_brain(run.make_loaders())"

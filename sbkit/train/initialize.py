@@ -59,7 +59,7 @@ from sbkit.checkpoint.weights import (
     tensors_by_part,
     to_part_name,
 )
-from sbkit.config.document import dotted, holds_object, plain_value, read_document
+from sbkit.config.document import Keys, dotted, holds_object, plain_value, read_document
 from sbkit.config.hparams import read_settings
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
@@ -234,7 +234,7 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 class SettingDifference(NamedTuple):
     """A setting that differs; ``path`` leads to it, such as Transformer, arguments, nhead."""
 
-    path: tuple[str | int, ...]
+    path: Keys
     theirs: Plain
     ours: Plain
 
@@ -281,12 +281,8 @@ def check_same_meaning(
     parts_with_tensors = {name.partition(".")[0] for name in tensors}
     loaded_parts = {name.partition(".")[0] for name in loaded}
     model_parts = inspect.signature(task.model_class()).parameters if task.has_model else {}
-    compared = {
-        "sample_rate",
-        FEATURES,
-        *loaded_parts,
-        *({*model_parts} - parts_with_tensors - {"model"}),
-    }
+    without_tensors = {*model_parts} - parts_with_tensors - {"model"}
+    compared = {"sample_rate", FEATURES, *loaded_parts, *without_tensors}
     differences = [*_all_differences(_settings_of_source(source), ours, compared, task)]
     undeclared = [d for d in differences if declared.isdisjoint(d.names)]
     if undeclared:
@@ -352,9 +348,7 @@ def _shapes(settings: PartSettings, name: str) -> Mapping[str, torch.Size] | Non
         return None
 
 
-def _differences(
-    path: tuple[str | int, ...], theirs: Plain, ours: Plain
-) -> Iterator[SettingDifference]:
+def _differences(path: Keys, theirs: Plain, ours: Plain) -> Iterator[SettingDifference]:
     """Yield where two values differ, down to the arguments of objects and the keys of mappings."""
     are_lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
     if theirs is COMPUTED or ours is COMPUTED or theirs == ours:
@@ -378,20 +372,16 @@ def _class_name(spec: Mapping[str, Plain]) -> str | None:
     return next((str(spec[key]) for key in TAG_KEYS if ARGUMENTS_KEY in spec and key in spec), None)
 
 
-def _with_defaults(class_name: str, *arguments: Plain) -> Sequence[Plain]:
+def _with_defaults(class_name: str, *lists: Plain) -> Sequence[Plain]:
     """Return arguments by name, with defaults for those that only another list writes."""
-    if all(isinstance(written, list) for written in arguments):
-        return arguments
+    if all(isinstance(written, list) for written in lists):
+        return lists
     module, _, name = class_name.rpartition(".")
     class_ = getattr(sys.modules.get(module), name, None)  # our part is built: it is imported
     parameters = inspect.signature(class_).parameters if inspect.isclass(class_) else {}
-    named = [
-        a if isinstance(a, dict) else dict(zip(parameters, a, strict=False)) for a in arguments
-    ]
-    missing = named[0].keys() ^ named[1].keys()
-    defaults = {
-        n: p.default for n, p in parameters.items() if n in missing and p.default != p.empty
-    }
+    named = [a if isinstance(a, dict) else dict(zip(parameters, a, strict=False)) for a in lists]
+    absent = named[0].keys() ^ named[1].keys()
+    defaults = {n: p.default for n, p in parameters.items() if n in absent and p.default != p.empty}
     return [{**defaults, **written} for written in named]
 
 
@@ -421,10 +411,8 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
         return dict(overrides)  # they are complete
     config = config or plain_value(read_document(yaml_file).root.get(ENCODER_CONFIG))
     if isinstance(config, dict) and not holds_object(config):  # the YAML refers to sizes in it
-        overrides = {
-            **overrides,
-            ENCODER_CONFIG: complete_config(config, source_file=f"`{ENCODER_CONFIG}`"),
-        }
+        sizes = complete_config(config, source_file=f"`{ENCODER_CONFIG}`")
+        overrides = {**overrides, ENCODER_CONFIG: sizes}
     settings = read_settings(yaml_file, overrides)
     if ENCODER_CONFIG not in settings:
         return dict(overrides)

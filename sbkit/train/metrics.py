@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -15,8 +14,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from sbkit.audio.lengths import widest_float
 from sbkit.distributed.ranks import (
+    failing_together,
     gather_over_ranks,
-    leave_together,
     rank,
     sum_over_ranks,
     world_size,
@@ -86,12 +85,12 @@ class MetricTotals:
             own_total, own_count = sums.get(name, (0.0, 0.0))
             sums[name] = own_total + total, own_count + count
         names = [figure.name for figure in fields(self) if figure.name != "sums"]
-        return MetricTotals(
-            sums=sums, **{name: getattr(self, name) + getattr(other, name) for name in names}
-        )
+        added = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return MetricTotals(sums=sums, **added)
 
 
 NO_TOTALS = MetricTotals({}, 0.0, 0.0, 0.0)
+KEPT = ("so_far", "unread", "of_run")  # in checkpoints
 
 
 class Meter:
@@ -191,18 +190,15 @@ class TrainingMetrics:
     """Add up the readings of a meter over an epoch and over the run.
 
     Attributes:
-        so_far: the sum of this epoch's readings.
+        so_far, of_run: the sums of this epoch's readings, and of all.
         unread: the contents of the meter when the run was saved within an epoch.
-        train_seconds, audio_seconds: sums of the whole run.
 
     In a validation, the meter takes what is logged of its batches, and `unread` has the rest.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.meter = Meter(device)
-        self.so_far = NO_TOTALS
-        self.train_seconds, self.audio_seconds = 0.0, 0.0
-        self.unread = NO_TOTALS
+        self.so_far = self.unread = self.of_run = NO_TOTALS
         self._log: RunLog | None = None  # of the first rank
         self._has_warned, self._num_steps = False, 0.0
         self.progress = TrainingProgress(total_epochs=0, total_steps=0)
@@ -248,8 +244,7 @@ class TrainingMetrics:
         """Read the meter, and add the reading to the sums."""
         reading = self.meter.read()
         self.so_far += reading
-        self.train_seconds += reading.wall_seconds
-        self.audio_seconds += reading.audio_seconds
+        self.of_run += reading
         self._warn_of_skips(reading)
         return reading
 
@@ -346,27 +341,9 @@ class TrainingMetrics:
     # -- with the run's checkpoints -----------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {
-            "so_far": vars(self.so_far),
-            "unread": vars(self.unread),
-            "train_seconds": self.train_seconds,
-            "audio_seconds": self.audio_seconds,
-        }
+        return {name: vars(getattr(self, name)) for name in KEPT}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
-        self.so_far = MetricTotals(**state.get("so_far", vars(NO_TOTALS)))
-        self.unread = MetricTotals(**state.get("unread", vars(NO_TOTALS)))
-        self.train_seconds = state.get("train_seconds", 0.0)
-        self.audio_seconds = state.get("audio_seconds", 0.0)
-
-
-@contextmanager
-def failing_together(errors: type[Exception]) -> Iterator[None]:
-    """Stop all ranks if one raises such an error; that rank reports it."""
-    raised: Exception | None = None
-    try:
-        yield
-    except errors as error:
-        raised = error
-    leave_together(raised)
+        for name in KEPT:
+            setattr(self, name, MetricTotals(**state.get(name, vars(NO_TOTALS))))

@@ -191,13 +191,6 @@ def agree_on_buffers(modules: nn.Module) -> None:
             from_main_rank(buffer)
 
 
-@torch.no_grad()
-def unmeasured_norms(model: nn.Module) -> list[GlobalNorm]:
-    """Return the GlobalNorms that have no statistics yet."""
-    norms = [part for part in model.modules() if isinstance(part, GlobalNorm)]
-    return [norm for norm in norms if int(norm.frames) == 0]
-
-
 def measure_normalization(
     norms: Sequence[GlobalNorm],
     compute: ComputeFeatures,
@@ -223,11 +216,9 @@ def measure_normalization(
         file.write_text(json.dumps((sums, frames)))
 
     file = made_from and find_made(kept_name(STATISTICS_FOLDER, made_from), read)
-    earlier_sums = gather_over_ranks(read(file) if file else None)[0]
-    sums, frames = earlier_sums or _sum_features(
-        compute, batches, device, num_bins=len(norms[0].mean)
-    )
-    if earlier_sums:
+    earlier = gather_over_ranks(read(file) if file else None)[0]
+    sums, frames = earlier or _sum_features(compute, batches, device, num_bins=len(norms[0].mean))
+    if earlier:
         logger.info("The mean and deviation of the features are those of an earlier run.")
     elif made_from is not None:
         keep(STATISTICS_FOLDER, made_from, write, is_current=read)

@@ -64,8 +64,7 @@ class NonFiniteRecorder:
         overflow_is_usual: with a GradScaler a step is also skipped when the scaled gradient
         overflows; then only a loss that is not finite is bad.
         """
-        steps = self._steps
-        self._steps = []
+        steps, self._steps = self._steps, []
         if not steps:
             return 0, 0
         flags = torch.stack([step.flags for step in steps]).tolist()
@@ -85,10 +84,7 @@ class NonFiniteRecorder:
 
     def _write(self, step: UnreadStep, fault: str) -> None:
         """Record this rank's micro-batches; for a bad loss only on the ranks that have it."""
-        batches = [
-            description | {"loss_is_finite": bool(loss.isfinite())}
-            for description, loss in step.batches
-        ]
+        batches = [d | {"loss_is_finite": bool(loss.isfinite())} for d, loss in step.batches]
         is_fine = batches and all(batch["loss_is_finite"] for batch in batches)
         if self._folder is None or (fault == "loss" and is_fine):
             return

@@ -12,6 +12,7 @@ its normalization statistics unchanged. If no earlier module learns, it stores n
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatchcase
@@ -262,11 +263,7 @@ def _lr_scales_by_parameter(hparams: Mapping[str, Any]) -> dict[int, float]:
 
 def _layers_at(path: str, hparams: Mapping[str, Any]) -> list[str]:
     modules = dict(named_modules(hparams))
-    layers = []
-    for name in modules:
-        parent, _, index = name.rpartition(".")
-        if parent == path and index.isdecimal():
-            layers.append(name)
+    layers = [name for name in modules if re.fullmatch(rf"{re.escape(path)}\.\d+", name)]
     if not layers:
         lists = [name for name, module in modules.items() if type(module) is nn.ModuleList]
         raise ConfigError(

@@ -43,9 +43,7 @@ def read_schedule(hparams: Mapping[str, Any], *, higher_is_better: bool = False)
     """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the setting.
 
     It is a function of progress, or a scheduler of SpeechBrain's or torch's that needs only the
-    number of steps and epochs, or the metric that ranks checkpoints.
-
-    higher_is_better: of this metric.
+    number of steps and epochs, or the metric that ranks checkpoints (``higher_is_better``).
     """
     declared, rate = hparams.get("lr_schedule"), hparams.get("lr")
     if declared is None:

@@ -112,12 +112,8 @@ class TrainingStep:
                 scaler.scale(total), inputs=parameters, retain_graph=position < len(totals)
             )
         # The labels of each loss, and 1 if it is not finite: (losses, 2)
-        counts = torch.stack(
-            [
-                torch.stack([loss.counts.sum(), ~total.isfinite()]).to(torch.float32)
-                for loss, total in zip(losses.values(), totals, strict=True)
-            ]
-        )
+        labels = torch.stack([loss.counts.sum() for loss in losses.values()])
+        counts = torch.stack([labels, ~torch.stack(totals).isfinite()], 1).to(torch.float32)
         self._loss_names = [*losses]
         self._counts = counts if self._counts is None else self._counts + counts
         self.nonfinite.record(batch, torch.stack(totals).sum())

@@ -142,8 +142,7 @@ class RankConsensus:
     as many steps as the slowest rank takes in that time.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._steps, self._next = 0, 0
         self._last_question = (0, -math.inf)  # its step and time
 
@@ -161,7 +160,7 @@ class RankConsensus:
         if self._steps < self._next and not at_once:
             return Consensus(False, False, None)
         step, asked_at = self._last_question
-        now = self._clock()
+        now = time.monotonic()
         self._last_question = (self._steps, now)
         pace = (now - asked_at) / (self._steps - step)  # seconds per step; infinite at first
         answers = gather_over_ranks((stop, save, time_share, pace))
@@ -175,12 +174,7 @@ class SaveOrLeave:
     """Save within an epoch when it is time, and leave after a signal to any rank."""
 
     def __init__(
-        self,
-        save: Callable[[], None] | None,
-        *,
-        minutes: float,
-        steps: int,
-        time_limit: TimeLimit | None = None,
+        self, save: Callable[[], None] | None, *, minutes: float, steps: int, time_limit: TimeLimit
     ) -> None:
         """Count from now on.
 
@@ -188,7 +182,7 @@ class SaveOrLeave:
         minutes, steps: between two such checkpoints, steps as micro-batches; 0 or less for never.
         """
         self.signals = StopSignals()
-        self.time_limit = time_limit or TimeLimit(0)
+        self.time_limit = time_limit
         self._consensus = RankConsensus()
         self._save = save
         self._minutes = minutes

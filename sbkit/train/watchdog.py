@@ -135,20 +135,14 @@ class Watchdog:
         with suppress(OSError):
             (self._folder / NOTE).touch()
         time.sleep(rank() * min(SECONDS_BETWEEN_RANKS, MAX_DELAY_SECONDS / world_size()))
-        positions = [
-            f"  rank {index} {self._last_position(index)}" for index in range(world_size())
+        report = [
+            f"Rank {rank()}: a rank has not moved for {self._stall_seconds:g} s. Last positions:",
+            *(f"  rank {n} {self._last_position(n)}" for n in range(world_size())),
+            f"Raise `stall_seconds` if it was only slow. {SHORTAGES}",
+            f"The stack of rank {rank()}:\n",
         ]
-        report = "\n".join(
-            (
-                f"Rank {rank()}: a rank has not moved for {self._stall_seconds:g} s. Last "
-                "positions:",
-                *positions,
-                f"Raise `stall_seconds` if it was only slow. {SHORTAGES}",
-                f"The stack of rank {rank()}:\n",
-            )
-        )
         with suppress(OSError):  # nobody can read it
-            os.write(STDERR, report.encode())
+            os.write(STDERR, "\n".join(report).encode())
         faulthandler.dump_traceback(STDERR)
         time.sleep(REPORT_SECONDS)
         os._exit(STALLED)

@@ -106,9 +106,8 @@ def test_check_names_shuffled_transcripts_once(speech: Workplace, tmp_path: Path
 
 
 def test_share_of_masks_counts_all_of_them() -> None:
-    assert masked_share({"mask_time_prob": 0.65, "mask_channel_prob": 0.5}) == pytest.approx(
-        0.683, abs=0.001
-    )
+    both = {"mask_time_prob": 0.65, "mask_channel_prob": 0.5}
+    assert masked_share(both) == pytest.approx(0.683, abs=0.001)
     masks = SpecAugment(time_masks=0, freq_masks=1, freq_width=80)
     assert masked_share({"spec_augment": masks, "n_mels": 80}) == pytest.approx(0.5, abs=0.1)
     assert masked_share({"spec_augment": masks}) == pytest.approx(0.5, abs=0.1)

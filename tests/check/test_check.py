@@ -108,9 +108,7 @@ def test_error_stands_at_its_table_or_at_the_option_that_names_the_data(
     assert check_run(declared).findings[0].where.endswith(place)
 
 
-def test_check_that_raises_is_a_note(
-    declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_check_is_a_note(declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch) -> None:
     checking(monkeypatch, TypeError("an unexpected keyword"))
     note, *_ = check_run(declared).findings
     assert not note.stops
@@ -176,9 +174,8 @@ def test_check_calls_the_hooks_of_a_run_in_its_order(
 ) -> None:
     calls: dict[str, None] = {}  # the first of each hook and stage, in their order
     hooks = "on_fit_start init_optimizers on_stage_start fit_batch on_fit_batch_start on_stage_end"
-    for (
-        hook
-    ) in f"{hooks} compute_forward compute_objectives optimizers_step evaluate_batch".split():
+    methods = "compute_forward compute_objectives optimizers_step evaluate_batch"
+    for hook in f"{hooks} {methods}".split():
 
         def note(brain: AsrBrain, *arguments: object, hook: str = hook) -> None:
             calls[f"{hook} {arguments[0] if hook.startswith('on_stage') else ''}"] = None
@@ -193,9 +190,7 @@ def test_check_calls_the_hooks_of_a_run_in_its_order(
     assert in_check[-2:] == ["evaluate_batch ", "on_stage_end Stage.VALID"]
 
 
-def test_dry_run_of_a_healthy_step_trains_everything_once(
-    workplace: Workplace, tmp_path: Path
-) -> None:
+def test_dry_run_of_a_healthy_step_trains_everything(workplace: Workplace, tmp_path: Path) -> None:
     with checked_run(workplace, tmp_path / "run") as healthy:
         trial = healthy.trial
         assert trial.trained == {id(p) for p in healthy.model.parameters()}

@@ -1,11 +1,14 @@
 """Real steps measure what a run takes, and leave nothing."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,13 +17,7 @@ from sbkit.audio import segments
 from sbkit.check import cost
 from sbkit.check.check import check_run
 from sbkit.check.checked_run import CheckedRun, Finding
-from sbkit.check.cost import (
-    RealSteps,
-    check_cost,
-    check_recordings,
-    measure_cost,
-    real_steps,
-)
+from sbkit.check.cost import RealSteps, check_cost, check_recordings, measure_cost, real_steps
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch
 from sbkit.data.sampler import RankSampler
@@ -35,11 +32,6 @@ def run(workplace: Workplace, tmp_path: Path) -> Iterator[CheckedRun]:
         yield run
 
 
-def sampler_of(run: CheckedRun) -> RankSampler:
-    assert run.sampler is not None
-    return run.sampler
-
-
 def cost_findings(run: CheckedRun) -> list[Finding]:
     checks = [check_recordings, check_cost]
     return check_run(run.declared, data=run.data, checks=checks).findings
@@ -47,12 +39,12 @@ def cost_findings(run: CheckedRun) -> list[Finding]:
 
 @pytest.mark.slow
 def test_measured_steps_are_real_and_leave_no_trace(run: CheckedRun) -> None:
-    random_state = torch.get_rng_state()
+    random_state, sampler = torch.get_rng_state(), cast(RankSampler, run.sampler)
     before = [p.clone() for p in run.model.parameters()]
     with real_steps(run) as steps:
-        steps.run_step(steps.load(next(iter(sampler_of(run)))))
+        steps.run_step(steps.load(next(iter(sampler))))
         assert steps.brain.optimizer_step == 1
-    measured = measure_cost(run, sampler_of(run))
+    measured = measure_cost(run, sampler)
     unchanged = run.model.parameters()
     assert all(torch.equal(*pair) for pair in zip(before, unchanged, strict=True))
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -142,15 +134,11 @@ def test_full_disk_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_check_command_prints_the_cost_unless_another_machine_is_meant(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    monkeypatch.chdir(ROOT)
-    arguments = workplace.arguments(tmp_path / "run", "--concat_prob=0.0")
-    with one_thread():
+    yaml = ROOT / "hparams/ctc.yaml"
+    arguments = workplace.arguments(tmp_path / "run", "--concat_prob=0.0", yaml=yaml)
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}), one_thread():
         assert sbkit(["check", "--json", *arguments]) == 0
         record = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert sbkit(["check", *arguments]) == 0

@@ -12,8 +12,8 @@ import soundfile
 
 from recipes.asr.recipe import Asr
 from recipes.synthesis.recipe import Tts
-from sbkit.check.check import check_run
-from sbkit.check.checked_run import CheckedRun, DeclaredRun
+from sbkit.check.check import Check, check_run
+from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
 from sbkit.check.data import (
     check_alignment,
     check_channels,
@@ -64,8 +64,8 @@ def run_on(splits: Splits, folder: Path, recipe: type[Recipe] = Asr, **settings:
     labels, _ = prepare_labels(values, Asr(), splits)
     data: Any = SimpleNamespace(values=values, recipe=recipe(), splits=splits, labels=labels)
     own: Any = SimpleNamespace(hparams={})
-    parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "trial"))
-    return CheckedRun(declared=DeclaredRun(values), data=data, own=own, helpers={}, **parts)
+    parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "helpers", "trial"))
+    return CheckedRun(declared=DeclaredRun(values), data=data, own=own, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"
@@ -123,9 +123,9 @@ def test_what_transcripts_become_is_noted_once(
     assert not noted or sum(noted in finding.problem for finding in findings) == 1
 
 
-def test_one_text_for_all_clips_is_noted(folder: Path) -> None:
+def test_one_text_for_all_clips_is_noted(tmp_path: Path) -> None:
     train = make_store(spoken(f"a{n}", "see sentence") for n in range(3))
-    run = run_on(Splits(train, {"dev": train}, {}), folder / "run")
+    run = run_on(Splits(train, {"dev": train}, {}), tmp_path / "run")
     (finding,) = check_labels(run)
     assert finding.problem == "All 3 transcripts of train are 'see sentence'"
     assert not finding.stops
@@ -142,34 +142,24 @@ def test_training_does_not_start_if_all_clips_are_silent(
     assert finding.stops == stops
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("rows", "advice"), [(60, "Nothing needs to be done"), (3, "Correct these")]
-)
-def test_check_labels_tolerates_rare_foreign_characters(
-    rows: int, advice: str, folder: Path
-) -> None:
+@pytest.mark.parametrize(("rows", "advice"), [(60, "Nothing needs to be"), (3, "Correct these")])
+def test_rare_foreign_characters_are_tolerated(rows: int, advice: str, tmp_path: Path) -> None:
     texts = ["the fox café", *["the quick fox"] * (rows - 1)]
     test = make_store(spoken(f"test{n}", text) for n, text in enumerate(texts))
     splits = replace(splits_of(), valid={}, test={"test": test})
-    run = run_on(splits, folder / "run")
+    run = run_on(splits, tmp_path / "run")
     (finding,) = check_labels(run)
     assert f"1 of {rows} in test" in finding.problem
     assert advice in finding.fix
     assert not finding.stops
 
 
-def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
+def test_check_data_counts_rows_left_out_by_reason(tmp_path: Path) -> None:
     lost = [Excluded(f"bad{n}", "unreadable audio", "it is empty", "train") for n in range(2)]
     lost.append(Excluded("cut", CUT_SHORT, "`duration` is 2.4 s", "train"))
     outside = [Excluded(f"long{n}", "longer than 9 s", "12.00 s", "train") for n in range(8)]
     splits = replace(splits_of(), excluded=lost, out_of_range=outside)
-    run = run_on(splits, folder / "run")
+    run = run_on(splits, tmp_path / "run")
     cut, unusable, long = sorted(check_data(run), key=lambda finding: finding.problem)
     assert cut.problem == "The table cuts 1 clip of train short: cut (`duration` is 2.4 s)"
     assert unusable.problem.startswith(
@@ -193,12 +183,12 @@ def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
     ],
 )
 def test_check_data_names_the_language_of_replaced_letters(
-    sentence: str, language: str, replaced: str, advice: str, folder: Path
+    sentence: str, language: str, replaced: str, advice: str, tmp_path: Path
 ) -> None:
     text = normalize(sentence, language)
     rows = (spoken(f"a{n}", text, sentence=sentence) for n in range(30))
     splits = replace(splits_of(), train=make_store(rows), valid={}, test={})
-    run = run_on(splits, folder / "run", language=language)
+    run = run_on(splits, tmp_path / "run", language=language)
     findings = [f for f in check_data(run) if "replaces" in f.problem]
     assert len(findings) == bool(replaced)
     for finding in findings:
@@ -222,37 +212,37 @@ def test_check_data_names_the_language_of_replaced_letters(
     ],
 )
 def test_text_in_another_script_than_that_of_the_language_is_an_error(
-    sentences: list[str], language: str, stops: bool, advice: str, folder: Path
+    sentences: list[str], language: str, stops: bool, advice: str, tmp_path: Path
 ) -> None:
     normalize = transcript_normalizer(orthography(language))
     rows = (spoken(f"{s}{n}", normalize(s), sentence=s) for n in range(9) for s in sentences)
     splits = Splits(make_store(rows), {}, {})
-    run = run_on(splits, folder / "run", language=language)
+    run = run_on(splits, tmp_path / "run", language=language)
     findings = [f for f in check_data(run) if "another script than those" in f.problem]
     assert [f.stops for f in findings] == [True] * stops
     assert all(advice in f.fix and f.where == run.declared.place("language") for f in findings)
 
 
-def test_dev_without_any_transcript_is_an_error(folder: Path) -> None:
+def test_dev_without_any_transcript_is_an_error(tmp_path: Path) -> None:
     for dev in ([""], ["", "one"]):
         valid = {"dev": make_store(spoken(f"dev{n}", text) for n, text in enumerate(dev))}
-        run = run_on(replace(splits_of(), valid=valid), folder / "run")
+        run = run_on(replace(splits_of(), valid=valid), tmp_path / "run")
         (finding,) = (f for f in check_labels(run) if "without a transcript" in f.problem)
         assert finding.stops == (dev == [""])
 
 
-def test_two_speakers_of_a_voice_are_noted_with_the_way_to_take_one(folder: Path) -> None:
+def test_two_speakers_of_a_voice_are_noted_with_the_way_to_take_one(tmp_path: Path) -> None:
     train = [spoken(f"a{n}", f"text {n}", speaker=s) for n, s in enumerate(("bob", "ann", "bob"))]
     splits = replace(splits_of("", "ann", "ann"), train=make_store(train))
-    run = run_on(splits, folder / "run", Tts)
+    run = run_on(splits, tmp_path / "run", Tts)
     (finding,) = (f for f in check_data(run) if "speaker" in f.problem)
     assert finding.problem == "One voice is trained on 2 speakers: bob, ann"
     assert (finding.fix, finding.stops) == ("Keep one of them: `where: {speaker: bob}`.", False)
 
 
-def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:
-    run = run_on(splits_of(), folder / "run")
-    names = ensure_labels(folder / "labels.txt", ["en", "fr"])
+def test_check_labels_skips_labels_that_are_not_text(tmp_path: Path) -> None:
+    run = run_on(splits_of(), tmp_path / "run")
+    names = ensure_labels(tmp_path / "labels.txt", ["en", "fr"])
     run = replace(run, data=SimpleNamespace(**{**vars(run.data), "labels": names}))
     assert list(check_labels(run)) == []  # though there is text, and `encode`
 
@@ -266,31 +256,35 @@ def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:
     ],
 )
 def test_check_data_finds_a_shared_speaker_unless_it_is_the_only_one(
-    folder: Path, speakers: tuple[str, str, str], num_findings: int
+    tmp_path: Path, speakers: tuple[str, str, str], num_findings: int
 ) -> None:
-    run = run_on(splits_of(*speakers), folder / "run")
+    run = run_on(splits_of(*speakers), tmp_path / "run")
     findings = list(check_data(run))
     assert len(findings) == num_findings
     assert all("speaker" in finding.problem and not finding.stops for finding in findings)
 
 
-def test_rows_whose_column_names_another_split_are_noted(folder: Path) -> None:
+def test_rows_whose_column_names_another_split_are_noted(tmp_path: Path) -> None:
     stores = splits_of("ann", "bob", "cy")
     column = ["train", "dev", "test-clean"]
     train = stores.train.add_column("split", column)
     dev = stores.valid["dev"].add_column("split", ["validation", "dev", ""])
     splits = replace(stores, train=train, valid={"dev": dev})
-    run = run_on(splits, folder / "run")
+    run = run_on(splits, tmp_path / "run")
     (finding,) = check_data(run)
     assert "train has rows whose column `split` names another split: " in finding.problem
     assert finding.problem.endswith(": 1 dev, 1 test-clean")
 
 
-def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:
-    settings = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
-    checks = (check_labels, check_alignment, check_data, check_silence)
+def findings_on(run: Path, checks: Sequence[Check], **settings: object) -> list[Finding]:
+    settings["output_folder"] = str(run)
     declared = DeclaredRun(read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr))
-    assert check_run(declared, checks=checks).findings == []
+    return check_run(declared, checks=checks).findings
+
+
+def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:
+    checks = (check_labels, check_alignment, check_data, check_silence)
+    assert findings_on(tmp_path / "run", checks, data_folder=str(asterisk_english)) == []
 
 
 def test_channels_that_cancel_each_other_out_are_noted(tmp_path: Path) -> None:
@@ -310,14 +304,9 @@ def test_channels_that_cancel_each_other_out_are_noted(tmp_path: Path) -> None:
                 file = tmp_path / f"{split}-{name}-{number}.wav"
                 soundfile.write(file, np.stack(pair, 1) * (1 - 0.1 * number), 16_000)
                 rows.append(f"{file},{split} {name} {number}")
-        tables[split] = tmp_path / f"{split}.csv"
-        tables[split].write_text("\n".join(rows))
-    settings = {
-        "output_folder": str(tmp_path / "run"),
-        "manifest": {k: str(v) for k, v in tables.items()},
-    }
-    declared = DeclaredRun(read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr))
-    findings = check_run(declared, checks=(check_channels,)).findings
+        tables[split] = str(tmp_path / f"{split}.csv")
+        Path(tables[split]).write_text("\n".join(rows))
+    findings = findings_on(tmp_path / "run", [check_channels], manifest=tables)
     assert [finding.problem.partition(" (")[0] for finding in findings] == [
         "The two channels of clips cancel each other out, but are mixed: 4 of 12 in train, 1 of 3 "
         "in dev, 1 of 3 in test",

@@ -32,16 +32,12 @@ HEALTHY = [
     Mutation(name="healthy 80 ms", yaml="hparams/ctc_streaming.yaml", options=LONG_FRAMES),
 ]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning"),
-]
+IGNORED = "ignore:Support for mismatched:UserWarning"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(IGNORED)]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch 2.14's
 @pytest.mark.parametrize("mutation", [*HEALTHY, *MUTATIONS], ids=lambda mutation: mutation.name)
-def test_check_names_what_is_broken(
-    mutation: Mutation, workplace: Workplace, tmp_path: Path
-) -> None:
+def test_check_names_the_fault(mutation: Mutation, workplace: Workplace, tmp_path: Path) -> None:
     findings = findings_of(mutation, workplace, tmp_path)
     assert_found(mutation, findings, tmp_path / "mutated.yaml")

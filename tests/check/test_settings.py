@@ -90,9 +90,8 @@ def test_every_yaml_passes_the_check_but_for_a_key_that_nothing_reads(
     file = tmp_path / "a.yaml"
     file.write_text(f"base: {ROOT / 'hparams' / yaml}.yaml\nforgotten_setting: 3\n")
     options = ("--device=cpu", "--batch_seconds=6", *options)
-    with declared_run(
-        workplace, tmp_path / "run", *options, recipe=None, yaml=file, tiny=()
-    ) as declared:
+    run = tmp_path / "run"
+    with declared_run(workplace, run, *options, recipe=None, yaml=file, tiny=()) as declared:
         findings = check_run(declared).findings
         # The convolutions of SpeechBrain see padding, as ctc_speechbrain.yaml says itself.
         (finding,) = (finding for finding in findings if finding.check != "padding")

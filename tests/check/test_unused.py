@@ -9,10 +9,8 @@ from sbkit.check.dry_run import check_steps, check_unused
 from tests.check.harness import checked_run
 from tests.runs import ROOT, TINY, TINY_CODEC, TINY_VOICE, Workplace
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning"),
-]
+IGNORED = "ignore:Support for mismatched:UserWarning"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(IGNORED)]
 
 SETTINGS: Any = {"ctc": TINY, "ctc_speechbrain": TINY, "codec": TINY_CODEC, "tts": TINY_VOICE}
 DECODER = "Transformer.decoder,Transformer.embedding,Transformer.decoder_norm,seq_lin"

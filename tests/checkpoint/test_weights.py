@@ -117,10 +117,8 @@ def test_part_names_by_position_or_by_name(listed: str, tmp_path: Path) -> None:
     assert part_names_of_yaml(root) == ["CNN", "Transformer", "ctc_lin"]
     plain = describe_parts(root, {}, Recognition())
     assert plain["model"] == ["CNN", "Transformer", "ctc_lin"]
-    assert plain["parts"]["Transformer"] == {
-        "new": "torch.nn.modules.linear.Identity",
-        "arguments": {},
-    }
+    identity = {"new": "torch.nn.modules.linear.Identity", "arguments": {}}
+    assert plain["parts"]["Transformer"] == identity
 
 
 Make = Callable[[nn.Module], Optimizer]

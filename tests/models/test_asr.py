@@ -165,9 +165,7 @@ PRETRAINED = [PretrainedFeatures(config=tiny_config(family)) for family in FAMIL
 
 
 @pytest.mark.parametrize("features", [*LEVELS, *PRETRAINED], ids=repr)
-def test_zeros_after_a_clip_change_no_feature_of_it(
-    features: nn.Module, prompts: list[Tensor]
-) -> None:
+def test_zeros_after_a_clip_leave_its_features(features: nn.Module, prompts: list[Tensor]) -> None:
     extract = FeatureExtractor(features.eval())
     clips = [clip.float() for clip in prompts[:3]]
     samples = torch.tensor([len(clip) for clip in clips])

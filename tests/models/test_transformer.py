@@ -91,8 +91,7 @@ def test_gradients_are_finite_without_frames_and_reach_every_parameter(
     [
         ({"encoder_module": "branchformer"}, "conformer or transformer, but is 'branchformer'"),
         ({"num_decoder_layers": 1}, "1 decoder layers need `vocab_size`"),
-        ({"nhead": 3}, "`d_model` is 16 and `nhead` is 3"),
-        ({"nhead": 16}, "a multiple of twice `nhead`"),
+        ({"nhead": 16}, "multiple of twice `nhead`, but `d_model` is 16 and `nhead` is 16"),
         ({"kernel_size": 4}, "`kernel_size` must be odd, but is 4"),
     ],
 )

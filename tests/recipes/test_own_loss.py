@@ -21,6 +21,7 @@ from sbkit.data.batch import TextBatch
 from sbkit.models.encoder import Predictions
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import training_loss
+from sbkit.train.setup import build_again, make_brain
 from tests.check.harness import checked_run
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, Workplace, read_json
@@ -46,7 +47,7 @@ def test_loss_equals_a_loop_over_utterances(
         tiny = (*MASKED_BY_ENCODER, f"--pretrained={folder}")
     options: Any = {"recipe": None, "yaml": yaml, "tiny": tiny}
     with checked_run(workplace, tmp_path / "run", "--dropout=0", **options) as run:
-        brain = cast(TwoViewsBrain, run.build_brain(**CPU_OPTIONS))
+        brain = cast(TwoViewsBrain, make_brain(build_again(run.own), **CPU_OPTIONS))
         batch = cast(TextBatch, small_batch(run.own))
     brain.modules.train()
     with seeded_draws(batch.ids):

@@ -17,6 +17,7 @@ from sbkit.models.loss import Loss
 from sbkit.models.pretrained.encoder import PretrainedFeatures
 from sbkit.train.brain import Brain
 from tests.models.pretrained.folders import make_parts, tiny_config
+from tests.train.lines import brain_of
 
 STEPS, PARTS, FROZEN = 5, 2, 2  # PARTS: micro-batches of a step
 FREEZE = {"CNN": "always", "Transformer": FROZEN}
@@ -72,23 +73,16 @@ def train_one(
     audio = torch.randn(STEPS * PARTS, 2, samples)
     lengths = torch.tensor([samples, samples * 7 // 10])
     batches = [(clips, lengths, seed) for seed, clips in enumerate(audio)]
-    brain = EncoderBrain(
-        modules={"model": model},
-        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        hparams={
-            **parts,
-            "compute_features": PretrainedFeatures(config=config),
-            "model": model,
-            "freeze": freeze,
-            "find_unused_parameters": False,
-            "stall_seconds": 0,
-        },
-        run_opts={
-            "device": "cpu",
-            "noprogressbar": True,
-            "grad_accumulation_factor": PARTS // world_size(),
-            **options,
-        },
+    features = PretrainedFeatures(config=config)
+    brain = brain_of(
+        EncoderBrain,
+        model=model,
+        lr=0.01,
+        hparams={**parts, "compute_features": features, "model": model, "freeze": freeze},
+        find_unused_parameters=False,
+        noprogressbar=True,
+        grad_accumulation_factor=PARTS // world_size(),
+        **options,
     )
     mine = batches[rank() :: world_size()]
     brain.fit(range(1), DataLoader(mine, batch_size=None))  # type: ignore[arg-type]

@@ -31,12 +31,6 @@ from tests.train.lines import LineBrain, brain_of, line, loader, rows
 from tools.prove_resume import differences
 
 
-def assert_alike(one: nn.Linear, other: nn.Linear) -> None:
-    """Agree to 1e-6 of the largest weight: sums of float32 in another order do no better."""
-    difference = (one.weight - other.weight).abs().max()
-    assert difference <= 1e-6 * one.weight.abs().max()
-
-
 def test_one_norm_clips_every_parameter_group() -> None:
     first, second = line(), line()
     brain = LineBrain(
@@ -69,9 +63,7 @@ def test_evaluation_keeps_counters_of_whole_run(tmp_path: Path) -> None:
     model, epochs = line(), EpochCounter(4)
     brain = saving_brain(tmp_path, model, epochs)
     brain.fit(epochs, loader(12, 3), loader(6, 3))
-    best = min(
-        brain.checkpointer.list_checkpoints(), key=lambda checkpoint: checkpoint.meta["loss"]
-    )
+    best = brain.checkpointer.find_checkpoint(min_key="loss")
     brain.evaluate(loader(6, 3), min_key="loss")
     assert brain.optimizer_step == 16
     saved = torch.load(best.paramfiles["model"], weights_only=True)
@@ -157,10 +149,8 @@ def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(tmp_
             saved = Checkpointer(tmp_path / name / "checkpoints").find_checkpoints()
             assert saved[0].meta["end-of-epoch"] is (dies_in == "")
     assert not differences(tmp_path / "killed", tmp_path / "whole")
-    whole, killed = (
-        Checkpointer(tmp_path / name / "checkpoints").find_checkpoints()
-        for name in ("whole", "killed")
-    )
+    folders = (tmp_path / name / "checkpoints" for name in ("whole", "killed"))
+    whole, killed = (Checkpointer(folder).find_checkpoints() for folder in folders)
     times = {"unixtime": 0, FIT_SECONDS: 0}
     assert [c.meta | times for c in whole] == [c.meta | times for c in killed]
     rates = {record["learning_rate"] for record in records_of(tmp_path / "whole", "step")}
@@ -183,10 +173,8 @@ def test_single_process_that_stands_still_is_warned_of_and_goes_on(
     assert brain.optimizer_step == 4
     warnings = [record.message for record in caplog.records if "time.sleep(1.5)" in record.message]
     assert len(warnings) == 2  # once for each stall
-    for warning, position in zip(
-        warnings, ("in step after step 0", "in step after step 2"), strict=True
-    ):
-        assert f"The run has not moved for 0.5 s, {position}" in warning
+    for warning, step in zip(warnings, (0, 2), strict=True):
+        assert f"The run has not moved for 0.5 s, in step after step {step}" in warning
 
 
 def test_ping_from_a_thread_pool_reaches_the_watchdog() -> None:
@@ -216,7 +204,7 @@ def test_scaled_steps_equal_unscaled_steps() -> None:
     scaled, plain = scaled_brain(1024.0), brain_of(LineBrain, max_grad_norm=0.5)
     for brain in (scaled, plain):
         brain.fit(range(3), loader(12, 4))
-    assert_alike(scaled.modules["model"], plain.modules["model"])
+    torch.testing.assert_close(scaled.modules["model"].weight, plain.modules["model"].weight)
 
 
 def test_overflow_skips_the_step_and_halves_the_scale() -> None:

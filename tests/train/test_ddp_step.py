@@ -48,13 +48,8 @@ class TurnsBrain(Brain):
 def train(kind: str = "") -> dict[str, list[float]]:
     """Return the parameters after a few steps; each of two ranks has rows of one language."""
     torch.manual_seed(0)
-    modules = {
-        "body": nn.Linear(4, 5),
-        "head0": nn.Linear(5, 1),
-        "head1": nn.Linear(5, 1),
-        "late": nn.Linear(5, 1),
-        "off": nn.Linear(5, 1),
-    }
+    modules = {"body": nn.Linear(4, 5)}
+    modules |= {name: nn.Linear(5, 1) for name in ("head0", "head1", "late", "off")}
     rows, languages = torch.randn(STEPS, 6, 4), torch.arange(6).div(3, rounding_mode="floor")
     mine = slice(None) if world_size() == 1 else slice(3 * rank(), 3 * rank() + 3)
     batches = [(step[mine], languages[mine]) for step in rows]
@@ -62,12 +57,11 @@ def train(kind: str = "") -> dict[str, list[float]]:
     brain = TurnsBrain(
         modules=modules,
         opt_class=lambda parameters: torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1),
-        hparams={
-            "stall_seconds": 0,
+        hparams={"outside": nn.Linear(5, 1) if kind == "outside" else None},
+        run_opts={
+            **{"device": "cpu", "noprogressbar": True, "grad_accumulation_factor": 2},
             "find_unused_parameters": kind != "used",
-            "outside": nn.Linear(5, 1) if kind == "outside" else None,
         },
-        run_opts={"device": "cpu", "noprogressbar": True, "grad_accumulation_factor": 2},
     )
     brain.fit(range(1), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     parameters = brain.modules.named_parameters()

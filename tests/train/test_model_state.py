@@ -12,17 +12,14 @@ import torch
 from speechbrain import Stage
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch import Tensor, nn
+from torch.optim import Adam
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.models.layers import GlobalNorm
-from sbkit.train.model_state import (
-    BufferSnapshot,
-    MovingAverage,
-    measure_normalization,
-)
+from sbkit.train.model_state import BufferSnapshot, MovingAverage, measure_normalization
 from tests import processes
 from tests.runs import row_of
 from tests.train.lines import LineBrain, ScheduleFree, brain_of, line, loader, rows
@@ -42,9 +39,7 @@ class Averaging(LineBrain):
         super().on_stage_end(stage, stage_loss, epoch)
 
 
-def averaging(
-    folder: Path, *, decay: float = DECAY, optimizer: Any = torch.optim.Adam
-) -> Averaging:
+def averaging(folder: Path, *, decay: float = DECAY, optimizer: Any = Adam) -> Averaging:
     model, epochs = line(), EpochCounter(4)
     averaging: Averaging = brain_of(
         Averaging,

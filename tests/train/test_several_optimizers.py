@@ -80,9 +80,7 @@ def moves_of_fit(brain: Pair, *, size: int = 8) -> dict[str, torch.Tensor]:
     """Train, and return by how much the parameters of each module move."""
     before = {name: flat(module.parameters()) for name, module in brain.modules.items()}
     brain.fit([1], torch.utils.data.DataLoader(list(rows()), batch_size=size))  # type: ignore[arg-type]
-    return {
-        name: before[name] - flat(module.parameters()) for name, module in brain.modules.items()
-    }
+    return {n: before[n] - flat(module.parameters()) for n, module in brain.modules.items()}
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -92,22 +90,15 @@ def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 def expected_gradients(brain: Pair) -> dict[str, torch.Tensor]:
     batch = rows()
     losses = brain.compute_objectives(brain.compute_forward(batch, None), batch, None)
-    return {
-        name: flat(
-            torch.autograd.grad(
-                losses[name].sums.sum() / losses[name].counts.sum(),
-                [*brain.modules[name].parameters()],
-                retain_graph=True,
-            )
-        )
-        for name in brain.modules
-    }
+    gradients = {}
+    for name, module in brain.modules.items():
+        mean = losses[name].sums.sum() / losses[name].counts.sum()
+        gradients[name] = flat(torch.autograd.grad(mean, [*module.parameters()], retain_graph=True))
+    return gradients
 
 
 @pytest.mark.parametrize(("accumulation", "unlimited"), [(1, -1.0), (4, 0.0)])
-def test_each_optimizer_steps_its_parts_by_its_own_loss(
-    accumulation: int, unlimited: float
-) -> None:
+def test_each_optimizer_steps_its_parts_by_its_loss(accumulation: int, unlimited: float) -> None:
     brain = pair(grad_accumulation_factor=accumulation, max_grad_norm=unlimited)
     expected = expected_gradients(brain)
     moves = moves_of_fit(brain, size=8 // accumulation)
@@ -131,10 +122,8 @@ def test_single_loss_moves_all_optimizers() -> None:
         def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
             return predictions[0].square().mean()
 
-    declared = {
-        "matrices": {"parts": ["matrices"], "opt_class": Muon},
-        "rest": {"opt_class": AdamW},
-    }
+    muon = {"parts": ["matrices"], "opt_class": Muon}
+    declared = {"matrices": muon, "rest": {"opt_class": AdamW}}
     brain = pair(Alone, declared, remove_vector_weight_decay=True)
     assert flat(moves_of_fit(brain).values()).all()
     optimizers: dict[str, Optimizer] = brain.optimizers_dict

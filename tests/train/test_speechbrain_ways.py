@@ -34,9 +34,8 @@ def test_debug_evaluates_same_number_of_batches_of_every_split(tmp_path: Path) -
     model = nn.Linear(3, 2)
     checkpointer = Checkpointer(tmp_path, recoverables={"model": model})
     options = {"debug": True, "debug_batches": 2, "debug_epochs": 2, "debug_persistently": True}
-    brain = MeanBrain(
-        {"model": model}, torch.optim.SGD, {"average_checkpoints": 2}, options, checkpointer
-    )
+    hparams = {"average_checkpoints": 2}
+    brain = MeanBrain({"model": model}, torch.optim.SGD, hparams, options, checkpointer)
     brain.fit([1, 2], batches(4), {"a": batches(4), "b": batches(4)})
     brain.evaluate({"c": batches(4), "d": batches(4)})
     assert [len(losses) for losses in brain.evaluator.results.values()] == [2, 2]

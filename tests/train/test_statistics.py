@@ -70,18 +70,10 @@ def test_ranks_agree_whether_to_measure_even_without_a_common_cache(
     workplace: Workplace, tmp_path: Path
 ) -> None:
     runs = [tmp_path / "first", tmp_path / "later"]
-    outputs = [
-        processes.run(
-            ["-c", TWO_CACHES, *workplace.arguments(run, "--number_of_epochs=1")],
-            ranks=2,
-            SBKIT_CACHE=tmp_path / "caches",
-        )
-        for run in runs
-    ]
-    assert [(output.returncode, output.stdout.count(TAKEN)) for output in outputs] == [
-        (0, 0),
-        (0, 1),
-    ], outputs
+    for run, times_taken in zip(runs, (0, 1), strict=True):
+        command = ["-c", TWO_CACHES, *workplace.arguments(run, "--number_of_epochs=1")]
+        process = processes.run(command, ranks=2, SBKIT_CACHE=tmp_path / "caches")
+        assert (process.returncode, process.stdout.count(TAKEN)) == (0, times_taken), process
     assert losses_of(runs[0]) == losses_of(runs[1])
     assert [path.parent.name for path in tmp_path.glob("caches/*/statistics")] == ["0"]
 

@@ -119,17 +119,13 @@ def test_validation_within_an_epoch_changes_no_weight_also_of_an_interrupted_run
     assert of_epochs == validations_in(tmp_path / "c")
 
 
-def all_equal(outputs: torch.Tensor, batch: object) -> list[float]:
-    return [1.0] * len(outputs)
-
-
 def test_early_stopping_ends_a_run_within_an_epoch(tmp_path: Path) -> None:
     """The same command trains no further, and more patience trains on from that step."""
     folder = tmp_path / CHECKPOINTS
     for patience, step in ((2, 3), (2, 3), (4, 5), (0, 12)):
         settings = {"valid_interval_steps": 1, "early_stopping": patience}
         brain, fit = interrupted_brain(folder, "", **settings)
-        brain.score = all_equal
+        brain.score = lambda outputs, batch: [1.0] * len(outputs)  # all are equal
         fit()
         newest = newest_checkpoint(folder)
         assert newest is not None
@@ -148,9 +144,7 @@ def test_a_checkpointer_of_speechbrain_cannot_validate_within_an_epoch(tmp_path:
 
 
 @pytest.mark.parametrize("interrupts", ["", "step 6", "step 8", "score 8", "score 12"])
-def test_ctrl_c_in_a_script_is_caught_and_the_next_fit_goes_on(
-    interrupts: str, tmp_path: Path
-) -> None:
+def test_ctrl_c_in_a_script_is_caught_and_next_fit_goes_on(interrupts: str, tmp_path: Path) -> None:
     """Within an epoch, at its end, in its validation, and in the last one."""
     handler = signal.getsignal(signal.SIGINT)
     brain, fit = interrupted_brain(tmp_path, interrupts)
@@ -236,9 +230,7 @@ def test_ranks_follow_the_clock_of_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_run_of_so_many_minutes_is_exported_and_tested(
-    workplace: Workplace, tmp_path: Path
-) -> None:
+def test_run_of_many_minutes_is_exported_and_tested(workplace: Workplace, tmp_path: Path) -> None:
     options = ("--number_of_epochs=10000", "--max_minutes=0.05", "--log_every=1")
     process = workplace.train_forked(tmp_path, *options, ranks=2)
     assert process.returncode == 0, process.stderr
@@ -348,10 +340,7 @@ def test_longer_run_keeps_the_results_of_the_shorter_one_under_other_names(
 
 @pytest.mark.slow
 def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other language models are fitted again, and other checkpoints are exported again."""
     # Any mean is as good as the best checkpoint, so all are averaged.
@@ -386,7 +375,7 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
         report: [score, report],
         "": [score, report],
     }
-    assert capsys.readouterr().out.count("epoch 2/2 ") == 1
+    assert len(records_of(tmp_path, "epoch")) == 2
     taken.clear()
     assert workplace.train_here(tmp_path, *options, "--word_lm_order=1") == 0
     assert taken == [fit, write, score, report]

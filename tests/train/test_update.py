@@ -12,19 +12,15 @@ from sbkit.train.step import TrainingStep
 from tests.train.lines import LineBrain, batches, brain_of
 
 
-def test_update_takes_as_many_operations_for_more_parameters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_update_of_more_parameters_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a small model on a GPU would otherwise wait for the host."""
 
     class CountOperations(TorchDispatchMode):
         count = 0
 
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
             self.count += 1
-            return function(*args, **(kwargs or {}))
+            return call(*args, **(kw or {}))
 
     update = TrainingStep.update
     counts: list[int] = []

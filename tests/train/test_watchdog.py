@@ -26,16 +26,12 @@ with watchdog.Watchdog(Path(sys.argv[1]), stall_seconds=0.5) as running:
 
 def test_suspended_run_continues(tmp_path: Path) -> None:
     running = processes.Process(["-c", SUSPENDED, tmp_path])
-    while not is_stopped(running):
+    state = Path(f"/proc/{running.pid}/stat")
+    while not state.read_text().rpartition(") ")[2].startswith("T"):  # stopped
         time.sleep(0.01)
     time.sleep(2.0)  # more than twice `stall_seconds`
     os.kill(running.pid, signal.SIGCONT)
     assert running.wait(240) == 0, running.communicate()
-
-
-def is_stopped(running: processes.Process) -> bool:
-    state = Path(f"/proc/{running.pid}/stat").read_text().rpartition(") ")[2]
-    return state.startswith("T")
 
 
 def test_heartbeat_files_are_removed_at_end_of_run(tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def optimizing(**groups: Callable[[AsrBrain], Iterable[nn.Parameter]]) -> type[A
     return brain(Optimizing)
 
 
+def all_parameters(brain: AsrBrain) -> Iterable[nn.Parameter]:
+    return brain.modules.parameters()
+
+
 def front_end(part: str) -> tuple[tuple[str, str], ...]:
     return (("!new:sbkit.models.frontend.ConvFrontEnd", f"!new:tests.check.parts.{part}"),)
 
@@ -168,9 +172,7 @@ MUTATIONS = [
     mutation(
         "a parameter in two groups",
         error("optimizers", "opt_class", "More than one group", "`ctc_lin.weight` and 1 more"),
-        recipe=optimizing(
-            a=lambda b: b.modules.parameters(), b=lambda b: b.hparams.ctc_lin.parameters()
-        ),
+        recipe=optimizing(a=all_parameters, b=lambda b: b.hparams.ctc_lin.parameters()),
     ),
     mutation(
         "a parameter in no group",
@@ -180,7 +182,7 @@ MUTATIONS = [
     mutation(
         "a parameter that only the optimizer has",
         error("optimizers", "opt_class", "Outside `model`, an optimizer updates a parameter"),
-        recipe=optimizing(all=lambda b: [*b.modules.parameters(), nn.Parameter(torch.zeros(3))]),
+        recipe=optimizing(all=lambda b: [*all_parameters(b), nn.Parameter(torch.zeros(3))]),
     ),
     # -- shapes and use
     mutation(

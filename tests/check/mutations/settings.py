@@ -9,12 +9,7 @@ import torch
 from recipes.asr.recipe import Asr
 from sbkit.base.checksums import write_checksums
 from sbkit.base.ranges import NON_NEGATIVE
-from sbkit.check.settings import (
-    check_freezing,
-    check_ranges,
-    check_schedule,
-    check_unread,
-)
+from sbkit.check.settings import check_freezing, check_ranges, check_schedule, check_unread
 from tests.check.harness import changed, error, mutation, note
 from tests.check.parts import TestNotes
 

@@ -16,10 +16,8 @@ from sbkit.models.pretrained.encoder import (
 )
 from sbkit.models.pretrained.folder import complete_config
 
-SIZES = {
-    **{"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},
-    "intermediate_size": 32,
-}
+SIZES = {"hidden_size": 24, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 4, "intermediate_size": 32}
 WAVEFORMS = {
     **SIZES,
     **{"conv_dim": [16, 16, 16], "conv_kernel": [10, 3, 2], "conv_stride": [5, 4, 2]},
