@@ -42,8 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skip-missing", action="store_true", help=help)
 
 
-def skip_if_missing(report: Any, error: BaseException | None) -> Any:
+def skip_if_missing(report: Any, call: Any, config: pytest.Config) -> Any:
     """Make a failure a skip if its cause is a package that is not installed."""
+    is_meant = report.failed and call.excinfo and config.getoption("skip_missing")
+    error = call.excinfo.value if is_meant else None
     while error is not None and not isinstance(error, ModuleNotFoundError):
         error = error.__cause__ or error.__context__
     missing = getattr(error, "name", None) or ""
@@ -56,19 +58,12 @@ def skip_if_missing(report: Any, error: BaseException | None) -> Any:
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     report = yield
-    if report.failed and report.call.excinfo and collector.config.getoption("skip_missing"):
-        return skip_if_missing(report, report.call.excinfo.value)
-    return report
+    return skip_if_missing(report, report.call, collector.config)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, Any, Any]:
-    report = yield
-    if report.failed and call.excinfo and item.config.getoption("skip_missing"):
-        return skip_if_missing(report, call.excinfo.value)
-    return report
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+    return skip_if_missing((yield), call, item.config)
 
 
 @pytest.hookimpl(tryfirst=True)

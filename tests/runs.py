@@ -39,21 +39,11 @@ from tests import processes
 ROOT = processes.ROOT
 COUNTS = {"train": 16, "dev": 4, "test": 4}
 TINY = (
-    "--device=cpu",
-    "--check=False",  # tests/check has it
-    "--cnn_channels=32",
-    "--d_model=32",
-    "--nhead=2",
-    "--d_ffn=64",
-    "--num_encoder_layers=2",
-    "--num_decoder_layers=1",
-    "--ctc_weight=0.85",
-    "--batch_seconds=6",
-    "--number_of_epochs=4",
-    "--log_every=1",
-    "--word_lm_order=0",
-    "--token_lm_order=0",
-    "--attention_rescoring=False",
+    *("--device=cpu", "--check=False"),  # tests/check has it
+    *("--cnn_channels=32", "--d_model=32", "--nhead=2", "--d_ffn=64"),
+    *("--num_encoder_layers=2", "--num_decoder_layers=1", "--ctc_weight=0.85"),
+    *("--batch_seconds=6", "--number_of_epochs=4", "--log_every=1"),
+    *("--word_lm_order=0", "--token_lm_order=0", "--attention_rescoring=False"),
 )
 SHORT = (
     *("--device=cpu", "--check=False", "--batch_seconds=6", "--number_of_epochs=2"),
@@ -192,15 +182,9 @@ def train_overfitted(asterisk: Path, folder: Path, *options: str) -> None:
     for split in ("dev", "test"):
         shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
     sizes = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=40")
-    unregularized = (
-        "--dropout=0.0",
-        "--speeds=[1.0]",
-        "--pause_prob=0",
-        "--time_masks=0",
-        "--freq_masks=0",
-    )
-    more = ("--average_checkpoints=1", *options)
-    assert workplace.train_here(folder / "run", *sizes, *unregularized, *more) == 0
+    plain = ("--dropout=0.0", "--speeds=[1.0]", "--pause_prob=0", "--time_masks=0")
+    more = ("--freq_masks=0", "--average_checkpoints=1", *options)
+    assert workplace.train_here(folder / "run", *sizes, *plain, *more) == 0
 
 
 def write_tsv(release: Path, split: str, rows: list[tuple[str, str]]) -> None:

@@ -35,9 +35,8 @@ def test_bench_train_runs_both_sides_in_turns(
     """One of SpeechBrain's two sides is left out; they differ in an environment variable."""
     names = ("sbkit", "speechbrain passive")
     monkeypatch.setattr(bench_train, "SIDES", {name: SIDES[name] for name in names})
-    monkeypatch.setattr(
-        sys, "argv", ["bench_train", "--rounds=2", "--seconds=0.3", data_folder, *SMALL]
-    )
+    words = ["bench_train", "--rounds=2", "--seconds=0.3", data_folder, *SMALL]
+    monkeypatch.setattr(sys, "argv", words)
     bench_train.main()
     output = capsys.readouterr().out
     sizes = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) parameters", output)]

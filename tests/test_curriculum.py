@@ -44,9 +44,7 @@ def yaml(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_two_processes_take_the_steps_of_one(
-    workplace: Workplace, tmp_path: Path, yaml: Path
-) -> None:
+def test_two_ranks_take_the_steps_of_one(workplace: Workplace, tmp_path: Path, yaml: Path) -> None:
     one, two = workplace.parameters_by_ranks(tmp_path, *OPTIONS, yaml=yaml)
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
     single, shared = (records_of(tmp_path / run, "step") for run in "12")
@@ -59,9 +57,7 @@ def test_two_processes_take_the_steps_of_one(
 
 
 @pytest.mark.slow
-def test_curriculum_resumes_within_an_epoch(
-    workplace: Workplace, tmp_path: Path, yaml: Path
-) -> None:
+def test_curriculum_resumes_in_an_epoch(workplace: Workplace, tmp_path: Path, yaml: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     options = (*OPTIONS, "--number_of_epochs=2", "--log_every=3", "--grad_accumulation_factor=2")
     assert workplace.train_here(whole, *options, yaml=yaml) == 0

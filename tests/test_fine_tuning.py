@@ -42,9 +42,8 @@ def test_run_starts_from_a_bundle_with_another_head(
     assert workplace.train_here(run, *more_epochs) == 0
     assert "over the new number of epochs" in capsys.readouterr().out
     assert torch.equal(theirs["0.conv1.weight"], last_parameters(run)["0.conv1.weight"])
-    assert (
-        workplace.train_here(run, *more_epochs[:2], *tokens, f"--init_from={bundle}") == BAD_INPUT
-    )
+    without_freeze = (*more_epochs[:2], *tokens, f"--init_from={bundle}")
+    assert workplace.train_here(run, *without_freeze) == BAD_INPUT
     error = capsys.readouterr().err
     assert "freeze: [" in error
     assert "before, [] now" in error

@@ -91,9 +91,7 @@ def test_other_normalizers_and_models(overfitted: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
-def test_tokens_spell_case_and_punctuation(
-    asterisk_english: Path, tmp_path: Path, kind: str
-) -> None:
+def test_tokens_spell_case_and_marks(asterisk_english: Path, tmp_path: Path, kind: str) -> None:
     sentences = [row["sentence"] for row in rows_of(asterisk_english / "validated.tsv")]
     texts = [normalize(sentence, "en", TABLE) for sentence in sentences]
     tokenizer = ensure_tokenizer(

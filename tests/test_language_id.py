@@ -22,27 +22,15 @@ from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.run_config import read_run_config
 from sbkit.commands.cli import run as sbkit
 from sbkit.runtime.runtimes import load_bundle
-from tests.runs import (
-    ROOT,
-    Workplace,
-    last_parameters,
-    read_json,
-    records_of,
-    rows_of,
-    stopped_after,
-)
+from tests.runs import Workplace, last_parameters, read_json, records_of, rows_of, stopped_after
+from tests.runtime.bundles import ROOT
 
+pytestmark = pytest.mark.slow
 Captured = pytest.CaptureFixture[str]
 
 MODULE = "language_id"
 IMPORT = ("--import", MODULE)
-TINY = (
-    "--device=cpu",
-    "--data_folder=null",
-    "--batch_seconds=6",
-    "--d_model=16",
-    "--number_of_epochs=3",
-)
+TINY = ("--device=cpu", "--data_folder=null", "--batch_seconds=6", "--number_of_epochs=3")
 SPLITS = ("train", "dev", "test")
 BY_LOSS = """
 from language_id import COLUMN, LanguageIdentification
@@ -102,7 +90,7 @@ def write_table(file: Path, workplace: Workplace, languages: tuple[str, ...]) ->
 def train(workplace: Workplace, project: Path, run: Path, *options: str) -> int:
     tables = [f"--manifest={{{', '.join(f'{s}: {project / s}.csv' for s in SPLITS)}}}"]
     yaml = project / "language_id.yaml"
-    return workplace.train_here(run, *tables, *options, yaml=yaml, tiny=TINY)
+    return workplace.train_here(run, *tables, "--d_model=16", *options, yaml=yaml, tiny=TINY)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +115,6 @@ def score(workplace: Workplace, bundle: Path, table: Path, out: Path, *imported:
     return read_json(out / "summary.json")["test"]["test"]
 
 
-@pytest.mark.slow
 def test_user_task_is_ranked_by_its_metric_and_tested(trained: Path) -> None:
     accuracies = [epoch["accuracy"] for epoch in records_of(trained, "epoch")]
     assert len(accuracies) == 3 and all(0 <= accuracy <= 1 for accuracy in accuracies)
@@ -140,7 +127,6 @@ def test_user_task_is_ranked_by_its_metric_and_tested(trained: Path) -> None:
     assert (trained / "languages.txt").read_text() == "en\nfr\n"
 
 
-@pytest.mark.slow
 def test_stopped_run_resumes_to_the_same_weights(
     trained: Path, workplace: Workplace, project: Path, tmp_path: Path
 ) -> None:
@@ -151,7 +137,6 @@ def test_stopped_run_resumes_to_the_same_weights(
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-@pytest.mark.slow
 def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path) -> None:
     assert "# Language identifier" in (bundle / "README.md").read_text()
     with pytest.raises(SbkitError, match=f"pass --import {MODULE}"):
@@ -172,7 +157,6 @@ def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path) -> Non
             sbkit([*command, *IMPORT])
 
 
-@pytest.mark.slow
 def test_score_repeats_the_test_of_a_run(
     bundle: Path,
     trained: Path,
@@ -189,10 +173,7 @@ def test_score_repeats_the_test_of_a_run(
     assert capsys.readouterr().out == line
 
 
-@pytest.mark.slow
-def test_bundle_identifies_files_without_the_recipes(
-    bundle: Path, workplace: Workplace, tmp_path: Path
-) -> None:
+def test_bundle_needs_no_recipes(bundle: Path, workplace: Workplace, tmp_path: Path) -> None:
     clips = sorted((workplace.release / "clips").iterdir())[:2]
     code = "import sys; sys.modules['recipes'] = None; from sbkit.commands.cli import run; run(%r)"
     words = ["run", *IMPORT, str(bundle), "identify", *map(str, clips)]
@@ -207,7 +188,6 @@ def test_bundle_identifies_files_without_the_recipes(
     assert all(0.5 <= float(probability) <= 1 for *_, probability in answers)
 
 
-@pytest.mark.slow
 def test_user_task_without_metrics_is_ranked_by_its_loss(
     workplace: Workplace, project: Path, tmp_path: Path, capsys: Captured
 ) -> None:
@@ -226,7 +206,6 @@ def test_user_task_without_metrics_is_ranked_by_its_loss(
     assert capsys.readouterr().out == f"test: loss {scored['loss']:.4g}, 4 utterances\n"
 
 
-@pytest.mark.slow
 def test_other_languages_change_the_run_and_unknown_ones_are_refused(
     trained: Path, workplace: Workplace, project: Path, tmp_path: Path, capsys: Captured
 ) -> None:

@@ -26,9 +26,8 @@ def options(workplace: Workplace, tmp_path: Path) -> list[str]:
     train = rows_of(workplace.release / "train.tsv")
     dev = rows_of(workplace.release / "dev.tsv")
     options = ["--data_folder=null", "--mix.train-synthetic=0.6", "--batch_seconds=4"]
-    for name, rows in zip(
-        (*SOURCES, "dev"), (train[:NUM_REAL], train[NUM_REAL:], dev), strict=True
-    ):
+    tables = (train[:NUM_REAL], train[NUM_REAL:], dev)
+    for name, rows in zip((*SOURCES, "dev"), tables, strict=True):
         clips = workplace.release / "clips"
         lines = [f"{clips / row['path']}\t{row['sentence']}\n" for row in rows]
         (tmp_path / f"{name}.tsv").write_text("path\tsentence\n" + "".join(lines))
@@ -72,10 +71,7 @@ def test_log_has_the_loss_of_each_source_and_resumes(
         assert source_losses(resumed, kind) == source_losses(whole, kind)
 
     facts = read_json(whole / "data_report.json")["sources"]
-    assert [(row["name"], row["utterances"]) for row in facts] == [
-        ("train", 4),
-        ("train-synthetic", 12),
-    ]
+    assert {row["name"]: row["utterances"] for row in facts} == {"train": 4, "train-synthetic": 12}
     assert [row["share"] for row in facts] == pytest.approx([0.4, 0.6], abs=1e-3)
     epoch_seconds = sum(row["seconds_per_epoch"] for row in facts)
     seconds = read_json(whole / "summary.json")["audio_seconds"]
@@ -84,9 +80,7 @@ def test_log_has_the_loss_of_each_source_and_resumes(
 
 
 @pytest.mark.ddp
-def test_two_processes_log_the_losses_of_one(
-    workplace: Workplace, tmp_path: Path, options: list[str]
-) -> None:
+def test_two_ranks_log_as_one(workplace: Workplace, tmp_path: Path, options: list[str]) -> None:
     assert workplace.train_here(tmp_path / "1", *options) == 0
     process = workplace.train_forked(tmp_path / "2", *options, ranks=2)
     assert process.returncode == 0, process.stderr

@@ -49,26 +49,18 @@ def test_run_killed_twice_equals_uninterrupted_run(
     has prepared.
     """
     start_ranks = prove_resume.start
-    settings = [
-        "hparams/ctc.yaml",
-        f"--data_folder={workplace.release}",
-        *TINY,
-        "--number_of_epochs=2",
-        "--freeze={CNN: always, Transformer: 8}",
-        "--check=false",
-    ]
+    options = ("--number_of_epochs=2", "--freeze={CNN: always, Transformer: 8}", "--check=false")
+    settings = ["hparams/ctc.yaml", f"--data_folder={workplace.release}", *TINY, *options]
 
     def start(arguments: Sequence[str], ranks: int, run: Path) -> Any:
         if ranks > 1:
             return start_ranks(arguments, ranks, run)
-        command = ["train.py", *arguments, f"--output_folder={run}"]
-        return Process(command)
+        return Process(["train.py", *arguments, f"--output_folder={run}"])
 
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     monkeypatch.setattr(prove_resume, "start", start)
-    monkeypatch.setattr(
-        sys, "argv", ["prove_resume", "--kills=2", "--seed=421", "--ranks=2", *settings]
-    )
+    words = ["prove_resume", "--kills=2", "--seed=421", "--ranks=2", *settings]
+    monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main() == 0
     output = capsys.readouterr().out

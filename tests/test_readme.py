@@ -353,9 +353,7 @@ def test_python_page_runs_in_a_kernel(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "heading"), [("results/ctc/en/3407", "A run folder"), ("my-model", "A bundle")]
 )
-def test_page_lists_every_file_of_a_run_and_a_bundle(
-    folder: str, heading: str, trained: Path
-) -> None:
+def test_page_lists_each_file_of_runs_and_bundles(folder: str, heading: str, trained: Path) -> None:
     page = (ROOT / "docs/reference/files.md").read_text("utf-8")
     (section,) = re.findall(rf"## {heading}\n(.*?)(?=\n## |\Z)", page, re.DOTALL)
     names = re.findall(r"^\| `([^`/]+)/?`", section, re.MULTILINE)

@@ -138,7 +138,7 @@ def test_summary_scores_every_test_utterance(finished: Path, workplace: Workplac
 
 
 @pytest.mark.slow
-def test_leftover_tokenizer_of_failed_attempt_is_named(
+def test_leftover_tokenizer_is_named(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
     sentence = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint"
@@ -167,9 +167,7 @@ def bundle(overfitted: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_bundle_transcribes_what_its_run_recognized(
-    overfitted: Path, bundle: Path, capsys: Captured
-) -> None:
+def test_bundle_transcribes_like_its_run(overfitted: Path, bundle: Path, capsys: Captured) -> None:
     run = overfitted / "run"
     assert read_json(run / "summary.json")["test"]["test"]["CER"] < 0.05
     clips = sorted((overfitted / "release" / "clips").iterdir())
@@ -181,9 +179,7 @@ def test_bundle_transcribes_what_its_run_recognized(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["run", "bundle"])
-def test_score_repeats_the_figures_of_the_run(
-    model: str, overfitted: Path, bundle: Path, tmp_path: Path
-) -> None:
+def test_score_repeats_the_run(model: str, overfitted: Path, bundle: Path, tmp_path: Path) -> None:
     run = overfitted / "run"
     times = times_of(run)
     command = ["score", str(overfitted / model), str(overfitted / "release/test.tsv")]
@@ -252,9 +248,7 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
 
 
 @pytest.mark.slow
-def test_score_reads_the_text_column_and_the_encoding_of_the_run(
-    overfitted: Path, tmp_path: Path
-) -> None:
+def test_score_reads_text_column_and_encoding_of_the_run(overfitted: Path, tmp_path: Path) -> None:
     run, table = tmp_path / "run", overfitted / "release/said.tsv"
     shutil.copytree(overfitted / "run", run)
     yaml = (run / "hyperparams.yaml").read_text()
@@ -399,9 +393,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
 
 @pytest.mark.slow
 @SPEECHBRAINS_MASKS
-def test_speechbrains_parts_train_and_their_bundle_is_tested(
-    workplace: Workplace, tmp_path: Path
-) -> None:
+def test_speechbrains_parts_train_and_are_tested(workplace: Workplace, tmp_path: Path) -> None:
     yaml = "hparams/ctc_speechbrain.yaml"
     assert workplace.train_here(tmp_path, ONE_EPOCH, "--cnn_channels=8", yaml=yaml) == 0
     assert read_json(tmp_path / "summary.json")["provenance"]["weights"]
@@ -419,9 +411,7 @@ def test_every_yaml_takes_a_step(
     root = read_document(yaml).root
     folders = (f"--data_folder={workplace.release}", f"--output_folder={tmp_path}")
     depths = {"num_encoder_layers": 2, "num_decoder_layers": 1}
-    options = [
-        f"--{name}={min(depth, root[name])}" for name, depth in depths.items() if name in root
-    ]
+    options = [f"--{key}={min(depth, root[key])}" for key, depth in depths.items() if key in root]
     options += ["--vocab_size=50"] if root.get("token_type") == "unigram" else []
     if "pretrained" in root:
         is_whisper = yaml.stem == "ctc_whisper"

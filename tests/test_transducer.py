@@ -43,9 +43,7 @@ def test_transducer_learns_and_its_bundle_is_scored_as_in_its_run(run: Path) -> 
 
 
 @pytest.mark.slow
-def test_transducer_is_transcribed_and_served_but_not_used_as_ctc(
-    run: Path, tmp_path: Path
-) -> None:
+def test_transducer_transcribes_and_is_served_but_not_as_ctc(run: Path, tmp_path: Path) -> None:
     bundle, clips = tmp_path / "bundle", noise(1, 35)
     assert sbkit(["export", str(run), "--out", str(bundle), *IMPORT]) == 0
     # After so little training the blank is most probable in each frame.

@@ -47,12 +47,10 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     for file in USER_PARTS.glob("my_*.py"):
         shutil.copy(file, folder)
-    (folder / "parts.yaml").write_text(
-        make_yaml("parts.yaml", unused=["pause_prob", "pause_seconds"])
-    )
-    (folder / "waveforms.yaml").write_text(
-        make_yaml("waveforms.yaml", FEATURE_PARTS, ["n_mels", "level"])
-    )
+    parts = make_yaml("parts.yaml", unused=["pause_prob", "pause_seconds"])
+    (folder / "parts.yaml").write_text(parts)
+    waveforms = make_yaml("waveforms.yaml", FEATURE_PARTS, ["n_mels", "level"])
+    (folder / "waveforms.yaml").write_text(waveforms)
     return folder
 
 
@@ -74,9 +72,8 @@ def test_user_parts_are_checked_trained_exported_and_transcribe(
     options = [*sizes, f"--data_folder={workplace.release}", f"--output_folder={tmp_path / 'run'}"]
     checked = run(workplace, tmp_path, "-m", "sbkit", "check", user_folder / yaml, *options)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    trained = run(
-        workplace, tmp_path, ROOT / "train.py", user_folder / yaml, *options, "--number_of_epochs=1"
-    )
+    command = (ROOT / "train.py", user_folder / yaml, *options, "--number_of_epochs=1")
+    trained = run(workplace, tmp_path, *command)
     assert trained.returncode == 0, trained.stderr
     (last,) = re.findall("^test: CER.*", trained.stdout, re.MULTILINE)
     tested = read_json(tmp_path / "run/summary.json")["test"]["test"]

@@ -207,16 +207,13 @@ def _make_columns(rows: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
             numbers = np.arange(start, min(start + ROWS_PER_BLOCK, first + size))
             sentences = random.choice(words, (len(numbers), WORDS_PER_SENTENCE)).tolist()
             speakers = (f"{split} {number // 50}".encode() for number in numbers)
-            yield (
-                split,
-                numbers,
-                {
-                    "client_id": [hashlib.sha512(speaker).hexdigest() for speaker in speakers],
-                    "path": [f"common_voice_en_{number:08d}.mp3" for number in numbers],
-                    "sentence_id": [hashlib.sha256(b"%d" % n).hexdigest() for n in numbers],
-                    "sentence": [f"{' '.join(sentence).capitalize()}." for sentence in sentences],
-                },
-            )
+            columns = {
+                "client_id": [hashlib.sha512(speaker).hexdigest() for speaker in speakers],
+                "path": [f"common_voice_en_{number:08d}.mp3" for number in numbers],
+                "sentence_id": [hashlib.sha256(b"%d" % n).hexdigest() for n in numbers],
+                "sentence": [f"{' '.join(sentence).capitalize()}." for sentence in sentences],
+            }
+            yield split, numbers, columns
         first += size
 
 

@@ -65,9 +65,7 @@ class Measurements:
         words = max(1, len(self.latencies))
         latencies = np.array(self.latencies or [np.nan])
         p50, p95 = np.percentile(latencies, (50, 95))
-        endpoint, final = (
-            np.median(delays or [np.nan]) for delays in (self.endpoints, self.finals)
-        )
+        endpoint, final = (np.median(x or [np.nan]) for x in (self.endpoints, self.finals))
         return {
             **rates(self.errors, self.last_words),
             "latency: mean (ms)": 1000 * latencies.mean(),

@@ -168,10 +168,7 @@ def make_loader(dataset: Any, settings: Mapping[str, Any]) -> Any:
         max_batch_ex=256,
     )
     return sb.dataio.dataloader.SaveableDataLoader(
-        dataset,
-        batch_sampler=sampler,
-        collate_fn=PaddedBatch,
-        num_workers=settings["num_workers"],
+        dataset, batch_sampler=sampler, collate_fn=PaddedBatch, num_workers=settings["num_workers"]
     )
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,14 +95,8 @@ def load(side: str, folder: Path) -> Transcribe:
     from sbkit.tasks.recognition.predict import Transcriber
 
     runtime, _, precision = side.partition("-")
-    loaded = Transcriber.load(
-        folder,
-        runtime=runtime,
-        precision=precision or "fp32",
-        decoder="greedy",
-        device="cpu",
-        times=False,
-    )
+    options: Any = {"decoder": "greedy", "device": "cpu", "times": False}
+    loaded = Transcriber.load(folder, runtime=runtime, precision=precision or "fp32", **options)
     return lambda clips: [*map(str, loaded.stream(clips, RATE))]
 
 

@@ -32,12 +32,8 @@ AGES = ("twenties", "thirties", "fifties", "")
 GENDERS = ("female_feminine", "male_masculine", "")
 ACCENTS = ("", "Northern", "Northern,Coastal")
 TAGS = (
-    "[noise] {}",
-    "{} [laughter]",
-    "[disfluency] {}",
-    "[noise [laughter]] {}",
-    "{} [noise",
-    "{}",
+    *("[noise] {}", "{} [laughter]", "[disfluency] {}"),
+    *("[noise [laughter]] {}", "{} [noise", "{}"),
 )
 
 Row = Mapping[str, object]
@@ -100,11 +96,9 @@ def write_scripted(folder: Path, language: str, recordings: Sequence[Recording])
         milliseconds = recording.write_mp3(release / "clips" / name)
         durations.append({"clip": name, "duration[ms]": milliseconds})
         text = recording.clip.sentence
-        text_id = hashlib.sha256(text.encode()).hexdigest()
-        columns = ReleaseRow(
-            client_id="", path=name, sentence_id=text_id, sentence=text, locale=language
-        )
-        row = {**asdict(columns), **recording.speaker}
+        id = hashlib.sha256(text.encode()).hexdigest()
+        clip = ReleaseRow(client_id="", path=name, sentence_id=id, sentence=text, locale=language)
+        row = {**asdict(clip), **recording.speaker}
         if recording.split:
             tables[recording.split].append(row)
         is_other = not recording.split and recording.number % 3 == 0

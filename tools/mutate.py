@@ -105,10 +105,8 @@ def main() -> None:
             if not tests:
                 print(f"\n{fault.diff()}")
         tests = sorted(set(chain(*noticing)))
-        if tests and (failed := failing(copy, tests)):
-            raise SbkitError(
-                f"{', '.join(failed)} fails without a fault, in a copy of git's files."
-            )
+        if tests and (names := failing(copy, tests)):
+            raise SbkitError(f"{', '.join(names)} fails without a fault, in a copy of git's files.")
 
 
 def draw(modules: Iterable[Path], count: int, dice: random.Random) -> list[Fault]:
@@ -166,10 +164,8 @@ def _annotations(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, in
 def copy_checkout(folder: Path) -> Path:
     """Copy the files that git tracks into a folder."""
     folder.mkdir()
-    command = (
-        f"git ls-files -z | xargs -0 cp --parents --target-directory={shlex.quote(str(folder))}"
-    )
-    subprocess.run(command, shell=True, check=True)
+    pipe = f"git ls-files -z | xargs -0 cp --parents --target-directory={shlex.quote(str(folder))}"
+    subprocess.run(pipe, shell=True, check=True)
     return folder
 
 

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,13 +54,9 @@ def start(arguments: Sequence[str], ranks: int, run: Path) -> subprocess.Popen[b
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
     words = (*torchrun * (ranks > 1), "train.py", *arguments, f"--output_folder={run}")
     with run.with_suffix(".out").open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, *words],
-            cwd=ROOT,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
-            stdout=output,
-            stderr=output,
-        )
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        options: Any = {"cwd": ROOT, "env": environment, "stdout": output, "stderr": output}
+        return subprocess.Popen([sys.executable, *words], **options)
 
 
 def finish(process: subprocess.Popen[bytes], run: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import py_compile
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ import soundfile
 from sbkit.base.checksums import write_checksums
 from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.lm.language_models import TOKENS, WORDS
-from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import DAMAGES, refused, watched
+from tests.decoding.spoken import train_models
 from tests.runtime.bundles import edit_config, edit_weights
 from tests.runtime.tones import noise
 
@@ -103,9 +102,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("field", "value"), FIELDS, ids=lambda value: f"{value!r:.20}")
-def test_config_with_a_field_of_another_type_is_refused(
-    field: str, value: Any, bundle: Path
-) -> None:
+def test_config_field_of_another_type_is_refused(field: str, value: Any, bundle: Path) -> None:
     def change(config: dict[str, Any]) -> None:
         config[field] = value
         if value is MISSING:
@@ -128,21 +125,17 @@ def test_malformed_json_is_refused(name: str, content: bytes, bundle: Path) -> N
     transcription_refused(bundle)
 
 
-def add_decoder(bundle: Path, orders: Mapping[str, int], size: object = 8) -> None:
-    """Add language models and a decoder."""
-    ensure_language_models(
-        bundle / LANGUAGE_MODELS_FILE,
-        LmText(sentences=lambda: ["hello there", "a quick brown fox"]),
-        orders,
-        LmTextEncoder(tokenizer=Tokenizer(model_file=bundle / "tokenizer.model")),
-    )
+def add_decoder(bundle: Path, words: int = 0, size: object = 8) -> None:
+    """Add language models, that of words of an order, and a decoder."""
+    tokenizer, texts = Tokenizer(model_file=bundle / "tokenizer.model"), ["hello there"]
+    train_models(bundle / LANGUAGE_MODELS_FILE, tokenizer, texts, words=words, tokens=2)
     decoder = {"attention_rescoring": False, "weights": {}, "beam_size": size}
     edit_config(bundle, lambda config: config.update(decoder=decoder))
 
 
 @pytest.mark.parametrize("size", [10**9, 1.5, "32"])
 def test_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
-    add_decoder(bundle, {WORDS: 2, TOKENS: 2}, size)
+    add_decoder(bundle, 2, size)
     assert "`beam_size`" in transcription_refused(bundle)
 
 
@@ -158,17 +151,15 @@ CONFIDENCE = {"greedy": {"weights": {"bias": 1.0, "known": 2.0, "lm": 0.5}}}
         ({"confidence": CONFIDENCE, "decoder": None}, "need a language model of words"),
     ],
 )
-def test_decoders_that_do_not_fit_are_refused(
-    values: dict[str, Any], words: str, bundle: Path
-) -> None:
-    add_decoder(bundle, {WORDS: 0, TOKENS: 2})
+def test_unsuitable_decoders_are_refused(values: dict[str, Any], words: str, bundle: Path) -> None:
+    add_decoder(bundle)
     edit_config(bundle, lambda config: config.update(values))
     assert words in transcription_refused(bundle)
 
 
 @pytest.mark.parametrize("orders", [b"[]", b'""', b'["tokens"]'])
 def test_malformed_orders_of_language_models_are_refused(orders: bytes, bundle: Path) -> None:
-    add_decoder(bundle, {WORDS: 0, TOKENS: 2})
+    add_decoder(bundle)
     file = bundle / LANGUAGE_MODELS_FILE
     before = rb"{\"tokens\": 2}"
     content = file.read_bytes()
@@ -187,9 +178,7 @@ def test_malformed_orders_of_language_models_are_refused(orders: bytes, bundle: 
         ("speechbrain.lobes.features.Fbank", {"n_mels": 10**5, "n_fft": 10**6}),  # no buffer
     ],
 )
-def test_parts_larger_than_the_weights_are_refused(
-    name: str, arguments: dict[str, int], bundle: Path
-) -> None:
+def test_oversized_parts_are_refused(name: str, arguments: dict[str, int], bundle: Path) -> None:
     with_part(bundle, {"new": name, "arguments": arguments})
     assert "twice as large" in transcription_refused(bundle)
 

@@ -115,9 +115,7 @@ def onnx_model(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("location", ["/etc/passwd", "../mine/kept.txt", "/dev/zero"])
-def test_onnx_graph_with_an_external_file_is_refused(
-    location: str, mine: Path, tmp_path: Path
-) -> None:
+def test_onnx_with_an_external_file_is_refused(location: str, mine: Path, tmp_path: Path) -> None:
     refused(partial(OnnxModel, onnx_model(location=location)), tmp_path / "canary")
 
 

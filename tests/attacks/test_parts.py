@@ -28,10 +28,7 @@ PLACES: tuple[Callable[[Any], Any], ...] = (
     *(lambda value: new(value), lambda value: new([value])),
     *(lambda value: {"name": ALLOWED, "arguments": value}, lambda value: new({"a": value})),
     *(lambda value: {"name": ALLOWED, "arguments": [value]}, lambda value: {**new([]), "b": value}),
-    *(
-        lambda value: {"new": value, "arguments": []},
-        lambda value: {"name": value, "arguments": {}},
-    ),
+    *(lambda name: {"new": name, "arguments": []}, lambda name: {"name": name, "arguments": {}}),
     lambda value: {"name": ALLOWED, "arguments": {"a": value}},
 )
 TASKS = {
@@ -66,11 +63,8 @@ def foreign_objects(canary: Path) -> list[dict[str, Any]]:
         **{"subprocess.getoutput": touch, "builtins.open": file, "io.open": file},
         **{"builtins.eval": [f"open({str(canary)!r}, 'w')"], "torch.save": [[], str(canary)]},
         **{"sbkit.tasks.codec.model.torch.save": [[], str(canary)], f"{MODULE}.Layer": []},
-        **{
-            "importlib.import_module": [MODULE],
-            "sbkit.bundle.allowed_classes.import_module": [MODULE],
-        },
-        **{"pydoc.locate": [MODULE], f"recipes.{canary.parent}/{MODULE}.Layer": {}},
+        **{"sbkit.bundle.allowed_classes.import_module": [MODULE], "pydoc.locate": [MODULE]},
+        **{"importlib.import_module": [MODULE], f"recipes.{canary.parent}/{MODULE}.Layer": {}},
         **{f"{ALLOWED}.__class__": [], "torch.nn.modules.linear.Module": [], "": [], ".": []},
         **{"torch.hub.load": [], "sbkit.commands.cli.run": [["doctor"]], "functools.partial": []},
     }

@@ -184,9 +184,7 @@ def test_files_of_a_run_are_regular_and_limited(damage: str, tested: Path) -> No
         ("{a: *x0}", "*x0", ""),
     ],
 )
-def test_few_aliases_do_not_become_many_values(
-    first: str, level: str, use: str, folder: Path
-) -> None:
+def test_few_aliases_stay_few_values(first: str, level: str, use: str, folder: Path) -> None:
     levels = [level.format(", ".join(10 * [use.format(n)])) for n in range(11)]
     bomb = "".join(f"x{n}: &x{n} {text}\n" for n, text in enumerate([first, *levels]))
     (meta,) = folder.glob("checkpoints/*/CKPT.yaml")

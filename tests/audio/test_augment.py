@@ -184,9 +184,7 @@ def noises(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("snr_db", [-3.0, 0.0, 5.0, 20.0])
-def test_noise_meets_the_ratio_over_each_utterance(
-    snr_db: float, noises: Path, prompts: list[Tensor]
-) -> None:
+def test_noise_meets_the_ratio_per_clip(snr_db: float, noises: Path, prompts: list[Tensor]) -> None:
     audio, lengths = as_batch(prompts[:6])
     part = AddNoise(folder=str(noises), snr_db=(snr_db, snr_db), prob=1.0)
     noisy_batch, same_lengths = part(audio, lengths)

@@ -339,9 +339,7 @@ def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: 
         np.testing.assert_allclose(samples, expected, rtol=0, atol=2)
 
 
-def test_what_is_far_from_a_part_is_not_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_far_off_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.flac"
     file.write_bytes(encode("flac", "flac", tone(48_000, seconds=200)))
     decoded = note_calls(monkeypatch, ChannelMixer, "mix", lambda mixer, name, x, *_: len(x))
@@ -407,9 +405,7 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
 
 
 @pytest.mark.parametrize(("gain", "is_cut"), [(1, False), (3, True), (8, False), (24, False)])
-def test_loud_recording_in_a_lossy_format_is_scaled_but_no_overshoot(
-    gain: float, is_cut: bool
-) -> None:
+def test_loud_recording_in_a_lossy_format_is_scaled_no_overshoot(gain: float, is_cut: bool) -> None:
     soundfile.write(file := BytesIO(), gain * tone(SAMPLE_RATE), SAMPLE_RATE, format="OGG")
     assert ((np.abs(read(file.getvalue()).astype(int)) > 32766).mean() > 0.1) == is_cut
 
@@ -457,9 +453,7 @@ NOT_AUDIO: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("content", NOT_AUDIO)
 @pytest.mark.parametrize("extension", ["wav", "txt"])
-def test_files_that_are_not_audio_are_refused_by_name(
-    tmp_path: Path, extension: str, content: str
-) -> None:
+def test_files_of_no_sound_are_told_by_name(tmp_path: Path, extension: str, content: str) -> None:
     create, message = NOT_AUDIO[content]
     file = tmp_path / f"clip.{extension}"
     create(file)

@@ -130,9 +130,8 @@ def test_joined_segments_have_the_zeros_only_after_the_last(frame: int) -> None:
 
     def encode(segment: Segment) -> Encoded:
         starts.append(segment.start)
-        times = segment.start / frame + np.arange(
-            (len(segment.samples) + tail_samples(RATE)) // frame
-        )
+        count = (len(segment.samples) + tail_samples(RATE)) // frame
+        times = segment.start / frame + np.arange(count)
         return Encoded(np.stack([times, np.zeros_like(times)], 1))  # silent, except at 0
 
     joined = encode_in_segments(clip, Segmenter(RATE, frame), {0}, encode).log_probs[:, 0]

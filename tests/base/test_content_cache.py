@@ -85,9 +85,7 @@ def test_what_is_no_plain_file_has_no_digest(root: Path) -> None:
     assert digests[:5] == [None] * 5 and all(digests[5:])
 
 
-def test_cache_that_cannot_be_written_to_is_as_none(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_that_is_read_only_is_as_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(root / "a/0/cache"))  # in a file
     make = Mock(side_effect=Path.mkdir)
     (path,) = {keep("things", {"number": 1}, make) for _ in range(2)}

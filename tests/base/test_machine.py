@@ -71,9 +71,7 @@ def test_available_memory_obeys_tightest_limit(
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_driver_is_asked_for_its_versions_and_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_tells_versions_and_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "KERNEL_MODULE", tmp_path / "version")
     monkeypatch.setattr(machine, "DRIVER", str(tmp_path / "missing"))
     assert read_driver() is None

@@ -8,12 +8,7 @@ import sys
 import pytest
 
 from sbkit.base.machine import allowed_cores
-from sbkit.base.openmp import (
-    SETTINGS,
-    describe_waiting,
-    prepare_waiting,
-    seconds_without_core,
-)
+from sbkit.base.openmp import SETTINGS, describe_waiting, prepare_waiting, seconds_without_core
 from tests.runs import ROOT
 
 

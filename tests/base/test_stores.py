@@ -37,9 +37,7 @@ def faults() -> Iterator[tuple[Exception, type[SbkitError]]]:
 
 
 @pytest.mark.parametrize(("fault", "kind"), [*faults()], ids=repr)
-def test_fault_is_temporary_until_proven_otherwise(
-    fault: Exception, kind: type[SbkitError]
-) -> None:
+def test_fault_is_temporary_till_proven_otherwise(fault: Exception, kind: type[SbkitError]) -> None:
     system = type(fsspec.filesystem("memory"))
     with (
         patch.object(system, "cat_file", side_effect=fault),

@@ -56,15 +56,10 @@ def test_words_have_the_confidences_of_the_bundle(bundle: Path) -> None:
         ({"sample_rate": 8000}, "is made for 16000 Hz"),
         ({"format": 4}, "its format is 4, not 5"),
         ({"task": "os.system"}, "is not one of sbkit's.* --import os"),
-        (
-            {"task": "sbkit.tasks.gone.TASK"},
-            "TASK, cannot be imported: No module named 'sbkit.tasks.gone'",
-        ),
+        ({"task": "sbkit.tasks.gone.TASK"}, "TASK, cannot be imported: No module named .*gone"),
     ],
 )
-def test_load_bundle_refuses_an_impossible_setting(
-    bundle: Path, change: dict[str, Any], message: str
-) -> None:
+def test_impossible_setting_is_refused(bundle: Path, change: dict[str, Any], message: str) -> None:
     edit_config(bundle, lambda config: config.update(change))
     with pytest.raises(SbkitError, match=message):
         load_bundle(bundle)

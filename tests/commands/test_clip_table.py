@@ -14,10 +14,8 @@ def test_full_disk_names_the_progress_and_loses_no_item(tmp_path: Path) -> None:
     progress = tmp_path / "table.progress.jsonl"
     with open_clip_table(table_file, {"model": "a"}) as table:
         table.add("first", [{"text": "one"}])
-        with (
-            largest_file(progress.stat().st_size + 20),
-            pytest.raises(OSError, match="too") as caught,
-        ):
+        size = progress.stat().st_size + 20
+        with largest_file(size), pytest.raises(OSError, match="too") as caught:
             table.add("second", [{"text": "two"}])
     assert caught.value.filename == str(progress)
     for unfinished in (["second"], []):  # the line that was cut off is dropped
@@ -31,8 +29,5 @@ def test_full_disk_names_the_progress_and_loses_no_item(tmp_path: Path) -> None:
 def test_table_of_another_origin_is_refused(tmp_path: Path) -> None:
     table_file = tmp_path / "own.csv"
     table_file.write_text("path,text\n")
-    with (
-        pytest.raises(ConfigError, match="own.csv was not written"),
-        open_clip_table(table_file, {}),
-    ):
+    with pytest.raises(ConfigError, match="own.csv was not"), open_clip_table(table_file, {}):
         pass

@@ -64,9 +64,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=pipe))
 
 
-def test_listen_reads_standard_input(
-    talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_live_reads_stdin(talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     samples, _ = soundfile.read(talk, dtype="int16")
     twice = np.repeat(samples, 2)  # at twice the rate
     header = io.BytesIO()

@@ -156,7 +156,7 @@ def test_numbers_are_words_for_a_model_without_digits(talk: Talk) -> None:
     assert float(row["score"]) > -0.01
 
 
-def test_numbers_stay_digits_for_a_model_that_writes_them(
+def test_digits_stay_if_the_model_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talk = Talk(tmp_path, monkeypatch, text="the quick brown fox jumps over 1 lazy dog")
@@ -184,9 +184,7 @@ def test_rows_share_no_sound_if_their_sentences_meet_without_a_pause(talk: Talk)
 
 
 @pytest.mark.parametrize("pauses", [(0, 0.12), (0.12, 0)])
-def test_short_word_with_a_pause_on_one_side_has_a_row_of_its_length(
-    talk: Talk, pauses: Sequence[float]
-) -> None:
+def test_short_word_with_one_pause_has_its_length(talk: Talk, pauses: Sequence[float]) -> None:
     """Its only pause is near its start as well as near its end."""
     gaps = [*map(silence, pauses), silence(PAUSE)]
     _, span, _ = talk.record("short.wav", ["The fox", "do", "a dog"], gaps)
@@ -236,9 +234,7 @@ def test_passage_heard_before_its_place_loses_no_text(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("log_prob", "is_found"), [(-6.0, True), (-10.0, False)])
-def test_short_word_that_is_misheard_is_kept_unless_it_is_absurd(
-    log_prob: float, is_found: bool
-) -> None:
+def test_misheard_short_word_is_kept_unless_it_is_absurd(log_prob: float, is_found: bool) -> None:
     before, word, after = [4, 5, 4, 5], [6, 7], [8, 9, 8, 9]
     log_probs = hear(np.random.default_rng(0), [before, [10, 11], after])
     is_heard = log_probs[:, [10, 11]] == np.float32(-0.1)

@@ -92,7 +92,7 @@ def test_links_are_followed_once_and_what_is_skipped_is_counted(
     assert "".join(caplog.messages).partition("skipped ")[2] == skipped
 
 
-def test_transcribe_reads_standard_input(
+def test_stdin_is_transcribed(
     talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     content = io.BytesIO((talks / "talks/b.flac").read_bytes())
@@ -103,9 +103,7 @@ def test_transcribe_reads_standard_input(
     assert not list(talks.glob("tmp*"))
 
 
-def test_transcribe_reads_raw_samples(
-    talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_raw_audio_is_read(talks: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     samples, _ = soundfile.read(talks / "talks/b.flac", dtype="int16")
     content = io.BytesIO(samples.astype("<i2").tobytes() + b"\0")  # and half of one more
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=content))
@@ -139,9 +137,7 @@ def test_transcribe_prints_good_files_and_reports_bad_ones(talks: Path, capsys: 
         run(["transcribe", "model", *files, "--errors", "none/errors"])
 
 
-def test_transcribe_shows_progress_unless_quiet(
-    talks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_shown_unless_quiet(talks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for more, says in (([], True), (["--quiet"], False)):
         terminal = Terminal()
         with monkeypatch.context() as patched:
@@ -194,9 +190,8 @@ def results(folder: Path) -> list[str]:
 def test_transcribe_out_writes_a_file_per_recording(talks: Path, capsys: Captured) -> None:
     for kind in ("srt", "vtt", "tsv", "text", "json"):
         assert run(["transcribe", "model", "talks", "--format", kind, "--out", kind]) == 0
-        assert results(talks / kind) == [
-            f"{name}.{'txt' if kind == 'text' else kind}" for name in ("a", "b", "old/c")
-        ]
+        ending = "txt" if kind == "text" else kind
+        assert results(talks / kind) == [f"{name}.{ending}" for name in ("a", "b", "old/c")]
     assert capsys.readouterr().out == ""
     assert (talks / "text/b.txt").read_text() == "the dog\n"
     assert (talks / "vtt/old/c.vtt").read_text().startswith("WEBVTT\n\n00:00:00.0")

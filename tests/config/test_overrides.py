@@ -16,8 +16,6 @@ from tests.runs import ROOT
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--a", "1"], {"a": 1}),
-        (["--a=1e-3"], {"a": 0.001}),
         (["--a", "-.inf"], {"a": -math.inf}),
         (["--a=x # y: z"], {"a": "x # y: z"}),
         (["--a=a=b"], {"a": "a=b"}),

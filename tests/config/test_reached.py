@@ -14,10 +14,7 @@ FILES = {
     "edited_recipe.py": ("from edited_brain import MyBrain", "the module edited_recipe"),
     "edited_brain.py": ("class MyBrain: ...", "the module edited_brain"),
     "edited_lab/__init__.py": ("x = 1", "the module edited_lab"),
-    "edited_lab/models.py": (
-        "def build():\n    from . import sizes",
-        "the module edited_lab.models",
-    ),
+    "edited_lab/models.py": ("def build():\n from . import sizes", "the module edited_lab.models"),
     "edited_lab/sizes.py": ("SIZE = 1", "the module edited_lab.sizes"),
     "edited_schedule.py": ("def warm(): ...", "the module edited_schedule"),
     "edited_corpus.py": ("def read(): ...", "the module edited_corpus"),
@@ -92,9 +89,7 @@ def test_moved_files_are_the_same_and_missing_ones_are_not_compared(folder: Path
     assert differing(declare(folder.with_name("moved")), now) == []
 
 
-def test_sizes_stand_for_contents_of_much_audio(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_stand_for_much_audio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbkit.config.reached.MAX_READ_BYTES", 4)
     before, clip = declare(folder), folder / "noise/deep/b.wav"
     for content, names in (("other", []), ("longer", ["noise.folder"])):

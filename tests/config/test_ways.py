@@ -53,9 +53,7 @@ def as_options(key: str, value: Any, way: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("key", "orders"), [("where", ORDERS), ("text", TEXT_ORDERS)])
-def test_layers_are_the_same_in_files_and_on_the_command_line(
-    key: str, orders: list[Layers], tmp_path: Path
-) -> None:
+def test_files_and_options_have_one_rule(key: str, orders: list[Layers], tmp_path: Path) -> None:
     for layers in orders:
         value = reduce(after, layers)
         assert read_settings(write_files(tmp_path, key, layers), {})[key] == value, layers

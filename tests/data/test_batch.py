@@ -89,9 +89,7 @@ def test_text_collate_refuses_an_id_outside_the_vocabulary(
         collate(store, tokenizer, [3])
 
 
-def test_batch_to_moves_all_tensors_except_lengths(
-    store: datasets.Dataset, tokenizer: Tokenizer
-) -> None:
+def test_batch_to_moves_all_but_lengths(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
     batch = collate(store, tokenizer, [0, 1])
     fields = vars(batch.to(torch.device("meta")))
     moved = {name for name, value in fields.items() if value is not getattr(batch, name)}
@@ -161,9 +159,7 @@ def test_joined_rows_are_concatenated_and_examples_ordered_by_speed(
     assert batch.seconds == (32_000 + 8_000 + 24_100) / 16_000
 
 
-def test_batch_take_equals_collating_only_these_rows(
-    store: datasets.Dataset, tokenizer: Tokenizer
-) -> None:
+def test_batch_take_equals_collating_rows(store: datasets.Dataset, tokenizer: Tokenizer) -> None:
     examples = [Example((3,), 32_000), Example((0, 1), 21_818, 110), Example((2,), 100, weight=0)]
     rows = UtteranceDataset(store).__getitems__(examples)
     batch = TextCollate(tokenizer)(rows)

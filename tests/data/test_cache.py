@@ -40,9 +40,7 @@ def of(cache: Path, name: str) -> Path:
     return entry.folder
 
 
-def test_cache_command_lists_corpora_and_sizes(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_lists_corpora_and_sizes(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["cache"]) == 0
     *lines, total = capsys.readouterr().out.splitlines()
     sizes = {line.split("  ")[-1].partition(", in ")[0]: line.split()[:2] for line in lines}
@@ -73,9 +71,7 @@ def test_cache_prune_keeps_the_audio_of_an_inaccessible_corpus(
     assert "removed" not in capsys.readouterr().out
 
 
-def test_cache_prune_keeps_a_folder_in_preparation(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prune_keeps_an_unfinished_folder(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     orphan = of(cache, "gone")
     lock = open_lock(orphan)
     assert try_lock(lock, if_unsupported=False)
@@ -100,9 +96,7 @@ def test_cache_command_lists_a_folder_without_readable_corpus(
     assert capsys.readouterr().out.count("  unknown, in ") == 2
 
 
-def test_cache_prune_removes_an_archive_and_the_audio_decoded_from_it(
-    tmp_path: Path, own_cache: Path
-) -> None:
+def test_prune_removes_an_archive_and_its_decoded_audio(tmp_path: Path, own_cache: Path) -> None:
     archive = tmp_path / "talks.tar"
     clips = make_clips(tmp_path / "talks", 3)
     with tarfile.open(archive, "w") as tar:
@@ -153,9 +147,7 @@ def pack(tmp_path: Path, suffix: str = ".tar.gz") -> Path:
 def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path) -> None:
     archive = pack(tmp_path, suffix)
     folder = tmp_path / "cv-corpus-1.0"
-    packed, plain = (
-        prepare_release(data_folder=source, language="it") for source in (archive, folder)
-    )
+    packed, plain = (prepare_release(data_folder=x, language="it") for x in (archive, folder))
     assert packed.fingerprints == plain.fingerprints
     named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
     assert len(corpus_of(named).read(named, "train")) == 3

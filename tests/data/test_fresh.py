@@ -195,9 +195,7 @@ def be_version(number: int, patches: pytest.MonkeyPatch) -> None:
     patches.setattr(
         recipe, "transcript_normalizer", lambda *a: lambda text: f"{normalizer(*a)(text)} {number}"
     )
-    patches.setattr(
-        clip_decoding, "encode_audio", lambda clip, *a, **o: encode(clip + number, *a, **o)
-    )
+    patches.setattr(clip_decoding, "encode_audio", lambda x, *a, **o: encode(x + number, *a, **o))
 
 
 def settings_of(corpus: Corpus, yaml: str) -> Settings:

@@ -85,9 +85,7 @@ def test_parts_are_slices_of_the_whole_file_in_the_cache_and_in_shards(
     assert splits[0].fingerprint == splits[1].fingerprint
     for split in splits:
         assert split.excluded == []
-        rows = sorted(
-            read_rows(split.dataset, range(10)), key=lambda row: int(row["id"].split("-")[1])
-        )
+        rows = sorted(read_rows(split.dataset, range(10)), key=lambda r: int(r["id"].split("-")[1]))
         for name in RECORDINGS:
             parts = [row["audio"] for row in rows if row["id"].startswith(name)]
             assert np.array_equal(np.concatenate(parts), read_audio(folder / name))

@@ -173,9 +173,7 @@ def test_a_speaker_is_one_however_the_number_is_written(tmp_path: Path) -> None:
         (['"path"\t"text"', '"a.wav"\t"well, ""so"""'], [("a.wav", 'well, "so"', "")]),
     ],
 )
-def test_cells_are_found_under_every_usual_name(
-    lines: list[str], clips: Rows, tmp_path: Path
-) -> None:
+def test_cells_are_found_by_every_usual_name(lines: list[str], clips: Rows, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(lines))
     manifest = read(tmp_path / "a.txt")
     assert [(c.path.name, c.sentence, c.columns.get("speaker", "")) for c in manifest] == clips
@@ -200,9 +198,7 @@ def test_times_in_objects_and_lists_are_parts(tmp_path: Path) -> None:
         ["path\ttext", 'a.wav\t"line one', 'line two"', "b.wav\tok"],
     ],
 )
-def test_quote_that_swallows_rows_is_refused_with_its_line(
-    lines: list[str], tmp_path: Path
-) -> None:
+def test_quote_that_swallows_rows_is_refused_by_its_line(lines: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(lines))
     with pytest.raises(SbkitError, match="a quotation mark opens a field on line 2") as refused:
         read(tmp_path / "a.csv")
@@ -398,9 +394,7 @@ def test_text_column_false_reads_a_table_without_transcripts(tmp_path: Path) -> 
         ("/etc/passwd\thi", "path outside the clips folder", "/etc/passwd"),
     ],
 )
-def test_bad_row_is_excluded_and_the_others_stay(
-    tmp_path: Path, row: str, reason: str, detail: str
-) -> None:
+def test_bad_row_alone_is_excluded(tmp_path: Path, row: str, reason: str, detail: str) -> None:
     manifest = read_manifest(write(tmp_path, f"path\tsentence\na.mp3\tyes\n{row}\nb.mp3\tno\n"))
     assert [clip.id for clip in manifest] == ["a", "b"]
     assert manifest.excluded == (Excluded("row 3", reason, detail),)
@@ -508,9 +502,7 @@ def test_two_columns_of_texts_are_not_mixed(
 
 
 @pytest.mark.parametrize("ending", [".txt", ".normalized.txt", ".lab"])
-def test_texts_beside_clips_become_a_table_by_the_command_that_is_told(
-    ending: str, tmp_path: Path
-) -> None:
+def test_texts_beside_clips_become_a_table_by_a_told_command(ending: str, tmp_path: Path) -> None:
     folder = tmp_path / "my corpus"
     for name in ("ann/1/a.b", "bob/c d"):
         (folder / name).parent.mkdir(parents=True)

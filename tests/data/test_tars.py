@@ -136,9 +136,7 @@ def test_text_column_names_the_text_of_a_sample_or_says_that_there_is_none(
     assert (manifest.sentences, manifest.excluded) == (["hi" if text_column else ""], ())
 
 
-def test_shar_with_fewer_recordings_than_cuts_is_refused(
-    clips: dict[Path, str], tmp_path: Path
-) -> None:
+def test_shar_of_too_few_recordings_is_refused(clips: dict[Path, str], tmp_path: Path) -> None:
     write_shar(tmp_path / "shar", clips)
     tar = tmp_path / "shar/recording.000000.tar"
     with tarfile.open(tar) as file:
@@ -150,9 +148,7 @@ def test_shar_with_fewer_recordings_than_cuts_is_refused(
         to_shards(tmp_path / "shar", tmp_path / "shards")
 
 
-def test_nemo_has_parts_of_members_and_members_without_rows(
-    clips: dict[Path, str], tmp_path: Path
-) -> None:
+def test_nemo_has_parts_and_members_without_rows(clips: dict[Path, str], tmp_path: Path) -> None:
     clip = next(iter(clips))
     write_tar(tmp_path / "audio_03.tar", ("a.flac", clip.read_bytes()), ("b.flac", b"unused"))
     rows = [
@@ -196,9 +192,7 @@ def test_a_range_names_many_tars(
         prepare(tmp_path / f"audio_{numbers.replace('1', '2')}.tar", tmp_path / "more")
 
 
-def test_nemo_manifest_with_a_damaged_row_is_refused(
-    clips: dict[Path, str], tmp_path: Path
-) -> None:
+def test_nemo_manifest_of_a_damaged_row_is_refused(clips: dict[Path, str], tmp_path: Path) -> None:
     write_nemo(tmp_path, clips)
     manifest = tmp_path / "tarred_audio_manifest.json"
     manifest.write_text(manifest.read_text().replace('"ann"}', '"ann"', 1))
@@ -206,9 +200,7 @@ def test_nemo_manifest_with_a_damaged_row_is_refused(
         prepare(tmp_path / "audio_0.tar", tmp_path / "shards")
 
 
-def test_rows_that_a_tar_lacks_are_named_and_counted(
-    clips: dict[Path, str], tmp_path: Path
-) -> None:
+def test_rows_that_a_tar_lacks_are_told_and_counted(clips: dict[Path, str], tmp_path: Path) -> None:
     write_json_pairs(tmp_path, clips)
     tar = tmp_path / "shard-000000.tar"
     with tarfile.open(tar) as file:

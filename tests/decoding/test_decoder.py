@@ -132,10 +132,8 @@ def test_word_times_do_not_depend_on_the_decoder(beam: BeamDecoder) -> None:
     assert num_spaces == [12, 1]
     assert [word.text for word in words[0]] == ["call", "north"]
     assert words[0] == words[1]
-    aligned = make_aligner(tokenizer).align(
-        log_probs, tokenizer.encode("call north"), samples=clip.samples
-    )
-    assert aligned == words[0]
+    spelled = tokenizer.encode("call north")
+    assert make_aligner(tokenizer).align(log_probs, spelled, samples=clip.samples) == words[0]
 
 
 def test_space_in_a_pause_is_silence(beam: BeamDecoder) -> None:
@@ -233,11 +231,9 @@ def always_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clip_module, "MIN_FRAMES_FOR_POOL", 0)
 
 
+@pytest.mark.usefixtures("always_pooled")
 def test_pool_of_processes_equals_one_process(
-    decoder: ClipDecoder,
-    clips: list[DecoderInput],
-    always_pooled: None,
-    monkeypatch: pytest.MonkeyPatch,
+    decoder: ClipDecoder, clips: list[DecoderInput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, start=0)
     pool = DecoderPool(decoder, processes=2)
@@ -270,9 +266,8 @@ def test_phrases_of_a_clip_bias_only_that_clip(
     assert has_confidence == [True, False, True, True]
 
 
-def test_pool_reports_a_killed_process(
-    decoder: ClipDecoder, clips: list[DecoderInput], always_pooled: None
-) -> None:
+@pytest.mark.usefixtures("always_pooled")
+def test_pool_reports_a_killed_process(decoder: ClipDecoder, clips: list[DecoderInput]) -> None:
     before = {*active_children()}
     pool = DecoderPool(decoder, processes=2)
     pool.decode(clips, with_times=True)

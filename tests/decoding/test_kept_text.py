@@ -49,9 +49,7 @@ def word_model(tokenizer: Tokenizer, arpa: Path | None = None) -> tuple[NgramMod
 def test_test_sentence_was_seen_however_it_is_written(tokenizer: Tokenizer, tmp_path: Path) -> None:
     _, file = word_model(tokenizer)
     models = load_language_models(file, tokenizer)
-    (seen,) = models.count_seen(
-        ["Cold cold, north.", "is Bo in?", "Press one.", ""], TABLE
-    ).values()
+    [seen] = models.count_seen(["Cold cold, north.", "is Bo in?", "Press one.", ""], TABLE).values()
     assert describe_seen(seen) == "The language model has seen 2 of 3 test sentences (66.7 %)"
     arpa = tmp_path / "words.arpa"
     write_arpa(train([["cold", "north"]], order=2).model, arpa)

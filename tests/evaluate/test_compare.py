@@ -19,6 +19,7 @@ from sbkit.lm.language_models import SEEN
 from tests.runs import read_json
 
 DATA = Path(__file__).parent / "data"
+Captured = pytest.CaptureFixture[str]
 
 
 def read_pair(name: str, side: str) -> list[ScoredUtterance]:
@@ -46,7 +47,7 @@ def runs(tmp_path: Path) -> list[str]:
     return [write_run(tmp_path / "a", sets_of_a), b]
 
 
-def test_table_and_largest_changes(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_largest_changes(runs: list[str], capsys: Captured) -> None:
     assert sbkit(["compare", *runs]) == 0
     output = capsys.readouterr().out
     assert "not compared, because not in all runs: other" in output
@@ -60,17 +61,12 @@ def test_table_and_largest_changes(runs: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_compare_names_differing_settings_and_seen_sentences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Captured
 ) -> None:
     """Of three runs, one has a key that the others lack; the last is a folder of scores."""
     settings = {
-        "output_folder": "a",
-        "lr": 0.1,
-        "d_model": 144,
-        "amsgrad": False,
-        "lin.in_features": 144,
-        "CNN.causal": False,
-        "tokenizer.file": "<output_folder>/x",
+        **{"output_folder": "a", "lr": 0.1, "d_model": 144, "amsgrad": False},
+        **{"lin.in_features": 144, "CNN.causal": False, "tokenizer.file": "<output_folder>/x"},
     }
     changes = [
         {},
@@ -105,7 +101,7 @@ def test_compare_names_differing_settings_and_seen_sentences(
 
 
 def test_leaderboard_sorts_by_words_then_characters_with_parameters_and_minutes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Captured
 ) -> None:
     """Runs of other machines count; of two equal WERs the better CER has the star."""
     runs = []
@@ -123,9 +119,7 @@ def test_leaderboard_sorts_by_words_then_characters_with_parameters_and_minutes(
     assert lines[2][-4:-2] == ["1.6", "1.5"]
 
 
-def test_compare_marks_all_best_runs(
-    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_marks_all_best_runs(runs: list[str], tmp_path: Path, capsys: Captured) -> None:
     copies = [
         write_run(tmp_path / name, {"better": read_pair("better", side)[::-1]})
         for name, side in (("c", "b"), ("d", "a"))
@@ -138,7 +132,7 @@ def test_compare_marks_all_best_runs(
     assert test["changed"] == []
 
 
-def test_json_has_the_figures_of_runs(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_figures_of_runs(runs: list[str], capsys: Captured) -> None:
     assert sbkit(["compare", *runs, "--json"]) == 0
     comparison: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (comparison["not_in_all"], [*comparison["test"]]) == (["other"], ["better", "level"])
@@ -156,7 +150,7 @@ def test_json_has_the_figures_of_runs(runs: list[str], capsys: pytest.CaptureFix
 
 
 def test_compare_counts_characters_in_a_language_without_spaces(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Captured
 ) -> None:
     texts = {"a": "今天天气很好", "b": "你好", "c": "我们去吃饭吧"}
     recognized = {"a": "今天天汽很好", "b": "你", "c": "我们去吃饭吧"}
@@ -172,9 +166,7 @@ def test_compare_counts_characters_in_a_language_without_spaces(
     assert "WER" not in output
 
 
-def test_rate_without_a_reference_is_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rate_without_a_reference_is_none(tmp_path: Path, capsys: Captured) -> None:
     silent = [ScoredUtterance("a", "", text) for text in ("", "oh")]
     runs = [write_run(tmp_path / f"run{len(u.hypothesis)}", {"test": [u]}) for u in silent]
     assert sbkit(["compare", *runs]) == 0
@@ -192,7 +184,7 @@ def test_compare_refuses_other_references(others: list[ScoredUtterance]) -> None
         compare("test", [ComparedRun("x", [A, B]), ComparedRun("y", others)])
 
 
-def test_case_and_marks_are_normalized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_case_and_marks_are_normalized(tmp_path: Path, capsys: Captured) -> None:
     """A user trains with case and punctuation, and asks what that costs."""
     plain = [ScoredUtterance("a", "hi ann", "hi and"), ScoredUtterance("b", "one two", "one")]
     kept = [

@@ -36,9 +36,7 @@ def test_page_shows_figures_and_escapes_hostile_text(tmp_path: Path) -> None:
 def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "MAX_ROW_BYTES", 20_000)
     monkeypatch.setattr(report, "MAX_BYTES", 100_000)
-    scored = [
-        ScoredUtterance(f"{n:04}", "one two", "one too" if n % 3 else "two") for n in range(500)
-    ]
+    scored = [ScoredUtterance(str(n), "one two", "one too" if n % 3 else "two") for n in range(500)]
     requests: list[tuple[int, int]] = []
 
     def clips(name: str, ids: list[str], max_bytes: int) -> dict[str, str]:
@@ -87,9 +85,7 @@ def test_page_shows_the_largest_slices(tmp_path: Path) -> None:
 
 
 def test_order_by_use_alternates_the_worst_and_draws() -> None:
-    scored = [
-        ScoredUtterance(f"{n:03}", "one two three", " ".join(["x"] * (n % 6))) for n in range(400)
-    ]
+    scored = [ScoredUtterance(f"{n:03}", "a b c", " ".join(["x"] * (n % 6))) for n in range(400)]
     ordered = order_by_use(scored)
     errors = [result.counts.errors for result in ordered]
     assert sorted(ordered, key=lambda utterance: utterance.id) == scored

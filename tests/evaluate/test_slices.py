@@ -7,13 +7,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.data.batch import user_columns
-from sbkit.evaluate.slices import (
-    EMPTY_VALUE,
-    length_group,
-    measure_slices,
-    require_columns,
-    write_slices,
-)
+from sbkit.evaluate.slices import length_group, measure_slices, require_columns, write_slices
 
 COLUMNS = {"speaker": ["ann", "bob", "ann", ""], "language": ["en", "en", "fr", "fr"]}
 
@@ -26,7 +20,7 @@ def test_slices_measure_each_value_of_each_column(tmp_path: Path) -> None:
     slices = measure_slices(COLUMNS, [1, 2, 3, 6], mean)
     assert slices == {
         "speaker": {
-            EMPTY_VALUE: {"utterances": 1, "mean": 6.0},
+            "(empty)": {"utterances": 1, "mean": 6.0},
             "ann": {"utterances": 2, "mean": 2.0},
             "bob": {"utterances": 1, "mean": 2.0},
         },

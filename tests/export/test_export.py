@@ -48,9 +48,7 @@ def test_export_replaces_an_earlier_bundle(run: Path, bundle: Path) -> None:
         ("onnx/notes.txt", "in bundle/onnx, its checksums.json"),
     ],
 )
-def test_export_into_a_changed_bundle_is_refused(
-    run: Path, bundle: Path, file: str, words: str
-) -> None:
+def test_changed_bundle_is_not_replaced(run: Path, bundle: Path, file: str, words: str) -> None:
     (bundle / file).parent.mkdir(parents=True, exist_ok=True)
     (bundle / file).write_text("mine")
     with pytest.raises(SbkitError, match=f"is neither: {words}"):
@@ -91,9 +89,7 @@ def test_export_of_a_foreign_run_builds_only_allowed_classes(run: Path, tmp_path
     assert names(tmp_path) == {"run"}
 
 
-def test_class_of_a_notebook_is_refused_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_class_of_a_notebook_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = type("Head", (torch.nn.Linear,), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "Head", head, raising=False)
     yaml = tmp_path / "mine.yaml"

@@ -93,9 +93,8 @@ def test_only_tied_tokens_may_be_swapped(gap: float, num_differing: int) -> None
     written[0, 1, 2] += gap
     lengths = np.array([2])
     agreement = Agreement()
-    agreement.add(
-        BatchLogProbs(trained, lengths), BatchLogProbs(written, lengths), blank=0, where="one clip"
-    )
+    outputs = [BatchLogProbs(log_probs, lengths) for log_probs in (trained, written)]
+    agreement.add(*outputs, blank=0, where="one clip")
     assert agreement.utterances_with_other_tokens == num_differing
 
 

@@ -4,7 +4,6 @@ Only this file of tests/export imports transformers.
 """
 
 import random
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,7 @@ def make_talkative(hparams: Any, scale: int = 3, blank_bias: int = 1) -> None:
         hparams["ctc_lin"].bias[1:4] = -100  # other libraries write the names of special tokens
 
 
-def run_of(
-    folder: Path, model_type: str, change: Callable[[Any], Any] = make_talkative, **more: Any
-) -> Path:
+def run_of(folder: Path, model_type: str, change: Any = make_talkative, **more: Any) -> Path:
     more_config = {**FRAMES, **MODELS[model_type]} if model_type in MODELS else {}
     config = tiny_config(model_type, **more_config, source=SOURCE)
     return make_run(folder, YAML, change, encoder_config=config, **more)
@@ -83,13 +80,10 @@ def longer(bundle: TorchBundle, clip: Samples) -> tuple[Samples, str]:
 
 
 @pytest.mark.slow
-def test_transformers_writes_the_same_text_to_the_last_space(
-    folder: Path, clips: list[Samples]
-) -> None:
+def test_transformers_writes_the_same_text_and_spaces(folder: Path, clips: list[Samples]) -> None:
     bundle = load_bundle(folder)
-    recognizer = transformers.pipeline(
-        "automatic-speech-recognition", model=str(folder / "huggingface"), device="cpu"
-    )
+    model = str(folder / "huggingface")
+    recognizer = transformers.pipeline("automatic-speech-recognition", model=model, device="cpu")
     texts = set()
     for clip, text in (longer(bundle, clip) for clip in clips[::8]):
         texts.add(text)
@@ -99,12 +93,9 @@ def test_transformers_writes_the_same_text_to_the_last_space(
 
 
 @pytest.mark.slow
-def test_transformers_loads_every_tensor_and_times_words(
-    folder: Path, clips: list[Samples]
-) -> None:
-    model, loading = transformers.AutoModelForCTC.from_pretrained(
-        folder / "huggingface", output_loading_info=True
-    )
+def test_transformers_loads_all_tensors_and_times_words(folder: Path, clips: list[Samples]) -> None:
+    load = transformers.AutoModelForCTC.from_pretrained
+    model, loading = load(folder / "huggingface", output_loading_info=True)
     assert type(model).__name__ in parity_report(folder, "huggingface")
     assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     processor = transformers.AutoProcessor.from_pretrained(folder / "huggingface")
@@ -165,10 +156,8 @@ def test_bundle_runs_without_transformers(tmp_path: Path) -> None:
     export_run(run_of(tmp_path / "run", "wav2vec2"), tmp_path / "bundle")
     clip = (3000 * np.random.default_rng(0).standard_normal(32_000)).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", clip, 16_000)
-    code = (
-        "import sys; sys.modules['transformers'] = None; "
-        "from sbkit.commands.cli import run; run(sys.argv[1:])"
-    )
+    code = "import sys; sys.modules['transformers'] = None; "
+    code += "from sbkit.commands.cli import run; run(sys.argv[1:])"
     words = ["transcribe", tmp_path / "bundle", tmp_path / "clip.wav", "--device=cpu"]
     process = run_fresh(code, *words)
     (expected,) = load_bundle(tmp_path / "bundle").transcribe([clip])
@@ -191,9 +180,7 @@ def test_write_huggingface_refuses_further_parts(tmp_path: Path) -> None:
         ("whisper", {"layers": 2}),
     ],
 )
-def test_write_huggingface_writes_other_encoders(
-    model_type: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_encoders_are_written(model_type: str, settings: Any, tmp_path: Path) -> None:
     export_run(run_of(tmp_path / "run", model_type, **settings), tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     (candidate,) = write_huggingface(bundle, tmp_path)
@@ -210,9 +197,7 @@ def test_write_huggingface_writes_other_encoders(
 
 
 @pytest.mark.slow
-def test_transformers_loads_whisper_without_sbkit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whisper_is_loaded_without_sbkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no class for Whisper with CTC, so the folder has one."""
     config = tiny_config("whisper", max_source_positions=1500, source=SOURCE)
     bundle = tmp_path / "bundle"
@@ -242,9 +227,7 @@ def test_transformers_loads_whisper_without_sbkit(
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 60), ("unigram", 36)])
-def test_written_tokenizer_encodes_and_decodes_alike(
-    kind: str, size: int | None, tmp_path: Path
-) -> None:
+def test_written_tokenizer_equals_ours(kind: str, size: int | None, tmp_path: Path) -> None:
     texts = ["the quick brown fox jumps over the lazy dog", "she sells sea shells by the sea shore"]
     file, folder = tmp_path / "tokenizer.model", tmp_path / "out"
     ours = ensure_tokenizer(model_file=file, kind=kind, vocab_size=size, texts=lambda: texts * 5)

@@ -17,18 +17,8 @@ CONFIG: dict[str, Any] = {
     "parts": {"ctc_lin": {"new": "torch.nn.Linear", "arguments": {}}},
 }
 INTERVAL = {"low": 0.19, "high": 0.341, "unit": "clip", "unit_count": 65}
-SUMMARY: dict[str, Any] = {
-    "parameters": 2404288,
-    "git_commit": "c6bb4af8",
-    "test": {
-        "test": {
-            "decoder": "beam",
-            "WER": 0.2575,
-            "WER_interval": INTERVAL,
-            "greedy": {"WER": 0.395},
-        }
-    },
-}
+TEST = {"decoder": "beam", "WER": 0.2575, "WER_interval": INTERVAL, "greedy": {"WER": 0.395}}
+SUMMARY = {"parameters": 2404288, "git_commit": "c6bb4af8", "test": {"test": TEST}}
 REPORT = {
     "corpus": {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0"},
     "splits": {"train": {"utterances": 419, "hours": 0.301, "speakers": 1}},

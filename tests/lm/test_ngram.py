@@ -86,9 +86,7 @@ def test_score_uses_the_whole_history(model: NgramModel) -> None:
     for _ in range(40):
         state, history = model.start, (BEGIN,)
         for _ in range(12):
-            followers = [
-                ngram[-1] for ngram in values if ngram[:-1] == history[-1:] and ngram[-1] > END
-            ]
+            followers = [ids[-1] for ids in values if ids[:-1] == history[-1:] and ids[-1] > END]
             any_word = numbers.choice(range(3, len(model.words)))
             word = numbers.choice([*followers, 0, any_word])
             expected = back_off(values, history[1 - model.order :], word)

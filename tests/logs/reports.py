@@ -52,10 +52,5 @@ def tone() -> str:
 
 def write_example(folder: Path) -> Path:
     page = folder / "report.html"
-    write_report(
-        page,
-        **results(UTTERANCES),
-        clips=lambda name, ids, most: {"c": tone()},
-        notes=[HOSTILE],
-    )
+    write_report(page, **results(UTTERANCES), clips=lambda *_: {"c": tone()}, notes=[HOSTILE])
     return page

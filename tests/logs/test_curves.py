@@ -7,16 +7,7 @@ import pytest
 
 from sbkit.base.files import to_json
 from sbkit.logs import curves
-from sbkit.logs.curves import (
-    GRADIENTS,
-    LOGGED,
-    LOSS,
-    RATE,
-    VALIDATION,
-    curves_of,
-    draw_curves,
-    draw_png,
-)
+from sbkit.logs.curves import LOSS, RATE, VALIDATION, curves_of, draw_curves, draw_png
 from sbkit.logs.metric import Metric
 from sbkit.logs.run_log import EpochFigures, SplitFigures, StepFigures
 
@@ -25,9 +16,7 @@ STEPS = [
     for step in range(1, 100)
 ]
 UNVALIDATED = EpochFigures(epoch=1, step=99, loss=1.0, rtfx=200.0)
-VALIDATED = EpochFigures(
-    epoch=2, step=99, loss=1.0, rtfx=200.0, valid_loss=1.2, metrics={"CER": 0.3, "WER": 0.7}
-)
+VALIDATED = replace(UNVALIDATED, epoch=2, valid_loss=1.2, metrics={"CER": 0.3, "WER": 0.7})
 DIVERGED = replace(STEPS[-1], step=100, loss=float("nan"))
 TEST = SplitFigures(
     epoch=2, step=99, split="test", metrics={"CER": 0.25, "WER": 0.625}, decoder="beam"
@@ -53,7 +42,8 @@ def test_panels(tmp_path: Path) -> None:
     parts = {"grad_norm": 3.0, "ctc": 1.0}
     logged = [replace(STEPS[0], logged=parts), replace(VALIDATED, logged={**parts, "valid_ctc": 2})]
     labels = labels_of(*logged)
-    assert (labels[GRADIENTS], labels[LOGGED]) == (["grad_norm"], ["ctc", "valid_ctc"])
+    assert labels[curves.GRADIENTS] == ["grad_norm"]
+    assert labels[curves.LOGGED] == ["ctc", "valid_ctc"]
     log, png = tmp_path / "train_log.jsonl", tmp_path / "curves.png"
     for figures in ([], [*STEPS, DIVERGED, UNVALIDATED, VALIDATED, TEST]):
         log.write_text("".join(to_json(item.as_record()) + "\n" for item in figures))

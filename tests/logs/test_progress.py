@@ -14,6 +14,7 @@ from sbkit.logs.run_log import EpochFigures, StepFigures
 from tests.logs.terminal import Terminal
 from tests.runs import Workplace
 
+Captured = pytest.CaptureFixture[str]
 FIGURES = ("epoch 1/2", "step 20", "loss 1.234", "250 RTFx")  # of a live line and of an epoch's
 
 
@@ -108,10 +109,7 @@ def test_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_run_shows_progress_of_every_phase(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     for name in ("LINE_SECONDS", "REFRESH_SECONDS"):
         monkeypatch.setattr(f"sbkit.logs.progress.{name}", 0.0)  # at every step

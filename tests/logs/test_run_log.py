@@ -22,13 +22,7 @@ logger = logging.getLogger(__name__)
 
 def step_figures(step: int, *, loss: float = 2.0, **figures: float) -> StepFigures:
     return StepFigures(
-        epoch=1,
-        step=step,
-        loss=loss,
-        learning_rate=1e-3,
-        rtfx=200.0,
-        data_wait_share=0.02,
-        metrics=figures,
+        epoch=1, step=step, loss=loss, learning_rate=0, rtfx=0, data_wait_share=0, metrics=figures
     )
 
 

@@ -28,9 +28,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return char_tokenizer(tmp_path, ["call the office"])
 
 
-def test_other_training_data_gives_other_language_models(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_other_training_data_give_other_models(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Training splits may have any names, as those of LibriSpeech have."""
     settings: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
     settings |= {"output_folder": str(tmp_path)}
@@ -138,11 +136,7 @@ def test_lm_text_that_cannot_be_used_is_named(
 
 @pytest.mark.parametrize(
     ("sentence", "text", "is_kept"),
-    [
-        ("of the call", None, True),
-        ("jazz", None, False),
-        ("of the call", {"case": "keep"}, False),
-    ],
+    [("of the call", None, True), ("jazz", None, False), ("of the call", {"case": "keep"}, False)],
 )
 def test_tokenizer_of_init_from_is_kept_if_it_fits(
     sentence: str, text: object, is_kept: bool, tokenizer: Tokenizer, tmp_path: Path

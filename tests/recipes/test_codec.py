@@ -20,10 +20,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.models.loss import Loss
-from sbkit.models.spectral_losses import (
-    mel_distance,
-    spectral_distance,
-)
+from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.codec.codes import HEADER, CodeSpace, EncodedAudio, read_codes, write_codes

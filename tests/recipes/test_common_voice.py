@@ -172,9 +172,7 @@ def test_release_in_another_language_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("train", ["train", "validated"])
-def test_speakers_of_train_are_dealt_to_dev_and_test_without_rows(
-    train: str, tmp_path: Path
-) -> None:
+def test_speakers_of_train_are_dealt_to_empty_dev_and_test(train: str, tmp_path: Path) -> None:
     release = make_release(tmp_path / "en", count=0)
     rows = [f"{'' if n < 3 else f's{n}'}\ttrain{n}.flac\tClip {n}" for n in range(30)]
     write_tsv(release, train, ["client_id\tpath\tsentence", *rows])

@@ -105,9 +105,7 @@ def test_row_without_split_follows_its_speaker_and_first_releases_are_read(table
 
 
 @pytest.mark.parametrize("assigned", [None, "", "unassigned"])
-def test_a_speaker_of_two_releases_is_in_one_split(
-    assigned: str | None, table: Path, releases: Path
-) -> None:
+def test_speaker_of_two_is_in_one_split(assigned: str | None, table: Path, releases: Path) -> None:
     """29 of 45 speakers were in train of one and in dev or test of the other."""
     rows = rows_of(table)
     later = table.parent.parent / "later"
@@ -204,9 +202,8 @@ def test_durations_plan_and_report_without_decoding(
     assert sbkit(["prepare", *options, "--audio_store=lazy", f"--report={report}"]) == 0
     durations = rows_of(scripted / "en/clip_durations.tsv")
     facts = read_json(report / "data_report.json")["splits"]
-    rows = [
-        row for split in ("train", "dev", "test") for row in rows_of(scripted / f"en/{split}.tsv")
-    ]
+    tables = [scripted / f"en/{name}.tsv" for name in ("train", "dev", "test")]
+    rows = [row for table in tables for row in rows_of(table)]
     milliseconds = {row["clip"]: int(row["duration[ms]"]) for row in durations}
     hours = sum(milliseconds[row["path"]] for row in rows) / 3_600_000
     assert sum(split["hours"] for split in facts.values()) == pytest.approx(hours, abs=2e-5)
@@ -280,9 +277,7 @@ def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     assert "- license of the corpus: CC-BY-SA-3.0" in (tmp_path / "bundle/README.md").read_text()
 
 
-def test_name_of_a_joined_folder_may_end_with_that_of_another(
-    releases: Path, tmp_path: Path
-) -> None:
+def test_name_of_a_joined_folder_may_end_as_that_of_another(releases: Path, tmp_path: Path) -> None:
     """`cv-corpus/fr` beside `sps-fr`, the usual names of both products."""
     for name, release in (("en", f"{SCRIPTED}/en"), ("sps-en", SPONTANEOUS)):
         (tmp_path / name).symlink_to(releases / release)

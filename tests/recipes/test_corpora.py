@@ -120,9 +120,7 @@ LAYOUTS = {  # of hub repositories and others, with keywords of their page
     "ending", (".csv", ".tsv", ".json", ".jsonl", ".jsonl.gz", ".parquet", ".saved", ".kaldi")
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_folder_has_the_splits_that_its_names_tell(
-    layout: str, ending: str, tmp_path: Path
-) -> None:
+def test_folder_has_the_splits_that_names_tell(layout: str, ending: str, tmp_path: Path) -> None:
     """Given as train, a repository of the hub trained on its validation and test, too."""
     folder = tmp_path / "latest-test"  # whose own name says nothing
     for keyword, ids in zip(LAYOUTS[layout], ("abcdef", "gh", "i"), strict=True):
@@ -328,9 +326,7 @@ def test_kaldi_folder_is_read(tmp_path: Path) -> None:
         ({"wav": "u1 a.wav\n"}, "The file text of a data folder of Kaldi must be readable"),
     ],
 )
-def test_unreadable_kaldi_folder_is_refused(
-    tmp_path: Path, files: dict[str, str], words: str
-) -> None:
+def test_damaged_kaldi_folder_is_refused(tmp_path: Path, files: dict[str, str], words: str) -> None:
     with pytest.raises(SbkitError, match=words):
         read_source(kaldi(tmp_path / "k", **files))
 
@@ -361,9 +357,7 @@ def test_strings_that_parquet_has_as_bytes_are_text(tmp_path: Path) -> None:
         read_source(file)
 
 
-def test_audio_bytes_without_a_path_are_audio(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_without_a_path_are_audio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
     for kind in ("WAV", "FLAC", "MP3", "OGG"):
         content = encode_audio(np.ones(800, np.int16), 16_000, kind)

@@ -40,9 +40,7 @@ def test_manifests_of_lhotse_are_the_corpus(root: Path, manifests: Path) -> None
             assert clip.end == round(seconds * 1_000_000)
 
 
-def test_speakers_have_channels_and_lost_recordings_are_named(
-    manifests: Path, asterisk_english: Path
-) -> None:
+def test_channels_of_speakers_and_lost_recordings(manifests: Path, asterisk_english: Path) -> None:
     file = manifests / "librispeech_supervisions_dev-clean.jsonl.gz"
     recordings = manifests / "librispeech_recordings_dev-clean.jsonl.gz"
     first, *others = lhotse.RecordingSet.from_file(recordings)

@@ -36,9 +36,7 @@ MASKED_BY_ENCODER = ("--device=cpu", "--activation_dropout=0.0", "--mask_channel
 
 @pytest.mark.parametrize("name", ["ctc", "ctc_pretrained"])
 @torch.no_grad()
-def test_loss_equals_a_loop_over_utterances(
-    name: str, workplace: Workplace, tmp_path: Path
-) -> None:
+def test_loss_equals_a_loop_over_clips(name: str, workplace: Workplace, tmp_path: Path) -> None:
     yaml = tmp_path / "two_views.yaml"
     yaml.write_text(YAML.format(base=ROOT / f"hparams/{name}.yaml"))
     tiny: Any = TINY
@@ -76,10 +74,8 @@ def test_divergence_has_no_gradient_of_targets_or_padding() -> None:
     torch.manual_seed(0)
     views = [torch.randn(2, 3, 4).log_softmax(-1).requires_grad_() for _ in range(2)]
     frames = torch.tensor([3, 1])
-    first, second = (
-        cast(Predictions, SimpleNamespace(log_probs=view, frame_lengths=frames)) for view in views
-    )
-    divergence_of(first, second).sum().backward()
+    first, second = (SimpleNamespace(log_probs=view, frame_lengths=frames) for view in views)
+    divergence_of(cast(Predictions, first), cast(Predictions, second)).sum().backward()
     is_frame = torch.arange(3) < frames.unsqueeze(1)
     for view, other in (views, views[::-1]):
         expected = -0.5 * other.detach().exp() * is_frame.unsqueeze(2)

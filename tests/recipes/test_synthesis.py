@@ -137,9 +137,7 @@ def batch(brain: SynthesisBrain) -> SpokenBatch:
     return SpokenCollate(brain.hparams.labels, RATE, FRAME)(rows)
 
 
-def test_only_training_uses_the_pitch_of_the_recording(
-    brain: SynthesisBrain, batch: SpokenBatch
-) -> None:
+def test_only_training_uses_the_recorded_pitch(brain: SynthesisBrain, batch: SpokenBatch) -> None:
     higher = replace(batch, octaves=batch.octaves + 1)
     for stage, is_used in ((Stage.TRAIN, True), (Stage.VALID, False), (Stage.TEST, False)):
         features = [brain.compute_forward(clips, stage).features for clips in (batch, higher)]

@@ -249,9 +249,7 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     bundle = make_bundle(tmp_path)
-    settings = read_settings(ROOT / "hparams/vad.yaml", {}) | {
-        "data_folder": str(workplace.release)
-    }
+    settings = read_settings(ROOT / "hparams/vad.yaml", {"data_folder": str(workplace.release)})
     with pytest.raises(SbkitError, match="none is not a bundle"):
         prepare_speech(settings | {"recognizer": str(tmp_path / "none")})
     test = prepare_speech(settings | {"recognizer": str(bundle)}).test["test"]

@@ -20,6 +20,7 @@ from sbkit.runtime.scoring import sample_validation
 from tests.runs import Workplace, read_json
 from tests.runtime.bundles import ROOT, make_run
 
+Captured = pytest.CaptureFixture[str]
 OPTIONS = ("--number_of_epochs=2", "--eval_precision=bf16", "--attention_rescoring=True")
 
 
@@ -54,10 +55,7 @@ def test_decoder_is_fitted_to_what_the_loaded_bundle_computes(
 
 @pytest.mark.slow
 def test_bundle_that_does_not_load_gets_no_name_and_the_checkpoint_is_tested(
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BundleError("Its parts do not fit.")
@@ -94,9 +92,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_bundle_is_finished_while_the_run_has_what_it_was_made_from(
-    change: str, tmp_path: Path
-) -> None:
+def test_bundle_is_finished_until_its_run_changes(change: str, tmp_path: Path) -> None:
     """Also with a decoder that `sbkit tune` has set: it used to be fitted again by the next test.
 
     Epochs used to be compared, not weights.

@@ -51,6 +51,7 @@ from tests.train.lines import brain_of
 YAML = ROOT / "hparams/ctc.yaml"
 RECORDS = ("run_config.json", "summary.json")
 SMALL = {**parse_overrides(TINY), "number_of_epochs": 2}
+Overrides = dict[str, object]
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +62,10 @@ def _small_machine(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture(scope="module")
-def finished(
-    workplace: Workplace, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, object]]:
+def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overrides]:
     """Train a run; return its overrides."""
     folder = tmp_path_factory.mktemp("python")
-    overrides: dict[str, object] = {
+    overrides: Overrides = {
         **SMALL,
         "data_folder": workplace.release,
         "output_folder": str(folder / "run"),
@@ -82,12 +81,12 @@ def finished(
     yield overrides
 
 
-def folder_of(overrides: dict[str, object]) -> Path:
+def folder_of(overrides: Overrides) -> Path:
     return Path(str(overrides["output_folder"]))
 
 
 @pytest.mark.slow
-def test_finished_run_tells_its_history_and_scores(finished: dict[str, object]) -> None:
+def test_finished_run_tells_its_history_and_scores(finished: Overrides) -> None:
     run = Run(YAML, finished)
     assert [epoch["epoch"] for epoch in run.history] == [1, 2]
     assert {"loss", "valid_loss", "CER", "WER"} <= run.history[-1].keys()
@@ -105,9 +104,7 @@ def test_finished_run_tells_its_history_and_scores(finished: dict[str, object]) 
 
 
 @pytest.mark.slow
-def test_errors_of_a_run_are_rows_with_the_worst_first(
-    finished: dict[str, object], workplace: Workplace
-) -> None:
+def test_errors_of_a_run_have_the_worst_first(finished: Overrides, workplace: Workplace) -> None:
     run = Run(YAML, finished)
     errors = pd.DataFrame(run.errors("test"))
     with Transcriber.load(run.folder, device="cpu") as transcriber:
@@ -124,9 +121,7 @@ def test_errors_of_a_run_are_rows_with_the_worst_first(
 
 
 @pytest.mark.slow
-def test_function_of_each_epoch_gets_its_record_and_may_end_the_run(
-    workplace: Workplace, tmp_path: Path
-) -> None:
+def test_function_of_each_epoch_may_end_the_run(workplace: Workplace, tmp_path: Path) -> None:
     overrides = {**SMALL, "data_folder": workplace.release, "output_folder": tmp_path}
     run = Run(YAML, overrides)
     seen: list[Any] = []
@@ -201,9 +196,7 @@ def test_start_makes_data_tokenizer_and_language_models_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("result", RESULTS)
-def test_another_setting_in_the_same_folder_is_refused(
-    finished: dict[str, object], result: str
-) -> None:
+def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, result: str) -> None:
     """It used to train nothing, and to return the scores of the first one."""
     use = RESULTS[result]
     with pytest.raises(SbkitError, match="lr: 0.002 before, 0.004 now"):
@@ -221,9 +214,7 @@ def test_run_without_a_model_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_run_goes_on_with_the_next_call(
-    finished: dict[str, object], tmp_path: Path
-) -> None:
+def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_path: Path) -> None:
     run = Run(YAML, {**finished, "output_folder": tmp_path, "check": False})
     run.make_loaders()
     run = pickle.loads(pickle.dumps(run))  # as a pool of processes takes it
@@ -238,7 +229,7 @@ def test_interrupted_run_goes_on_with_the_next_call(
 
 @pytest.mark.slow
 def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
-    finished: dict[str, object],
+    finished: Overrides,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -276,7 +267,7 @@ def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
 
 
 @pytest.mark.slow
-def test_tuned_decoder_is_measured_as_it_is(finished: dict[str, object], tmp_path: Path) -> None:
+def test_tuned_decoder_is_measured_as_it_is(finished: Overrides, tmp_path: Path) -> None:
     """The scores of the earlier decoder used to stay, whichever way they were asked for."""
     folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
     run = Run.open(folder)
@@ -321,7 +312,7 @@ def test_record_of_a_test_names_the_epoch_of_its_weights(
 
 @pytest.mark.slow
 def test_moved_run_has_the_same_figures(
-    finished: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Run(YAML, finished).scores["test"]
     shutil.copytree(folder_of(finished), tmp_path / "moved/run")
@@ -344,17 +335,10 @@ def test_moved_run_has_the_same_figures(
 
 
 @pytest.mark.slow
-def test_brain_of_a_run_starts_from_its_initial_weights(
-    finished: dict[str, object], tmp_path: Path
-) -> None:
+def test_brain_of_a_run_has_its_initial_weights(finished: Overrides, tmp_path: Path) -> None:
     """These steps used to be left out, unless train.py took them."""
-    begun = {
-        **finished,
-        "init_from": folder_of(finished),
-        "output_folder": tmp_path,
-        "check": False,
-    }
-    run = Run(YAML, begun)
+    folders = {"init_from": folder_of(finished), "output_folder": tmp_path}
+    run = Run(YAML, {**finished, **folders, "check": False})
     brain = run.make_brain(run.make_loaders())
     with exported_bundle(folder_of(finished)) as bundle:
         trained = load_file(bundle / "model.safetensors")
@@ -378,9 +362,7 @@ class Own(Asr):
 
 
 @pytest.mark.slow
-def test_run_with_an_own_brain_is_not_continued_without_it(
-    finished: dict[str, object], tmp_path: Path
-) -> None:
+def test_own_brain_is_needed_to_continue_its_run(finished: Overrides, tmp_path: Path) -> None:
     own = {**finished, "output_folder": tmp_path / "own", "check": False, "number_of_epochs": 1}
     Run(YAML, own, recipe=Own).train()
     assert __name__ in read_json(tmp_path / "own/run_config.json")["modules"]
@@ -406,12 +388,9 @@ def test_corpus_may_be_rows_of_python(workplace: Workplace, tmp_path: Path) -> N
     frame = pd.DataFrame(rows_of(workplace.release / "dev.tsv"))
     frame["path"] = [clips / name for name in frame["path"]]
     test = rows_of(workplace.release / "test.tsv")
-    dataset = datasets.Dataset.from_dict(
-        {
-            "audio": [str(clips / row["path"]) for row in test],
-            "text": [row["sentence"] for row in test],
-        }
-    ).cast_column("audio", datasets.Audio())
+    audio, texts = [str(clips / row["path"]) for row in test], [row["sentence"] for row in test]
+    dataset = datasets.Dataset.from_dict({"audio": audio, "text": texts})
+    dataset = dataset.cast_column("audio", datasets.Audio())
     corpus = {"train": rows(workplace.release, "train"), "dev": frame, "test": dataset}
     run = Run(YAML, {**SMALL, "output_folder": tmp_path}, corpus=corpus)
     own = run.prepare_splits().named()

@@ -17,7 +17,7 @@ from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import table_to_store, text_table
-from sbkit.text.tokenizer import ensure_tokenizer
+from tests.decoding.spoken import char_tokenizer
 from tests.runs import TINY_CODEC, TINY_VAD, TINY_VOICE, Workplace
 
 ROOT = Path(__file__).parents[2]
@@ -42,27 +42,18 @@ def make_run(
 ) -> Path:
     """Save a model with its initial weights as training would; ``change`` edits it first."""
     folder.mkdir(parents=True)
-    ensure_tokenizer(
-        model_file=folder / "tokenizer.model",
-        kind="char",
-        vocab_size=None,
-        texts=lambda: ["hello there", "a quick brown fox"],
-    )
+    file = char_tokenizer(folder, ["hello there", "a quick brown fox"]).model_file
     defaults = read_settings(yaml, {})
     sizes = {name: value for name, value in SIZES.items() if name in defaults}
     overrides = {**sizes, "output_folder": str(folder), **settings}
     torch.manual_seed(0)
     hparams = load_hparams(yaml, overrides)
     change(hparams)
-    hparams["checkpointer"].meta = {
-        NORMALIZER: table_to_store(text_table("en")),
-        TASK: Recognition().name,
-    }
-    RunConfig.from_yaml(
-        yaml, overrides, label_file=(folder / "tokenizer.model").read_bytes()
-    ).write(folder)
+    checkpointer = hparams["checkpointer"]
+    checkpointer.meta = {NORMALIZER: table_to_store(text_table("en")), TASK: Recognition().name}
+    RunConfig.from_yaml(yaml, overrides, label_file=file.read_bytes()).write(folder)
     save_yaml(folder / "hyperparams.yaml", yaml, overrides)
-    hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
+    checkpointer.save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder
 
 

@@ -53,7 +53,7 @@ def graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def test_compiled_model_compiles_nothing_after_its_warm_up_and_gives_the_same_output(
+def test_compiled_model_compiles_nothing_after_warm_up_and_gives_equal_output(
     bundle: Path,
 ) -> None:
     before = graphs()
@@ -172,7 +172,7 @@ def compare(bundle: Path, **options: Any) -> int:
     return warm - before
 
 
-def test_compiled_chunks_compile_nothing_for_new_shapes_and_give_the_same_text(
+def test_compiled_chunks_compile_nothing_for_new_shapes_and_give_equal_text(
     bundle: Path,
 ) -> None:
     assert compare(bundle, mode="default", backend="eager", clips=(1, 3)) > 0

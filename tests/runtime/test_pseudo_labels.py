@@ -18,16 +18,14 @@ from tests.runtime.tones import RATE, silence, speak, tone_bundle
 
 TALK = ("lazy", "a dog", "the quick brown fox")
 # The odds of a word are the square of its length: 0.5 for "a" and 0.9 for "dog".
-SURE_OF_LONG_WORDS = Confidence(0.0, {"length": 2.0})
+SURE_IF_LONG = Confidence(0.0, {"length": 2.0})
 
 
 def test_rows_are_confident_utterances_that_training_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
-    bundle = replace(
-        bundle, config=replace(bundle.config, confidence={"greedy": SURE_OF_LONG_WORDS})
-    )
+    bundle = replace(bundle, config=replace(bundle.config, confidence={"greedy": SURE_IF_LONG}))
     parts = [speak(tokenizer, text) for text in TALK]
     samples = [parts[0], silence(2), parts[1], silence(3), parts[2]]
     ends = np.cumsum([len(part) for part in samples]) / RATE

@@ -98,9 +98,7 @@ def test_forward_batch_computes_each_window_once(
 
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
-def test_session_events_do_not_depend_on_block_size(
-    decoder: dict[str, Any], tmp_path: Path
-) -> None:
+def test_events_do_not_depend_on_block_size(decoder: dict[str, Any], tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
     spoken = [audio for text in TEXTS for audio in (speak(tokenizer, text), silence(1.3))]
     audio = np.concatenate([*spoken, silence(2.6)])
@@ -134,9 +132,7 @@ def test_session_takes_silence_from_a_detector(size: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
 @pytest.mark.parametrize("limit", [2.0, 3.3, 6.0, 9.0])
-def test_long_speech_is_cut_between_words(
-    limit: float, decoder: dict[str, Any], tmp_path: Path
-) -> None:
+def test_speech_is_cut_between_words(limit: float, decoder: dict[str, Any], tmp_path: Path) -> None:
     """Four frames without a letter are between words, also where six are between letters."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
     text = " ".join(TEXTS * 2)
@@ -241,9 +237,7 @@ def test_listening_imports_no_torch() -> None:
     assert run_fresh(code).returncode == 0
 
 
-def test_streaming_recognizer_refuses_what_takes_whole_clips(
-    plain_bundle: Path, tmp_path: Path
-) -> None:
+def test_recognizer_refuses_what_takes_whole_clips(plain_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="rescores with the attention decoder"):
         streaming_tones(tmp_path, **BEAM, attention_rescoring=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):

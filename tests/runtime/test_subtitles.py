@@ -15,11 +15,9 @@ def evenly(count: int, word_seconds: float, text: str = "word") -> list[Word]:
     return [Word(f"{text}{n}", n * word_seconds, (n + 0.8) * word_seconds) for n in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("count", "word_seconds"), [(1, 0.3), (60, 0.02), (60, 0.2), (60, 0.7), (5, 8.0)]
-)
-def test_subtitles_lose_no_word_and_keep_their_limits(count: int, word_seconds: float) -> None:
-    words = evenly(count, word_seconds, "transcription")
+@pytest.mark.parametrize(("count", "seconds"), [(1, 0.3), (60, 0.02), (60, 0.2), (60, 0.7), (5, 8)])
+def test_subtitles_lose_no_word_and_keep_their_limits(count: int, seconds: float) -> None:
+    words = evenly(count, seconds, "transcription")
     groups = list(group_words(words))
     assert [word for group in groups for word in group] == words
     for group in groups:

@@ -78,9 +78,7 @@ def test_transcriber_joins_chinese_without_spaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_transcriber_joins_overlaps_without_losing_repeating_or_moving_words(
-    seed: int, tmp_path: Path
-) -> None:
+def test_joined_overlaps_lose_repeat_and_move_no_words(seed: int, tmp_path: Path) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
     read_ahead_seconds = 40.0 if seed % 2 else 480.0  # at 40 overlapping segments are in two pools
     transcriber = Transcriber(bundle=bundle, read_ahead_seconds=read_ahead_seconds)
@@ -108,7 +106,7 @@ class Undeclared(Shouting):
     decodes_frames = False
 
 
-def test_task_that_changes_texts_of_ctc_is_joined_at_overlaps_if_it_declares_so(
+def test_task_that_changes_texts_of_ctc_is_joined_at_overlaps_if_it_says_so(
     tmp_path: Path,
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
@@ -120,9 +118,7 @@ def test_task_that_changes_texts_of_ctc_is_joined_at_overlaps_if_it_declares_so(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_transcriber_transcribes_quiet_speech_before_loud_speech_once(
-    seed: int, tmp_path: Path
-) -> None:
+def test_transcriber_writes_quiet_speech_before_loud_speech_once(seed: int, tmp_path: Path) -> None:
     """Beside loud speech quiet speech is a pause, also in the overlap of two segments."""
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     text = say(60, seed=seed)
@@ -134,7 +130,7 @@ def test_transcriber_transcribes_quiet_speech_before_loud_speech_once(
     assert transcript.text == text
 
 
-def test_hotwords_that_cannot_be_spelled_are_reported(
+def test_unspellable_hotwords_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path, lm_texts=SENTENCES)

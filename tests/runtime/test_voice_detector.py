@@ -55,9 +55,7 @@ def test_voice_detector_corrects_the_delay_of_its_model() -> None:
     events, _ = detector.push(script(*is_speech(1, 1, 1)), detector.start())
     assert [event.kind for event in events] == ["started", "stopped"]
     assert [event.seconds for event in events] == pytest.approx([1.0, 2.0])
-    assert [event.detected for event in events] == pytest.approx(
-        [1.0 + 0.1 + 0.08, 2.0 + 0.3 + 0.08]
-    )
+    assert [event.detected for event in events] == pytest.approx([1 + 0.1 + 0.08, 2 + 0.3 + 0.08])
 
 
 def test_speech_begins_at_the_onset_and_continues_above_the_offset() -> None:

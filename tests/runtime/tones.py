@@ -22,8 +22,8 @@ from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.recognition.session import Event, Final, Session, StreamingRecognizer
 from sbkit.tasks.recognition.task import Recognition
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
-from tests.decoding.spoken import train_models
+from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.spoken import char_tokenizer, train_models
 
 RATE, STEP = 16_000, 640  # samples a second, and of a frame
 CHUNK = 16 * STEP
@@ -137,9 +137,8 @@ def tone_bundle(
 
     lm_texts: the texts of the beam decoder's language models; without any, decoding is greedy.
     """
-    file, lm_file = folder / "tokenizer.model", folder / "lm.safetensors"
-    ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])
-    tokenizer = Tokenizer(model_file=file)
+    lm_file = folder / "lm.safetensors"
+    tokenizer = char_tokenizer(folder, [text])
     model = model_class(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     config = BundleConfig(
         task=Recognition().name,

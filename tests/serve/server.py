@@ -38,9 +38,7 @@ from sbkit.tasks.synthesis.predict import Speech
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
-SHAPES = BatchShapes.table(
-    RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0)
-)
+SHAPES = BatchShapes.table(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1, 2, 5, 30))
 Tones = tuple[Bundle, Tokenizer, ToneModel]
 
 

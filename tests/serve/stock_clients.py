@@ -61,9 +61,8 @@ async def pipecat(url: str, audio: bytes, rate: int) -> None:
         down = await run(service, [start, *input_frames(audio, rate), stop], rate)
         texts = [frame.text for frame in down if isinstance(frame, frames.TranscriptionFrame)]
         print(*texts, flush=True)
-    voice = OpenAITTSService(
-        api_key=KEY, base_url=f"{url}/v1", settings=OpenAITTSService.Settings(**VOICE)
-    )
+    settings = OpenAITTSService.Settings(**VOICE)
+    voice = OpenAITTSService(api_key=KEY, base_url=f"{url}/v1", settings=settings)
     print_speech(url, await run(voice, [frames.TTSSpeakFrame(TEXT)], rate))
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from sbkit.serve.api import OPENAI_MODELS
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
-from tests.processes import read_quietly
 from tests.runtime.tones import RATE, UnsureModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, silence, wait_for, wav
@@ -186,13 +186,6 @@ def test_health_and_metrics_report_models_and_requests(server: RunningServer) ->
     assert server.metric("process_resident_memory_bytes") > 0
 
 
-def decoding_processes() -> int:
-    """Count the processes that decoder pools of this one have started."""
-    children = [read_quietly(task / "children") for task in Path("/proc/self/task").iterdir()]
-    commands = [read_quietly(Path(f"/proc/{pid}/cmdline")) for pid in " ".join(children).split()]
-    return sum("LokyProcess" in command for command in commands)
-
-
 def test_transcription_prompt_is_expected_by_the_decoder(
     server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +193,7 @@ def test_transcription_prompt_is_expected_by_the_decoder(
     monkeypatch.setattr("sbkit.decoding.pool.MIN_FRAMES_FOR_POOL", 0)
     monkeypatch.setattr("sbkit.bundle.bundle.usable_cores", lambda: 2)
     tones = tone_bundle(tmp_path, model_class=UnsureModel, lm_texts=[TEXT])
-    audio, before = wav(speak(tones[1], "the fix")), decoding_processes()
+    audio, before = wav(speak(tones[1], "the fix")), len(active_children())
     with running_server(tmp_path, tones=tones) as unsure:
         plain = create(unsure, audio).text
         assert create(unsure, audio, prompt="We speak of: the fix, /etc/passwd").text == "the fix"
@@ -210,5 +203,5 @@ def test_transcription_prompt_is_expected_by_the_decoder(
         with ThreadPoolExecutor(9) as clients:
             texts = clients.map(lambda prompt: create(unsure, audio, prompt=prompt).text, prompts)
             assert set(texts) == {"the fix"}
-        assert decoding_processes() - before == 2
+        assert len(active_children()) - before == 2
     assert create(server, server.say(TEXT), prompt="ignored, as it cannot help").text == TEXT

@@ -62,9 +62,7 @@ def serving(*bundles_and_options: object) -> Iterator[tuple[httpx2.Client, Any]]
 @pytest.mark.ddp
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-def test_serve_answers_as_transcribe_does_and_stops_on_sigterm(
-    exported: Path, runtime: str
-) -> None:
+def test_serve_answers_like_transcribe_and_stops_on_sigterm(exported: Path, runtime: str) -> None:
     clips = noise(1, 3, 4, 35)
     with Transcriber.load(exported, runtime=runtime, device="cpu") as transcriber:
         expected = [*map(str, transcriber.stream(clips, RATE))]
@@ -89,9 +87,7 @@ def test_serve_answers_as_transcribe_does_and_stops_on_sigterm(
 @pytest.mark.ddp
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-def test_serve_gives_files_and_realtime_sessions_the_same_text(
-    streaming: Path, runtime: str
-) -> None:
+def test_serve_gives_files_and_realtime_sessions_one_text(streaming: Path, runtime: str) -> None:
     with serving(streaming, "--runtime", runtime) as (client, process):
         (card,) = client.get("/card").json()["recognizers"]
         assert card["chunk_seconds"] == 0.64
@@ -152,9 +148,7 @@ def test_serve_answers_each_request_that_it_received_before_it_stops(plain_bundl
         statuses = sum((count.result() for count in counts), Counter[int]())
         log = process.output()[1]
     assert statuses.keys() <= {200, 503}, statuses
-    assert {
-        status: log.count(f"POST {TRANSCRIPTIONS} {status} ") for status in statuses
-    } == statuses
+    assert {code: log.count(f"POST {TRANSCRIPTIONS} {code} ") for code in statuses} == statuses
     assert log.count("POST") == statuses.total()
 
 
@@ -176,9 +170,7 @@ def test_serve_stops_on_control_c(exported: Path) -> None:
         assert process.wait(120) == INTERRUPTED
 
 
-def test_serve_refuses_a_model_on_another_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_refuses_a_model_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In speaches #255, a synthesizer silently ran on the CPU."""
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()

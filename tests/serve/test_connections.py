@@ -21,9 +21,7 @@ TRUSTED = {"Origin": SITE, "Host": "talk.example.com"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_server(
-        tmp_path_factory.mktemp("server"), origins=[SITE], max_seconds=20.0
-    ) as server:
+    with running_server(tmp_path_factory.mktemp("site"), origins=[SITE], max_seconds=20) as server:
         yield server
 
 

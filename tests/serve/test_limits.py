@@ -170,15 +170,14 @@ def test_admission_limits_requests_in_flight(tmp_path: Path) -> None:
         running_server(tmp_path, max_concurrent=1, max_queue=2) as server,
         ThreadPoolExecutor(3) as clients,
     ):
+        texts = ["a dog", "a fox", "a"]
         with server.busy():
-            first = [
-                clients.submit(server.post, server.say(text)) for text in ("a dog", "a fox", "a")
-            ]
+            first = [clients.submit(server.post, server.say(text)) for text in texts]
             wait_for(lambda: server.state.in_flight == 3)
             with pytest.raises(openai.RateLimitError, match="3 requests are in flight") as refused:
                 server.openai.audio.transcriptions.create(model="tones", file=("a.wav", CLIP))
             assert refused.value.response.headers["retry-after"] == "1"
-        assert [future.result().json()["text"] for future in first] == ["a dog", "a fox", "a"]
+        assert [future.result().json()["text"] for future in first] == texts
         assert server.post(CLIP).status_code == 200
         wait_for(lambda: server.state.in_flight == 0)
         server.state.in_flight = 1000  # far above the limit
@@ -221,9 +220,7 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
         for host in ("asr.lan", "speech.default.svc.cluster.local:8000", "192.168.1.7"):
             headers = {"Authorization": "Bearer one", "Host": host}
             assert server.post(CLIP, headers=headers).status_code == 200
-            assert (
-                server.post(CLIP, headers=headers | {"Origin": "http://a.lan"}).status_code == 403
-            )
+            assert server.post(CLIP, headers=headers | {"Origin": "http://a.eu"}).status_code == 403
         assert server.post(CLIP).status_code == 401
         for path in ("/v1/models", "/card"):
             assert server.get(path).json()["error"]["code"] == "invalid_api_key"
@@ -244,13 +241,9 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
         ApiKeys(file)
 
 
-def test_server_is_ready_only_between_warm_up_and_drain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ready_between_warm_up_and_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, warm_up = threading.Event(), RecognitionService.warm_up
-    monkeypatch.setattr(
-        RecognitionService, "warm_up", lambda engine: go_on.wait() and warm_up(engine)
-    )
+    monkeypatch.setattr(RecognitionService, "warm_up", lambda self: go_on.wait() and warm_up(self))
     with (
         running_server(tmp_path, phase=WARMING, drain_seconds=2.0) as server,
         ThreadPoolExecutor(2) as clients,

@@ -150,9 +150,7 @@ def test_page_plays_a_voice(browser: Any, clip_server: RunningServer) -> None:
     assert_no_faults(browser, "")
 
 
-def test_page_ends_a_whole_clip_turn_with_the_recording(
-    browser: Any, clip_server: RunningServer
-) -> None:
+def test_page_ends_a_turn_with_the_recording(browser: Any, clip_server: RunningServer) -> None:
     (record,) = find(browser, "#record")
     record.click()
     wait(lambda: browser.execute_script("return seconds") > 4.5)

@@ -163,9 +163,7 @@ def test_speech_without_a_voice_is_refused(tmp_path: Path) -> None:
         create(server, TEXT, model="tts-1")
 
 
-def test_lost_client_ends_its_speech(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_client_ends_speech(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     num_blocks = 0
 
     def endless() -> Iterator[Any]:

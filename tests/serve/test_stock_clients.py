@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 @pytest.mark.slow(40)
 @pytest.mark.skipif(not find_spec("pipecat"), reason="needs the extra clients")
 @pytest.mark.skipif(not find_spec("livekit"), reason="needs the extra clients")
-def test_pipecat_and_livekit_transcribe_and_the_voice_assistant_answers(
+def test_pipecat_and_livekit_transcribe_and_the_assistant_answers(
     server: RunningServer,
 ) -> None:
     command = [sys.executable, "-m", "tests.serve.stock_clients", server.url]

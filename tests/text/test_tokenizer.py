@@ -52,9 +52,7 @@ def test_mark_stands_behind_its_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
-def test_unseen_character_is_unk_and_never_blank(
-    tmp_path: Path, kind: str, vocab_size: Any
-) -> None:
+def test_unseen_character_is_unk_never_blank(tmp_path: Path, kind: str, vocab_size: Any) -> None:
     tokenizer = train(tmp_path, kind, vocab_size)
     for text in ("ñ", "<unk>", "<blank>", "</s>", "fox ñ fox"):
         ids = tokenizer.encode(text)

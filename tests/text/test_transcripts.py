@@ -1,12 +1,13 @@
 """Transcripts: tags are dropped or kept as tokens, numbers may become words; sentences are cut."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.text.normalization import text_table
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.text.transcripts import (
     check_tag_names,
     count_dropped_tags,
@@ -36,20 +37,14 @@ def test_tags_are_dropped_unless_they_are_kept(text: str) -> None:
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 30), ("unigram", 23)])
 def test_a_kept_tag_is_one_token_and_a_word(kind: str, size: int | None, tmp_path: Path) -> None:
     texts = ["good day [noise] to you", "[laughter] noise is a word", "hello [noise]"] * 9
-
-    def ensure(*tags: str) -> Tokenizer:
-        file = tmp_path / f"{kind}-{len(tags)}.model"
-        return ensure_tokenizer(
-            model_file=file, kind=kind, vocab_size=size, texts=lambda: texts, tags=tags
-        )
-
-    tokenizer = ensure("noise", "laughter")
+    ensure = partial(ensure_tokenizer, kind=kind, vocab_size=size, texts=lambda: texts)
+    tokenizer = ensure(model_file=tmp_path / "two.model", tags=("noise", "laughter"))
     assert tokenizer.tags == ("noise", "laughter")
     ids = tokenizer.encode("hello [noise] [laughter] noise")
     assert [tokenizer.piece(id) for id in ids].count("[noise]") == 1
     assert tokenizer.decode(ids) == "hello [noise] [laughter] noise"
     with pytest.raises(SbkitError, match="`keep_tags` names sneeze, which no transcript"):
-        ensure("noise", "laughter", "sneeze")
+        ensure(model_file=tmp_path / "three.model", tags=("noise", "laughter", "sneeze"))
 
 
 WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
@@ -67,15 +62,9 @@ WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
     "!SIL so SPN <s> it </s> !Hola!": ("so it hola", ["!SIL", "SPN", "<s>", "</s>"]),
     "SO <COMMA> <SIL> YES <PERIOD>": ("so yes", ["<SIL>"]),
     "[laughter-yes] [vocalized-noise] {F uh, }": ("yes uh", ["[vocalized-noise]"]),
-    "%uh, (%um) 50 %of it, % of (%hesitation)": (
-        "uh um 50 percent of it percent of",
-        ["%hesitation"],
-    ),
+    "%uh, (%um) 50 %of, % of (%hesitation)": ("uh um 50 percent of percent of", ["%hesitation"]),
     "&=clears:throat &-um &+fr so xxx, R&D": ("um so r and d", ["&=clears:throat", "&+fr", "xxx"]),
-    "<I want> [/] I (.) want +/. www.x.com +...": (
-        "i want i want www x com",
-        ["[/]", "(.)", "+/.", "+..."],
-    ),
+    "<I go> [/] I (.) go +/. www.x.uk +...": ("i go i go www x uk", ["[/]", "(.)", "+/.", "+..."]),
     "[=! noise] &=laughter !SIL": ("[noise] [laughter]", ["!SIL"]),
     "++cough++ *laughs* #noise <#click>": ("", ["++cough++", "*laughs*", "#noise", "<#click>"]),
     "2 * 3 *really* f*** C++ #five": ("2 3 really f c five", []),

@@ -26,13 +26,11 @@ def make_adapted(model_type: str, **options: Any) -> tuple[nn.Module, Pretrained
     return make_parts(tiny_config(model_type), lora=lora, **options)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_only_adapters_get_gradients(model_type: str, checkpointing: bool) -> None:
+def test_only_adapters_get_gradients(model_type: str, recompute: bool) -> None:
     """WavLM included, whose projections other libraries pass straight to a functional."""
-    front_end, encoder = make_adapted(
-        model_type, gradient_checkpointing=checkpointing, layerdrop=0.0
-    )
+    front_end, encoder = make_adapted(model_type, gradient_checkpointing=recompute, layerdrop=0.0)
     parts = (front_end, encoder.train())
     encode(tiny_config(model_type), parts, AUDIO, *LENGTHS).square().sum().backward()
     gradients = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
