@@ -47,12 +47,8 @@ class Parser(argparse.ArgumentParser):
         """
         # With overrides there are no abbreviations: a key of the YAML may begin like an option.
         command = self.commands.add_parser(name, help=help, allow_abbrev=not takes_overrides)
-        command.set_defaults(
-            handler=handler,
-            takes_overrides=takes_overrides,
-            logs_to_stdout=logs_to_stdout,
-            opens_bundle=opens_bundle,
-        )
+        command.set_defaults(handler=handler, takes_overrides=takes_overrides)
+        command.set_defaults(logs_to_stdout=logs_to_stdout, opens_bundle=opens_bundle)
         command.is_intermixed = is_intermixed
         for group in groups.split():
             _add_group(command.add_argument, group)
@@ -78,8 +74,7 @@ def _add_group(add: Add, group: str) -> None:
         case "yaml":
             add("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
         case "model":
-            model = "a bundle or a run folder"
-            add("models", metavar="BUNDLE|RUN", type=Path, nargs=1, help=model)
+            add("models", metavar="BUNDLE|RUN", type=Path, nargs=1, help="a bundle or a run folder")
         case "files":  # `sbkit.tasks.recognition.recordings.find_audio` finds them
             files = "audio files, folders or glob patterns; - reads standard input"
             add("files", metavar="FILE", nargs="+", help=files)

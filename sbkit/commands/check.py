@@ -10,9 +10,8 @@ from sbkit.cli.arguments import Parser
 
 def add_commands(parser: Parser) -> None:
     """Add `check` and `config`."""
-    add = parser.add_command(
-        "check", check, "check a run before it starts", "yaml", takes_overrides=True
-    )
+    help = "check a run before it starts"
+    add = parser.add_command("check", check, help, "yaml", takes_overrides=True)
     add("--json", action="store_true", help="print the findings as JSON")
     add("--target", metavar="cuda:COUNT", help="check for a machine with COUNT CUDA devices")
     add("--strict", action="store_true", help="exit with 1 for notes, too")

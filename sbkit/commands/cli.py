@@ -51,21 +51,18 @@ def run(arguments: Sequence[str]) -> int:
     if unknown and not options.takes_overrides:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = unknown
+    format = "%(asctime)s %(message)s" if options.command == "serve" else "%(message)s"
     with (
-        log_to_screen(
-            to_stderr=not options.logs_to_stdout,
-            format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
-        ),
+        log_to_screen(to_stderr=not options.logs_to_stdout, format=format),
         reporting(show_progress=not options.quiet),
     ):
         options.user_modules = _import_user_modules(options.imports, options.models)
         try:
-            if not options.opens_bundle:
-                return options.handler(options) or 0
             with ExitStack() as stack:
-                bundles = [_open_bundle(model, options.user_modules) for model in options.models]
-                options.bundles = [*map(stack.enter_context, bundles)]
-                options.bundle = options.bundles[0]
+                if options.opens_bundle:
+                    bundles = (_open_bundle(run, options.user_modules) for run in options.models)
+                    options.bundles = [*map(stack.enter_context, bundles)]
+                    options.bundle = options.bundles[0]
                 return options.handler(options) or 0
         except ModuleNotFoundError as error:
             if not _is_required(error.name or ""):  # a user's module imports it
@@ -139,7 +136,6 @@ def run_user_command(options: Namespace) -> int | None:
     name = options.task_command
     commands = task.commands()
     if name not in commands:
-        raise ConfigError(
-            f"{task.name} has no command {name}. It has: {', '.join(commands) or 'none'}."
-        )
+        names = ", ".join(commands) or "none"
+        raise ConfigError(f"{task.name} has no command {name}. It has: {names}.")
     return commands[name](options)

@@ -15,9 +15,8 @@ def add_commands(parser: Parser) -> None:
     add = parser.add_command("export", export, help, "import")
     add("run", metavar="RUN", type=Path, help="a run folder, as training prints it")
     add("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
-    formats = (
-        f"comma-separated: {', '.join(FORMATS)}; each is compared with the trained model first"
-    )
+    names = ", ".join(FORMATS)
+    formats = f"comma-separated: {names}; each is compared with the trained model first"
     add("--formats", metavar="NAMES", default="", help=formats)
     weights = "a safetensors file that replaces the weights; the bundle then decodes greedily"
     add("--weights", metavar="FILE", type=Path, help=weights)

@@ -58,6 +58,7 @@ def score(options: Namespace) -> None:
     from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of
 
     (folder,) = options.models
+    modules = options.user_modules
     out: Path | None = options.out
     if out is None and options.report_by:
         raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
@@ -65,12 +66,9 @@ def score(options: Namespace) -> None:
         if (out / SUMMARY).exists():
             raise ConfigError(f"{out} already has scores. Choose another folder for --out.")
         require_writable(out, option="--out")
-    with exported_bundle(folder, options.user_modules) as source:
+    with exported_bundle(folder, modules) as source:
         bundle = load_bundle(
-            source,
-            decoder=options.decoder,
-            hotwords=options.hotwords,
-            user_modules=options.user_modules,
+            source, decoder=options.decoder, hotwords=options.hotwords, user_modules=modules
         )
         scorer = BundleScorer(bundle, normalizer=options.normalizer, times=out is not None)
         report = ScoreReport(

@@ -13,8 +13,7 @@ def add_commands(parser: Parser) -> None:
     """Add `tune` and `lm`."""
     help = "fit another decoder to a validation set, and keep the better one"
     add = parser.add_command("tune", tune, help, "tables import", logs_to_stdout=True)
-    model = "a run folder or a bundle"
-    add("models", metavar="RUN|BUNDLE", type=Path, nargs=1, help=model)
+    add("models", metavar="RUN|BUNDLE", type=Path, nargs=1, help="a run folder or a bundle")
     lm_text = "text of the language models, '[a.txt, b.txt]' for several, or an ARPA file"
     add("--lm-text", metavar="TEXT|ARPA", help=lm_text)
     add("--word-lm-order", metavar="N", type=int, help="word n-grams; 0 for none")
@@ -58,11 +57,8 @@ def train_language_model(options: Namespace) -> None:
     tokenizer = options.tokenizer
     table = orthography("und") if tokenizer is None else text_table_of(tokenizer)
     if options.language is not None:
-        table = replace(
-            orthography(check_language(options.language)),
-            keep_case=table.keep_case,
-            punctuation=table.punctuation,
-        )
+        named = orthography(check_language(options.language))
+        table = replace(named, keep_case=table.keep_case, punctuation=table.punctuation)
     out = options.out
     if out.resolve() in map(Path.resolve, options.texts):
         raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")

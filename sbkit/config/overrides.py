@@ -165,9 +165,8 @@ def _set_nested(overrides: dict[str, Any], keys: Keys, value: object) -> None:
 def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
     name, equals, value = text.partition("=")
     if not name or not equals or (key == "manifest" and not value):
-        raise ConfigError(
-            f"`--{key}` needs NAME=VALUE, not {text!r}. Write --{key} {NAMED_VALUES[key]}."
-        )
+        example = f"--{key} {NAMED_VALUES[key]}"
+        raise ConfigError(f"`--{key}` needs NAME=VALUE, not {text!r}. Write {example}.")
     mapping = overrides.get(key)
     earlier = mapping.get(name) if isinstance(mapping, dict) else None
     if earlier is not None:
@@ -230,11 +229,8 @@ def _replace(
     if value is None and len(keys) == 1 and tag_of(node).startswith(BUILDER_TAGS):
         del parent[key]
         return
-    if (
-        isinstance(value, Mapping)
-        and not isinstance(value, Only)
-        and tag_of(node) in REFERENCE_TAGS
-    ):
+    is_plain = isinstance(value, Mapping) and not isinstance(value, Only)
+    if is_plain and tag_of(node) in REFERENCE_TAGS:
         raise ConfigError(
             f"`{dotted(keys)}` ({document.place(keys)}) refers to {text_of(node)}. Override the "
             f"keys of {text_of(node)}."

@@ -57,9 +57,7 @@ def digest_of(path: Path) -> str:
     folder, names = path.parent, [path.name]
     if path.is_dir():
         tree = os.walk(path, followlinks=True)
-        files = [
-            Path(parent, file).relative_to(path) for parent, _, found in tree for file in found
-        ]
+        files = [Path(root, file).relative_to(path) for root, _, found in tree for file in found]
         folder, names = path, sorted(str(file) for file in files if "/." not in f"/{file}")
     sizes = file_digests(folder, names, read=False).sizes
     digests = file_digests(folder, names, read=sizes.sum() <= MAX_READ_BYTES).digests.to_pylist()

@@ -82,20 +82,17 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
         )
     test: FigureDict = {}
     for name in common:
-        files = [utterances_file(folder, name) for folder in runs]
-        test[name] = compare(
-            name, [ComparedRun(str(file.parent), read_utterances(file)) for file in files]
-        )
+        utterances = [read_utterances(utterances_file(folder, name)) for folder in runs]
+        test[name] = compare(name, [*map(ComparedRun, map(str, runs), utterances)])
         for row, results in zip(test[name]["rows"], results_of_runs, strict=True):
             row[SEEN] = results["test"].get(name, {}).get(SEEN)
             row |= {fact: results.get(fact) for fact in COSTS}
-    letters = _letters(len(runs))
     settings = {
         letter: {
             **read_records(folder).get(SETTINGS, {}),
             "decoder": results["test"].get(common[0], {}).get("decoder"),
         }
-        for letter, folder, results in zip(letters, runs, results_of_runs, strict=True)
+        for letter, folder, results in zip(_letters(len(runs)), runs, results_of_runs, strict=True)
     }
     return {
         "runs": [str(folder) for folder in runs],
@@ -192,9 +189,8 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
         rows = sorted(figures["rows"], key=itemgetter("rank"))
         rates = [rate for rate in ERROR_RATES if rate in rows[0]]
         groups = Interval(**rows[0][rates[0]]["interval"]).describe_units()
-        lengths = ", ".join(
-            f"{figures[ERROR_RATES[rate].units]} {ERROR_RATES[rate].units}" for rate in rates
-        )
+        units = [ERROR_RATES[rate].units for rate in rates]
+        lengths = ", ".join(f"{figures[unit]} {unit}" for unit in units)
         kind = "normalized utterances" if figures["normalized"] else "utterances"
         yield f"{name}: {figures['utterances']} {kind}, {lengths}; 95 % intervals over {groups}"
         above = [f"{rate} above the best" for rate in rates]
@@ -206,7 +202,7 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
             if row.get(SEEN) is not None:
                 yield f"  {row['letter']}: {describe_seen(row[SEEN])}"
         if figures["changed"]:
-            yield f"  changed most, in {ERROR_RATES[rates[0]].units.removesuffix('s')} errors:"
+            yield f"  changed most, in {units[0].removesuffix('s')} errors:"
         for change in figures["changed"]:
             in_a, in_b = change["errors"]
             yield f"    {change['id']}: {in_a} in A, {in_b} in B"

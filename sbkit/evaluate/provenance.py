@@ -83,14 +83,10 @@ def describe_difference(
     """
     if current is None:
         return None
-    phrases = [
-        phrase
-        for name, phrase in FIELD_PHRASES.items()
-        if (measured or {}).get(name) != current.get(name)
-    ]
-    if not phrases:
-        return None
-    return f"not measured with {' or '.join(phrases)}"
+    measured = measured or {}
+    names = [name for name in FIELD_PHRASES if measured.get(name) != current.get(name)]
+    phrases = " or ".join(FIELD_PHRASES[name] for name in names)
+    return f"not measured with {phrases}" if names else None
 
 
 def read_json(file: Path) -> Any:

@@ -14,12 +14,7 @@ import numpy as np
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import measure_calibration, reliability_bins
-from sbkit.evaluate.wer import (
-    FigureDict,
-    ScoredUtterance,
-    all_have_word_boundaries,
-    mark_pair,
-)
+from sbkit.evaluate.wer import FigureDict, ScoredUtterance, all_have_word_boundaries, mark_pair
 from sbkit.evaluate.wer_report import word_confidences
 from sbkit.logs.html_page import render_page
 from sbkit.logs.metric import Metrics
@@ -59,9 +54,8 @@ def write_report(
     """
     with_text = [name for name in test if name in utterances]
     by_words = all(all_have_word_boundaries(utterances[name]) for name in with_text)
-    sections = {
-        name: _section(name, utterances[name], clips, num_sets=len(with_text)) for name in with_text
-    }
+    count = len(with_text)
+    sections = {name: _section(name, utterances[name], clips, num_sets=count) for name in with_text}
     content = render_page(
         title=title,
         notes=notes,
@@ -94,11 +88,7 @@ def _sounds(picture: Path) -> dict[str, str]:
 
 
 def _section(
-    name: str,
-    utterances: Sequence[ScoredUtterance],
-    clips: Clips,
-    *,
-    num_sets: int,
+    name: str, utterances: Sequence[ScoredUtterance], clips: Clips, *, num_sets: int
 ) -> tuple[FigureDict, list[FigureDict]]:
     """Return the section of a test set and its rows; ``num_sets`` test sets share the page."""
     utterances = sorted(utterances, key=lambda utterance: utterance.key)

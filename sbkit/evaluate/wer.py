@@ -30,12 +30,8 @@ class ErrorCounts:
     reference_length: int = 0
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
-        return ErrorCounts(
-            substitutions=self.substitutions + other.substitutions,
-            deletions=self.deletions + other.deletions,
-            insertions=self.insertions + other.insertions,
-            reference_length=self.reference_length + other.reference_length,
-        )
+        names = (field.name for field in fields(self))
+        return ErrorCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def __str__(self) -> str:
         return f"{self.errors} / {self.reference_length}"
@@ -100,16 +96,11 @@ class TextErrors:
 
     def counts_by_rate(self, *, by_words: bool) -> dict[str, ErrorCounts]:
         """Return the counts of each rate; none of words unless ``by_words``."""
-        return {
-            name: getattr(self, rate.units)
-            for name, rate in ERROR_RATES.items()
-            if by_words or not rate.needs_spaces
-        }
+        names = [name for name, rate in ERROR_RATES.items() if by_words or not rate.needs_spaces]
+        return {name: getattr(self, ERROR_RATES[name].units) for name in names}
 
     def rates(self, *, by_words: bool) -> dict[str, float]:
-        return {
-            name: counts.rate for name, counts in self.counts_by_rate(by_words=by_words).items()
-        }
+        return {name: c.rate for name, c in self.counts_by_rate(by_words=by_words).items()}
 
 
 class GreedyCounts(NamedTuple):
@@ -229,11 +220,9 @@ def count_errors(reference: str, hypothesis: str) -> TextErrors:
     """
     reference_words = reference.split()
     hypothesis_words = hypothesis.split()
-    return TextErrors(
-        words=_count_edits(reference_words, hypothesis_words),
-        characters=_count_edits(" ".join(reference_words), " ".join(hypothesis_words)),
-        utterances=1,
-    )
+    words = _count_edits(reference_words, hypothesis_words)
+    characters = _count_edits(" ".join(reference_words), " ".join(hypothesis_words))
+    return TextErrors(words=words, characters=characters, utterances=1)
 
 
 def word_correctness(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
@@ -264,12 +253,8 @@ def format_alignment(
 
 def _count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
     kinds = [kind for kind, _, _ in Levenshtein.editops(reference, hypothesis).as_list()]
-    return ErrorCounts(
-        substitutions=kinds.count("replace"),
-        deletions=kinds.count("delete"),
-        insertions=kinds.count("insert"),
-        reference_length=len(reference),
-    )
+    substitutions, deletions, insertions = map(kinds.count, ("replace", "delete", "insert"))
+    return ErrorCounts(substitutions, deletions, insertions, len(reference))
 
 
 def mark_pair(reference: str, hypothesis: str) -> str:

@@ -365,10 +365,8 @@ def utterances_file(folder: Path, split: str) -> Path:
 
 def list_test_sets(folder: Path) -> list[str]:
     """Return the names of the test sets whose utterances are in a folder, sorted."""
-    names = [file.name for file in folder.glob(f"{UTTERANCES_PREFIX}*{UTTERANCES_SUFFIX}")]
-    return sorted(
-        name.removeprefix(UTTERANCES_PREFIX).removesuffix(UTTERANCES_SUFFIX) for name in names
-    )
+    files = folder.glob(f"{UTTERANCES_PREFIX}*{UTTERANCES_SUFFIX}")
+    return sorted(file.stem.removeprefix(UTTERANCES_PREFIX) for file in files)
 
 
 def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:

@@ -21,13 +21,7 @@ from safetensors.torch import load, save
 from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
-from sbkit.base.checksums import (
-    CHECKSUMS,
-    checksum,
-    find_damage,
-    read_checksums,
-    write_checksums,
-)
+from sbkit.base.checksums import CHECKSUMS, checksum, find_damage, read_checksums, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import (
     TEMPORARY_NAMES,
@@ -109,8 +103,7 @@ def export_run(
         weights: a safetensors file with the names and shapes of the bundle's, which replaces it.
             The bundle then decodes greedily, without confidences, and has no results.
         grid: the batches that formats are compared on.
-        user_modules: the modules that `--import` names. They define parts of the model, or its
-            task.
+        user_modules: the modules of `--import`, which define parts of the model, or its task.
     """
     formats = [formats] if isinstance(formats, str) else formats
     run = Path(run)
@@ -124,9 +117,7 @@ def export_run(
             replace_weights(folder, Path(weights))
         # A bundle that cannot be loaded is not exported.
         bundle = load_bundle(folder, user_modules=user_modules)
-        reports: ParityReports = {}
-        if formats:
-            reports = write_formats(bundle, run, folder, formats, grid)
+        reports = write_formats(bundle, run, folder, formats, grid) if formats else {}
         written_formats = [
             name for name in formats if any(report["written"] for report in reports[name].values())
         ]
@@ -212,19 +203,17 @@ def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> 
             shutil.copytree(path, folder / path.name)
 
 
-def set_decoder(
-    bundle: Path, out: Path, fitted: FittedDecoder, language_models: Path | None
-) -> None:
+def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, models: Path | None) -> None:
     """Copy a bundle with a fitted decoder to ``out``, which may be the same folder.
 
     The results in the model card are left out. No format contains a decoder.
 
-    language_models: the file of the decoder's language models; None for greedy decoding.
+    models: the file of the decoder's language models; None for greedy decoding.
     """
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder, formats=FORMATS)
         write_card_without_results(folder)
-        _write_decoder(folder, fitted, language_models)
+        _write_decoder(folder, fitted, models)
 
 
 def _write_decoder(

@@ -53,10 +53,8 @@ def require_supported(names: Sequence[str], task: Task) -> None:
             raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(FORMATS)}.")
     supported = [name for name, form in FORMATS.items() if form.supports(task)]
     if unsupported := [name for name in names if name not in supported]:
-        formats = ", ".join(supported) or "none"
-        raise ConfigError(
-            f"{', '.join(unsupported)} is not a format of a {task.model_name}, which has {formats}."
-        )
+        formats, refused = ", ".join(supported) or "none", ", ".join(unsupported)
+        raise ConfigError(f"{refused} is not a format of a {task.model_name}, which has {formats}.")
 
 
 def describe_failures(reports: ParityReports) -> list[str]:
@@ -105,10 +103,8 @@ def write_formats(
         else:
             for file in chain.from_iterable(item.files for item in missed):
                 (folder / name / file).unlink()
-        parity = {
-            "versions": versions(FORMATS[name].packages),
-            "compared_with_the_trained_model": by_candidate,
-        }
+        used = versions(FORMATS[name].packages)
+        parity = {"versions": used, "compared_with_the_trained_model": by_candidate}
         (folder / name / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
         write_checksums(folder / name)
     return reports

@@ -141,7 +141,6 @@ def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object
 
 
 def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
-    is_parakeet = hasattr(model, "ctc_head")
     weights: dict[str, Tensor] = {}
     prefix = "encoder" if hasattr(model, "encoder") else model.base_model_prefix
     for part in (network.encoder.modules["CNN"], network.encoder.modules["Transformer"]):
@@ -149,7 +148,7 @@ def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
             weights[f"{prefix}.{getattr(part, 'prefix', '')}{name.removeprefix('body.')}"] = tensor
     weight, bias = network.ctc_lin.weight, network.ctc_lin.bias
     bias = weight.new_zeros(len(weight)) if bias is None else bias
-    if is_parakeet:  # the head is a convolution
+    if hasattr(model, "ctc_head"):  # of Parakeet: a convolution
         return weights | {"ctc_head.weight": weight.unsqueeze(-1), "ctc_head.bias": bias}
     return weights | {"lm_head.weight": weight, "lm_head.bias": bias}
 
@@ -163,17 +162,14 @@ def _log_probs(
 
     Some feature extractors pad even a single clip by a frame, which is cut off.
     """
+    extract = pipeline.feature_extractor
+    options = {"return_tensors": "pt", "return_attention_mask": True}
     frames = torch.from_numpy(lengths)
     for name in ("compute_features", "CNN"):
         frames = modules[name].subsampling.count(frames)
     outputs = []
     for samples, length, count in zip(audio, lengths, frames.tolist(), strict=True):
-        inputs = pipeline.feature_extractor(
-            samples[:length],
-            sampling_rate=pipeline.feature_extractor.sampling_rate,
-            return_tensors="pt",
-            return_attention_mask=True,
-        )
+        inputs = extract(samples[:length], sampling_rate=extract.sampling_rate, **options)
         outputs.append(pipeline.model(**inputs).logits[0, :count].log_softmax(-1).numpy())
     return join(outputs)
 

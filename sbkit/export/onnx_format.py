@@ -59,11 +59,8 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     candidates: list[Candidate] = []
     if bundle.labels is not None:
         noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
-        program = trace(
-            WaveformModel(bundle.model.network).eval(),
-            noise,
-            torch.tensor([rate, rate * 3 // 4, rate // 2]),
-        )
+        lengths = torch.tensor([rate, rate * 3 // 4, rate // 2])
+        program = trace(WaveformModel(bundle.model.network).eval(), noise, lengths)
         metadata |= {"tokens": write_tokens(bundle, folder).name}
         outputs = ["log_probs", "frame_lengths"]
         model = make_onnx(program, ["audio", "audio_lengths"], outputs)
@@ -92,14 +89,10 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
     """Translate a traced graph to ONNX, check it, and remove the names of local folders."""
     onnx = require_package("onnx", extra="export")
     require_package("onnxscript", extra="export")
+    names: dict[str, Any] = {"input_names": inputs, "output_names": outputs}
     try:
         onnx_program = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=inputs,
-            output_names=outputs,
-            verbose=False,
+            program, dynamo=True, opset_version=OPSET, verbose=False, **names
         )
         assert onnx_program is not None
         model = onnx_program.model_proto
@@ -218,11 +211,9 @@ def _write_chunk(
     noise = torch.randn(EXAMPLE_BATCH, stream.chunk_samples, generator=generator) / 10
     lengths = torch.tensor([stream.chunk_samples, stream.chunk_samples, stream.chunk_samples // 2])
     sessions = {0: Dim.DYNAMIC}
-    program = trace(
-        ChunkModel(stream, network.model).eval(),
-        *(noise, lengths, *state.values()),
-        dynamic_shapes=(sessions, sessions, tuple(sessions for _ in state)),
-    )
+    example = (noise, lengths, *state.values())
+    shapes = (sessions, sessions, tuple(sessions for _ in state))
+    program = trace(ChunkModel(stream, network.model).eval(), *example, dynamic_shapes=shapes)
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
     tail = getattr(network, "tail_samples", 0)
@@ -334,11 +325,9 @@ def write_graphs(
     graphs = bundle.task.graphs
     model = bundle.model
     rate = bundle.config.sample_rate
-    metadata = {
-        "sample_rate": rate,
-        WEIGHTS_SHA256: read_checksums(folder.parent).get(WEIGHTS_FILE, ""),
-        SETTINGS_JSON: json.dumps(model.settings),
-    }
+    weights = read_checksums(folder.parent).get(WEIGHTS_FILE, "")
+    settings = json.dumps(model.settings)
+    metadata = {"sample_rate": rate, WEIGHTS_SHA256: weights, SETTINGS_JSON: settings}
     noise = next(Grid(batch_sizes=(EXAMPLE_BATCH,), seconds=(1.0,)).cases(rate))
     written = []
     for name, graph in graphs.items():

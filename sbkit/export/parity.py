@@ -218,22 +218,17 @@ class Comparison:
             return [self.failure]
         reasons = []
         for agreement in (self.grid, self.clips) if self.candidate.is_exact else ():
-            worst, differing = agreement.largest_difference, agreement.utterances_with_other_tokens
+            worst, others = agreement.largest_difference, agreement.utterances_with_other_tokens
             if not worst <= self.max_difference:
                 reasons.append(
                     f"log-probabilities differ by {worst:.1e} ({agreement.where}); at most "
                     f"{self.max_difference:.0e} is allowed"
                 )
-            if differing:
-                reasons.append(
-                    f"{differing} of {agreement.utterances} utterances have other tokens"
-                )
+            if others:
+                reasons.append(f"{others} of {agreement.utterances} utterances have other tokens")
         by_words = self.bundle.config.has_words
-        rates, trained_rates = (
-            errors.rates(by_words=by_words) for errors in (self.errors, self.trained_errors)
-        )
-        name, rate = next(iter(rates.items()))
-        trained_rate = trained_rates[name]
+        name, rate = next(iter(self.errors.rates(by_words=by_words).items()))
+        trained_rate = self.trained_errors.rates(by_words=by_words)[name]
         # Rounded, because 4 of 400 words are a bit above 0.01.
         if round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE:
             reasons.append(

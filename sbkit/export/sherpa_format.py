@@ -68,14 +68,8 @@ def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         )
     runs = write(bundle, file)
     recognizer = load(model=str(file), tokens=str(write_tokens(bundle, folder)))
-    return [
-        Candidate(
-            name=model_type,
-            files=(MODEL_FILE,),
-            transcribe=partial(_transcribe, recognizer),
-            **runs,
-        )
-    ]
+    transcribe = partial(_transcribe, recognizer)
+    return [Candidate(name=model_type, files=(MODEL_FILE,), transcribe=transcribe, **runs)]
 
 
 def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:

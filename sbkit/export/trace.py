@@ -59,15 +59,14 @@ def trace(
     ``dynamic_shapes``, in the form of torch.export, replaces these dynamic dimensions.
     """
     default = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
+    dynamic_shapes = dynamic_shapes or default
     keep_device_guard()
     # The ONNX exporter gives an attention bias other strides if it requires a gradient.
     module.requires_grad_(False)
     with torch.no_grad(), quiet_exporters():
         try:
             module(*example)  # fills the module's caches with real tensors
-            return torch.export.export(
-                module, example, dynamic_shapes=dynamic_shapes or default, strict=False
-            )
+            return torch.export.export(module, example, dynamic_shapes=dynamic_shapes, strict=False)
         except Exception as error:  # a user's part may use anything
             raise BundleError(
                 "torch.export cannot trace this model for any batch size and length: it raised "

@@ -63,11 +63,9 @@ def hash_sentences(sentences: Iterable[str]) -> Array:
 
 def describe_seen(counts: Mapping[str, Any]) -> str:
     """Write the figure SEEN in one line."""
-    share = 100 * counts["seen"] / max(counts["of"], 1)
-    return (
-        f"The language model has seen {counts['seen']} of {counts['of']} test sentences "
-        f"({share:.1f} %)"
-    )
+    seen, total = counts["seen"], counts["of"]
+    share = 100 * seen / max(total, 1)
+    return f"The language model has seen {seen} of {total} test sentences ({share:.1f} %)"
 
 
 def save(

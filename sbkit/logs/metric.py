@@ -59,10 +59,8 @@ def base_name(name: str) -> str:
 def describe_values(metrics: Metrics, values: Mapping[str, float]) -> list[str]:
     """Write each value with its name and unit."""
     plain = Metric(is_fraction=False)  # for a value that the recipe does not declare
-    return [
-        f"{name} {metrics.get(base_name(name), plain).as_text(value)}"
-        for name, value in values.items()
-    ]
+    metric_of = {name: metrics.get(base_name(name), plain) for name in values}
+    return [f"{name} {metric_of[name].as_text(value)}" for name, value in values.items()]
 
 
 class BestKey(NamedTuple):

@@ -191,12 +191,10 @@ class TrainingProgress:
         """Update the live line, which is logged if the last line was logged a minute ago."""
         now = self.clock()
         self._recent_steps.append((figures.step, now - self._paused_seconds))
-        line = self._line(
-            figures,
-            values=[f"lr {figures.learning_rate:.1e}"],
-            waiting_text=f"waiting {100 * figures.data_wait_share:.0f} %",
-            validations_left=self.total_epochs - figures.epoch + 1,
-        )
+        values = [f"lr {figures.learning_rate:.1e}"]
+        waiting = f"waiting {100 * figures.data_wait_share:.0f} %"
+        left = self.total_epochs - figures.epoch + 1
+        line = self._line(figures, values=values, waiting_text=waiting, validations_left=left)
         self._live_line.show(line, now)
 
     def report_epoch(self, figures: EpochFigures) -> None:

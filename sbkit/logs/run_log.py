@@ -55,8 +55,7 @@ class Figures:
         """Return all figures as one flat line of the log."""
         record: Record = {"kind": self.kind, **vars(self), **self.logged}
         del record["metrics"], record["logged"]
-        clashes = record.keys() & self.metrics.keys()
-        if clashes:
+        if clashes := record.keys() & self.metrics.keys():
             raise ConfigError(
                 f"A metric may not be called {min(clashes)}, as the run log has such a figure."
             )
@@ -194,13 +193,11 @@ class RunLog:
 
 
 def _open_tensorboard(folder: Path, purge_step: int) -> Any:
-    if find_spec("tensorboard") is None:
-        logger.info(
-            "No TensorBoard files without tensorboard: pip install 'sbkit[curves]' adds it."
-        )
-        names = ("add_scalar", "add_figure", "flush", "close")
-        return SimpleNamespace(**dict.fromkeys(names, _do_nothing))
-    return import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=purge_step)
+    if find_spec("tensorboard") is not None:
+        return import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=purge_step)
+    logger.info("No TensorBoard files without tensorboard: pip install 'sbkit[curves]' adds it.")
+    names = ("add_scalar", "add_figure", "flush", "close")
+    return SimpleNamespace(**dict.fromkeys(names, _do_nothing))
 
 
 def _do_nothing(*_: object) -> None:

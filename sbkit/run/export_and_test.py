@@ -112,10 +112,7 @@ def has_finished_bundle(bundle: Path, files: Mapping[str, bytes], *, is_fitted: 
 
 
 def fit(
-    setup: RunSetup,
-    brain: Brain,
-    decoder: BeamDecoder | None,
-    placement: Placement,
+    setup: RunSetup, brain: Brain, decoder: BeamDecoder | None, placement: Placement
 ) -> FittedDecoder:
     """Fit a decoder, and the confidences of words, with the weights in memory."""
     settings, valid = setup.values.settings, setup.splits.valid
@@ -127,12 +124,9 @@ def fit(
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
         bundle = TorchBundle(config, task, setup.labels, model=model)
-        sample = sample_validation(
-            bundle,
-            valid,
-            with_attention=decoder is not None and decoder.attention_rescoring,
-            batch_seconds=batch_seconds_of(setup),
-        )
+        rescores = decoder is not None and decoder.attention_rescoring
+        seconds = batch_seconds_of(setup)
+        sample = sample_validation(bundle, valid, with_attention=rescores, batch_seconds=seconds)
         brain.leave_if_asked()
         aligner = bundle.decoder_pool.decoder.aligner
         return fit_decoder(decoder, aligner, sample, splits=[*valid], by_words=config.has_words)

@@ -164,11 +164,9 @@ def _replace_language_models(
         table = bundle.config.text_table
         if lm_text.files:
             evaluated = sets if splits is None else {**splits.evaluated(), **sets}
-            lm_text = replace(
-                lm_text,
-                sentences=partial(read_sentences, lm_text.files, table, tables),
-                held_out={name: read_column(rows, "text") for name, rows in evaluated.items()},
-            )
+            sentences = partial(read_sentences, lm_text.files, table, tables)
+            held_out = {name: read_column(rows, "text") for name, rows in evaluated.items()}
+            lm_text = replace(lm_text, sentences=sentences, held_out=held_out)
         elif splits is not None:
             lm_text = replace(lm_text, sentences=partial(read_column, splits.train, "text"))
         text_encoder = LmTextEncoder(tokenizer=bundle.tokenizer, table=table)
@@ -187,10 +185,8 @@ def _make_decoder(
     has_attention = bundle.model.network.seq_lin is not None and settings.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
         raise ConfigError("`attention_rescoring` needs a trained attention decoder.")
-    changes = {
-        "beam_size": options.beam_size,
-        "attention_rescoring": options.attention_rescoring if has_attention else False,
-    }
+    rescores = options.attention_rescoring if has_attention else False
+    changes = {"beam_size": options.beam_size, "attention_rescoring": rescores}
     current = settings if bundle.decoder is None else bundle.decoder.plain()
     decoder_settings = {name: current[name] for name in changes if name in current}
     decoder_settings |= {name: value for name, value in changes.items() if value is not None}
