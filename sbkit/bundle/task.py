@@ -74,8 +74,8 @@ class Task:
     Methods import what they need, so that the module of a task imports without torch.
 
     >>> from sbkit.tasks.recognition.task import Recognition
-    >>> Recognition().name, Recognition.predicts, [*Recognition.metrics]
-    ('sbkit.tasks.recognition.task.Recognition', 'text', ['CER', 'WER'])
+    >>> Recognition().name, Recognition.predicts, next(iter(Recognition.metrics))
+    ('sbkit.tasks.recognition.task.Recognition', 'text', 'CER')
     """
 
     model_name: ClassVar[str] = "model"  # in messages and cards, such as "speech recognizer"

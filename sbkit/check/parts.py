@@ -1,5 +1,6 @@
 """The parts of a run as a tree, for `sbkit config --parts`."""
 
+import math
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -46,8 +47,12 @@ def _describe(run: CheckedRun, path: Row, part: nn.Module) -> list[Row]:
     parameters, optimizers = [*part.parameters()], run.brain.optimizers_dict or {}
     learning = {id(parameter) for parameter in parameters if parameter.requires_grad}
     trainable = "yes" if len(learning) == len(parameters) else "partly" if learning else "no"
-    if learning and (frozen := run.brain.training_step.freezing.steps.get(dotted(path))):
-        trainable = f"except in steps {frozen[0]:g} to {frozen[1]:g}"
+    steps = run.brain.training_step.freezing.steps
+    declared = [steps.get(dotted(path[:depth])) for depth in range(len(path), 0, -1)]
+    if learning and (frozen := next(filter(None, declared), None)):
+        trainable = f"except in steps {frozen[0] + 1:g} to {frozen[1]:g}"
+        if math.isinf(frozen[1]):
+            trainable = f"until step {frozen[0]:g}"
     ids = {
         key: {id(p) for g in o.param_groups for p in g["params"]} for key, o in optimizers.items()
     }

@@ -6,6 +6,7 @@ it. The dry run calls neither the hooks of a test nor those of later epochs.
 
 import math
 import sys
+import traceback
 from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from sbkit.base.ranges import KEYS, RANGES, Kind, out_of_range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import BundleContents
 from sbkit.bundle.config import BundleConfig
-from sbkit.bundle.task import load_task
+from sbkit.bundle.task import ClipBatch, load_task
 from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
 from sbkit.checkpoint.checkpointer import PARTS, Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
@@ -33,7 +34,7 @@ from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import bundle_weights, describe_parts
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
-from sbkit.runtime.torch_model import TorchModel, assemble
+from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
 from sbkit.train.optimizers import FREEZE
 from sbkit.train.schedule import MAX_SCHEDULED_STEPS
 from sbkit.train.setup import load_initial_weights
@@ -280,9 +281,28 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         network, parts = assemble(BundleContents(config, task, labels), modules)
         weights = bundle_weights(run.model.state_dict(), root, task)
         check_same_model(weights, network.model.state_dict(), source=f"{values.folder}/bundle")
-        TorchModel(network, parts=parts, sample_rate=rate)
+        model = TorchModel(network, parts=parts, sample_rate=rate)
+        yield from _try_task(run, TorchBundle(config, task, labels, model=model))
     except SbkitError as error:
         key = next((key for key in run.declared.document.root if f"`{key}`" in str(error)), "model")
         problem = f"No bundle can hold the model. {error}".rstrip(".")
         stops = recipe.has_model or bool(values.settings.get("export_formats"))
         yield run.finding(key, problem=problem, stops=stops)
+
+
+def _try_task(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
+    """Find a `predict` or `result` of the task that fails, as the test of the run would."""
+    task, rate = bundle.task, bundle.config.sample_rate
+    if not task.scores_bundles:
+        return
+    batch = ClipBatch(clips=[np.zeros(rate, np.int16)], times=True)
+    try:
+        (prediction,) = task.predict(bundle, batch)
+        task.result(prediction, run.data.splits.train[0], config=bundle.config)
+    except Exception as error:  # whatever a task of the user's raises
+        *_, call = traceback.extract_tb(error.__traceback__)
+        yield run.finding(
+            "recipe",
+            problem=f"`predict` or `result` of {task.name} fails for a second of silence "
+            f"({type(error).__name__}: {error}, in line {call.lineno} of {call.filename})",
+        )

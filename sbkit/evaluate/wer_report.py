@@ -193,10 +193,11 @@ def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
     num_written = sum(map(len, texts))
     num_spoken = sum(utterance.errors.characters.reference_length for utterance in scored)
     if num_written < MAX_SILENT_SHARE * num_spoken:
-        cause = "; the beam's words come from its language model" if greedy else ""
+        by_beam = sum(len(utterance.hypothesis.strip()) for utterance in scored)
+        beam = f"; the beam wrote {by_beam} characters" if greedy else ""
         yield (
             f"greedy decoding wrote {num_written} of {num_spoken} characters, and nothing for "
-            f"{texts.count('')} of {plural(len(texts), 'utterance')}{cause}"
+            f"{texts.count('')} of {plural(len(texts), 'utterance')}{beam}"
         )
 
 

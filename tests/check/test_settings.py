@@ -195,7 +195,7 @@ def test_config_prints_the_parts_as_a_tree(
     for facts in (
         r"CNN +ConvFrontEnd +[\d,]+ +no +float32, int64 +\S+$",
         r"0-1 +ConformerBlock +2 x [\d,]+ +yes +float32 +\S+ +opt_class$",
-        r"2 +ConformerBlock +[\d,]+ +except in steps 0 to 9 +float32 +\S+ +opt_class$",
+        r"2 +ConformerBlock +[\d,]+ +except in steps 1 to 9 +float32 +\S+ +opt_class$",
     ):
         assert re.search(rf"(?m)^ +{facts}", table), table
     assert "compute_features" in outside and not (tmp_path / "run").exists()
