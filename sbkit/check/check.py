@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+from speechbrain.utils.distributed import MainProcessContext
 from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
@@ -171,7 +172,7 @@ def check_before_training(values: RunValues, data: RunData | None = None) -> Run
 
     Returns the data of the run.
     """
-    with single_rank():
+    with single_rank(), MainProcessContext():  # SpeechBrain would wait for the other ranks
         result = check_run(DeclaredRun(values), data=data)
     findings = result.findings
     errors = [finding for finding in findings if finding.stops]

@@ -201,3 +201,13 @@ def test_dry_run_of_a_healthy_step_trains_everything(workplace: Workplace, tmp_p
     assert not (tmp_path / "run").exists()
     assert not module._global_forward_hooks
     assert not module._global_forward_pre_hooks
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_first_of_two_ranks_checks_while_the_other_waits(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    options = ("--number_of_epochs=1", "--check=True")
+    process = workplace.train_forked(tmp_path / "run", *options, ranks=2)
+    assert process.returncode == 0, process.stderr
