@@ -15,7 +15,7 @@ RECIPE = (
     (USER_PARTS / "my_curriculum.py")
     .read_text("utf-8")
     .replace(  # ranks log other names
-        'self.log("utterances", batch.weights, int(should_step))',
+        'self.log("seconds", batch.seconds, batch.weights)',
         'for name in [f"of_rank_{rank()}", "rows"][:: 1 - 2 * rank()]: '
         "self.log(name, batch.weights, int(should_step))",
     )

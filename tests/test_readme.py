@@ -145,13 +145,13 @@ def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def copy_user_files(folder: Path) -> None:
     """Write the YAMLs and modules that the pages of the guide show."""
-    for name in ("my_models.py", "my_recipe.py", "my_curriculum.py"):
+    for name in ("my_models.py", "my_recipe.py", "my_curriculum.py", "my_step.py"):
         shutil.copy(ROOT / "tests/user_parts" / name, folder)
     shutil.copy(ROOT / "docs/examples/two_views.py", folder)
     yamls = {
         "deep.yaml": ("yaml.md", 1),
         "mine.yaml": ("own-parts.md", 0),
-        "two_views.yaml": ("own-parts.md", -2),
+        "two_views.yaml": ("own-parts.md", 4),
     }
     for name, (page, index) in yamls.items():
         text = (GUIDE / page).read_text("utf-8")
@@ -391,8 +391,8 @@ def test_pages_show_files_that_tests_train() -> None:
     )
     for block in blocks(yaml, "yaml")[0].split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
-    shown = [(folder / f"{name}.py").read_text("utf-8") for name in ("my_models", "my_curriculum")]
-    assert blocks(parts, "python") == shown
+    names = ("my_models", "my_curriculum", "my_step")
+    assert blocks(parts, "python") == [(folder / f"{n}.py").read_text("utf-8") for n in names]
     recipe, own_task, own_brain, own_recipe = blocks(task, "python")
     assert recipe == (folder / "my_recipe.py").read_text("utf-8")
     language_id = ROOT / "docs/examples/language_id"

@@ -1,5 +1,6 @@
 """The transducer of docs/examples, which decodes no frames of CTC, does what a recognizer does."""
 
+import re
 import shutil
 from operator import setitem
 from pathlib import Path
@@ -31,6 +32,23 @@ def run(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     wrong.write_text(yaml.read_text().replace("decoder: null", ""))
     assert workplace.train_here(folder / "wrong", *SIZES, yaml=wrong, tiny=TINY) == BAD_INPUT
     return folder / "run"
+
+
+@pytest.mark.slow
+def test_check_names_the_line_where_predict_fails(
+    run: Path, workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run.parent
+    for name in ("transducer.py", "transducer_recipe.py", "transducer.yaml"):
+        text = (folder / name).read_text().replace("transducer", "broken")
+        (folder / name.replace("transducer", "broken")).write_text(
+            text.replace("bundle.predict(", "bundle.nothing(")
+        )
+    yaml = folder / "broken.yaml"
+    assert workplace.train_here(folder / "broken", *SIZES, yaml=yaml, tiny=TINY) == BAD_INPUT
+    assert re.search(
+        r"`predict` or `result` .*, in line \d+ of .*/broken.py", capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.lm.language_models import TOKENS, WORDS, load_language_models
 from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
-from sbkit.models.encoder import make_encoder
+from sbkit.models.encoder import find_subsampling
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 from sbkit.text.transcripts import check_tag_names
@@ -60,9 +60,10 @@ def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, labels: Tokenizer, placement: Placement
 ) -> Loaders:
     """Leave out training utterances that CTC cannot learn, log them, and make the loaders."""
-    subsampling = make_encoder(hparams).subsampling
+    subsampling = find_subsampling(hparams)
     num_listed = len(splits.train)
-    splits = leave_out_impossible(splits, labels, subsampling, hparams["speeds"])
+    if subsampling is not None:
+        splits = leave_out_impossible(splits, labels, subsampling, hparams["speeds"])
     if num_listed and not len(splits.train):
         left_out = splits.excluded[-1]
         raise DataError(
@@ -117,7 +118,10 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
 
 
 def _log_texts(
-    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, settings: Mapping[str, Any]
+    splits: Splits,
+    tokenizer: Tokenizer,
+    subsampling: Subsampling | None,
+    settings: Mapping[str, Any],
 ) -> None:
     """Log how texts are normalized, and how many transcripts no model can produce."""
     language = settings["language"]
@@ -126,7 +130,7 @@ def _log_texts(
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
         num_unknown = transcripts.unknown.sum()
-        num_long = len(transcripts.too_short(subsampling))
+        num_long = len(transcripts.too_short(subsampling)) if subsampling else 0
         for count, reason in (
             (num_unknown, "characters that are not in the training text"),
             (num_long, "more text than the frames of the audio can hold"),

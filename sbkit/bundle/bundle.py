@@ -236,12 +236,12 @@ class Bundle(BundleContents):
 
     def with_decoder(self, name: str | None) -> Self:
         """Return the bundle with the decoder of this name; None keeps the bundle's."""
-        if name not in (None, GREEDY, BEAM):
-            raise ConfigError(f"`decoder` must be {GREEDY} or {BEAM}; got {name}.")
-        if name is not None:
-            self.task.require_frames(f"The decoder {name}")
         if name == GREEDY:
             return replace(self, decoder=None)
+        if name not in (None, BEAM):
+            raise ConfigError(f"`decoder` must be {GREEDY} or {BEAM}; got {name}.")
+        if name == BEAM:
+            self.task.require_frames("The decoder beam")
         if name == BEAM and self.decoder is None:
             raise ConfigError(
                 "The decoder beam needs language models and weights, which this model lacks. Tune "

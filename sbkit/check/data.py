@@ -31,7 +31,7 @@ from sbkit.data.splits import (
     sample_counts,
     spread_rows,
 )
-from sbkit.models.encoder import head_size, make_encoder
+from sbkit.models.encoder import find_subsampling, head_size, make_encoder
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.text.languages import languages_of, script_of
@@ -166,9 +166,9 @@ def _check_texts(run: CheckedRun, transcripts: Mapping[str, Transcripts]) -> Ite
 def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     """Find utterances with fewer frames than CTC needs, to which the loss gives no weight."""
     transcripts = read_all_transcripts(run)
-    if not transcripts:
+    subsampling = find_subsampling(run.own.hparams) if transcripts else None
+    if subsampling is None:
         return
-    subsampling = make_encoder(run.own.hparams).subsampling
     fastest = fastest_percent(run.values.settings.get("speeds") or [1.0])
     too_short = {
         name: split.too_short(subsampling, fastest if name == TRAIN else 100)

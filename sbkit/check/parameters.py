@@ -39,6 +39,8 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
             fix = f"Add `!ref <{path[0]}>` to the list of `model`, or take it out of the YAML."
         else:
             fix = f"Make `{name}` a torch.nn.ModuleList or a part of `model`."
+            if path[:2] == ("brain", "network"):
+                fix = "Declare it in the YAML, in `model`, and in `parts` of the Brain."
         if path not in learning and path[:-1] not in owned_paths:
             helper = path[0] if is_in_yaml else path[1]
             fix = f'If it is to stay frozen, declare it in the Brain: `helpers = ("{helper}",)`.'

@@ -23,7 +23,7 @@ def list_reached(
     """Return what of the user's a YAML reaches outside of its run folder, but for its data.
 
     That is hashes of modules by name, and of files and folders by the text that names them: of
-    files that a value names, and of folders that an argument of an object names.
+    files and bundles that a value names, and of folders that an argument of an object names.
 
     given_modules: those of a recipe given in Python. What `__main__` defines has no file.
     """
@@ -44,7 +44,8 @@ def _lies_apart(text: str, run: Path, *, is_argument: bool) -> bool:
     """Return whether a text names a file or folder that is neither in the run folder nor above."""
     with suppress(OSError):  # of a text that is too long for a path
         path = Path(text).resolve()
-        if path.is_file() or (is_argument and path.is_dir()):
+        is_bundle = (path / "config.json").is_file()  # such as that of a teacher
+        if path.is_file() or is_bundle or (is_argument and path.is_dir()):
             return not (path.is_relative_to(run) or run.is_relative_to(path))
     return False
 

@@ -84,6 +84,12 @@ class FeatureEncoder(Encoder):
         return subsampling.then(self.backbone.subsampling)
 
 
+def find_subsampling(parts: Mapping[str, nn.Module | None]) -> Subsampling | None:
+    """Return the subsampling of a declared encoder; None if all parts have names of their own."""
+    is_declared = any(parts.get(name) is not None for name in (ENCODER, *COMPOSED))
+    return make_encoder(parts).subsampling if is_declared else None
+
+
 def make_encoder(parts: Mapping[str, nn.Module | None]) -> Encoder:
     """Assemble an encoder from its parts."""
     declared = {k: part for k in (ENCODER, *COMPOSED) if (part := parts.get(k)) is not None}

@@ -33,7 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from sbkit.audio.random_draws import seeded_draws
-from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
+from sbkit.base.errors import BundleError, ConfigError, StopRequestedError, translate
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.base.stores import store_patience
@@ -270,7 +270,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
             if isinstance(part, nn.Module):
                 part.to(self.device)
         labels = task.model_arguments(settings.get(task.label_key))
-        return task.model_class()(model=self.modules["model"], **parts, **labels)
+        kind = task.model_class()
+        sentence = f"{kind.__name__} cannot be made of {', '.join(parts)}: %s. Name the YAML keys "
+        sentence += f"that it takes in `parts` of {type(self).__name__}."
+        faults = KeyError, TypeError, AttributeError  # of a part that it lacks
+        with translate(faults, ConfigError, lambda e: sentence % f"{type(e).__name__} ({e})"):
+            return kind(model=self.modules["model"], **parts, **labels)
 
     def _reset_position(self) -> None:
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
@@ -492,6 +497,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step += 1
             self._is_last = is_last
             steps_before = self.optimizer_step
+            self._set_rate()  # here, so that a recipe's own `fit_batch` follows the schedule
             with device_errors(self):
                 objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
@@ -576,7 +582,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         batch = self.to_device(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
             self.training_step.begin()
-        self._set_rate()
         with self._seeded(batch):
             self.on_fit_batch_start(batch, self.should_step)
             with self.no_sync(not self.should_step), memory_errors(batch):
