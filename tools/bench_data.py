@@ -23,7 +23,7 @@ from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -131,20 +131,23 @@ def start_run(file: str, *arguments: str) -> None:
     file: for the figures of each rank.
     """
     keep_freed_memory()
+    run = Run(*parse_command(["hparams/ctc.yaml", *arguments]))
+    fit_batch = Brain.fit_batch
 
-    def measure_and_leave(brain: Brain, batch: object) -> NoReturn:
-        assert brain.loaders is not None
+    def measure_and_leave(brain: Brain, batch: object) -> object:
+        if brain.run_folder != run.folder or brain.loaders is None:  # of the check
+            return fit_batch(brain, batch)
         gather_over_ranks(None)  # until all have their first batch
         of_ranks = gather_over_ranks(measure_processes())
         if rank() == 0:
             Path(file).write_text(json.dumps(of_ranks))
         brain.optimizer_step = brain.step = len(brain.loaders.train) // 2
         brain.save_or_leave.save()
-        brain.save_or_leave.leave(brain.optimizer_step)
+        return brain.save_or_leave.leave(brain.optimizer_step)
 
     stopping = patch.object(Brain, "fit_batch", measure_and_leave)
     with stopping, log_to_screen(), suppress(StopRequestedError):
-        Run(*parse_command(["hparams/ctc.yaml", *arguments])).train()
+        run.train()
 
 
 def measure_processes() -> dict[str, float]:
