@@ -271,10 +271,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 part.to(self.device)
         labels = task.model_arguments(settings.get(task.label_key))
         kind = task.model_class()
-        sentence = f"{kind.__name__} cannot be made of {', '.join(parts)}: %s. Name the YAML keys "
-        sentence += f"that it takes in `parts` of {type(self).__name__}."
-        faults = KeyError, TypeError, AttributeError  # of a part that it lacks
-        with translate(faults, ConfigError, lambda e: sentence % f"{type(e).__name__} ({e})"):
+
+        def describe(error: Exception) -> str:
+            return (
+                f"{kind.__name__} cannot be made of {', '.join(parts)} ({type(error).__name__}: "
+                f"{error}). Name the YAML keys that it takes in `parts` of {type(self).__name__}."
+            )
+
+        with translate((KeyError, TypeError, AttributeError), ConfigError, describe):
             return kind(model=self.modules["model"], **parts, **labels)
 
     def _reset_position(self) -> None:

@@ -22,6 +22,7 @@ FILES = {
     "words.txt": ("one", "words"),
     "table.csv": ("a,b", "tokenizer.tables.1"),
     "talks.txt": ("hello", "lm_text"),
+    "teacher/config.json": ("{}", "teacher"),
     "noise/deep/b.wav": ("noise", "noise.folder"),
     "noise/new.wav": ("", "noise.folder"),
     "noise/.git/index": ("", ""),
@@ -37,6 +38,7 @@ data_folder: {1}/data
 lm_text: [{0}/talks.txt]
 clips: {1}/clips
 words: {0}/words.txt
+teacher: {0}/teacher
 tokenizer: !new:edited_lab.models.build
     model_file: !ref <output_folder>/tokenizer.model
     corpus: !ref <data_folder>
@@ -83,7 +85,7 @@ def test_edited_file_is_named(folder: Path, name: str) -> None:
 def test_moved_files_are_the_same_and_missing_ones_are_not_compared(folder: Path) -> None:
     before = declare(folder)
     now = declare(folder.rename(folder.with_name("moved")))
-    assert (len(now.modules), len(now.files)) == (7, 4)
+    assert (len(now.modules), len(now.files)) == (7, 5)
     assert differing(now, before) == []
     (folder.with_name("moved") / "table.csv").unlink()
     assert differing(declare(folder.with_name("moved")), now) == []
