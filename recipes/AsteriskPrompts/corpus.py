@@ -12,13 +12,7 @@ from pathlib import Path
 import G722
 import numpy as np
 
-from recipes.debian.release import (
-    PASS_A_RELEASE,
-    ReleaseRow,
-    ensure_release,
-    find_one,
-    write_tsvs,
-)
+from recipes.debian.release import PASS_A_RELEASE, ReleaseRow, ensure_release, find_one, write_tsvs
 from recipes.debian.release import splits as splits
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
@@ -62,10 +56,7 @@ def about(settings: SettingValues) -> Mapping[str, str]:
 
 def read(settings: SettingValues, split: str) -> Manifest:
     """Read one split in the language or languages of the settings; fetch it if it is missing."""
-    releases = {
-        language: prepare_prompts(language=language)
-        for language in language_tags(settings["language"])
-    }
+    releases = {tag: prepare_prompts(language=tag) for tag in language_tags(settings["language"])}
     return Manifest.join(read_releases(releases, split, TableOptions.from_settings(settings)))
 
 

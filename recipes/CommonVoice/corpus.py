@@ -172,14 +172,11 @@ def _find_spontaneous(settings: SettingValues) -> dict[str, Path]:
 
 
 def _find_releases(settings: SettingValues, *splits: str) -> dict[str, Path]:
-    releases = {
-        language: _find_release(settings["data_folder"], language, splits)
-        for language in language_tags(settings["language"])
-    }
+    folder, tags = settings["data_folder"], language_tags(settings["language"])
+    releases = {tag: _find_release(folder, tag, splits) for tag in tags}
     if len(set(releases.values())) < len(releases):
         raise ConfigError(
-            f"`language` names {', '.join(releases)}, but {settings['data_folder']} is of "
-            "one language."
+            f"`language` names {', '.join(releases)}, but {folder} is of one language."
         )
     return releases
 

@@ -36,13 +36,8 @@ def read(settings: SettingValues, split: str) -> Manifest:
         raise ConfigError(
             f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {settings['language']!r}."
         )
-    release = prepare_festvox()
+    release = ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)
     return read_release(release / f"{split}.tsv", TableOptions.from_settings(settings, LANGUAGE))
-
-
-def prepare_festvox() -> Path:
-    """Return the release folder; fetch and write it if it is missing."""
-    return ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)
 
 
 def write_release(root: Path, release: Path) -> None:

@@ -98,8 +98,6 @@ def _list_sources(manifest: Mapping[str, Any]) -> list[str]:
 
 def _check_columns(settings: SettingValues) -> None:
     mappings = {key: settings[key] for key in COLUMN_KEYS if isinstance(settings.get(key), Mapping)}
-    if not mappings:
-        return
     sources = _list_sources(settings["manifest"])
     for column, mapping in mappings.items():
         for table in mapping:
@@ -117,11 +115,8 @@ def read(settings: SettingValues, split: str) -> Manifest | TableFolders:
     manifest, split_of_row = _read_all(settings)
     excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
     columns = manifest.rows.column_names
-    if (
-        split == "train"
-        and "speaker" not in columns
-        and not find_columns(columns, None, SPLIT_COLUMNS)
-    ):
+    has_splits = find_columns(columns, None, SPLIT_COLUMNS)
+    if split == "train" and "speaker" not in columns and not has_splits:
         logger.info(
             f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
             f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."

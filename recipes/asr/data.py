@@ -155,11 +155,8 @@ def prepare_language_models(
     evaluated = splits.evaluated()
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
     if lm_text.files:
-        lm_text = replace(
-            lm_text,
-            sentences=partial(read_sentences, lm_text.files, table, settings),
-            held_out=held_out,
-        )
+        read = partial(read_sentences, lm_text.files, table, settings)
+        lm_text = replace(lm_text, sentences=read, held_out=held_out)
     else:
         keys = [key for name, key in splits.fingerprints.items() if name not in evaluated]
         lm_text = replace(

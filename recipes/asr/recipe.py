@@ -127,11 +127,9 @@ class AsrBrain(Brain):
         if predictions.intermediate is not None:
             intermediate = weighted_ctc("inter_ctc", predictions.intermediate)
             loss = intermediate.interpolate(loss, own_weight=self.hparams.inter_ctc_weight)
-        if predictions.logits is not None:
+        if (logits := predictions.logits) is not None:
             smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
-            attention = attention_loss(
-                predictions.logits, tokens, token_lengths, vocabulary.eos, smoothing
-            )
+            attention = attention_loss(logits, tokens, token_lengths, vocabulary.eos, smoothing)
             attention = weighted("attention", attention)
             loss = loss.interpolate(attention, own_weight=self.hparams.ctc_weight)
         return loss if len(loss.parts) > 1 else Loss(loss.sums, loss.counts)

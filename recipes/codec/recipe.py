@@ -93,13 +93,8 @@ class CodecBrain(Brain):
 
     def score(self, outputs: CodedBatch, batch: Batch) -> list[CodedUtterance]:
         space = self.network.quantizer.space
-        utterances = zip(
-            batch.ids,
-            outputs.codes.cpu().numpy(),
-            outputs.num_frames.tolist(),
-            outputs.mel_distance_sum.tolist(),
-            strict=True,
-        )
+        counts, sums = outputs.num_frames.tolist(), outputs.mel_distance_sum.tolist()
+        utterances = zip(batch.ids, outputs.codes.cpu().numpy(), counts, sums, strict=True)
         return [
             CodedUtterance(
                 mel_distance_per_frame=distance_sum / num_frames,

@@ -53,10 +53,7 @@ def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
 
 
 def ensure_release(
-    name: str,
-    language: str,
-    packages: Sequence[str],
-    write_release: Callable[[Path, Path], None],
+    name: str, language: str, packages: Sequence[str], write_release: Callable[[Path, Path], None]
 ) -> Path:
     """Return the release folder of a language; fetch and write it if no cache has it.
 

@@ -125,11 +125,10 @@ class SynthesisBrain(Brain):
         segment, decoded, lengths = self._vocode(audio, raw, frames, stage)
         distance = mel_distance(model.compute_features, decoded, segment, lengths)
         features = model.mel_decoder(frame_states, mask) * mask
+        examples = audio[:0]
         if stage is Stage.TEST:
             restored = model.mel_decoder.denormalize(features[:NUM_EXAMPLES])
             examples = model.vocode(restored, mask[:NUM_EXAMPLES])
-        else:
-            examples = audio[:0]
         return Synthesized(
             aligned=aligned,
             features=features,
@@ -181,11 +180,8 @@ class SynthesisBrain(Brain):
         durations = aligned.durations
         timing = (outputs.log_durations.exp() - durations * outputs.log_durations) * mask
         square = (outputs.predicted_variances - outputs.variances).square().sum(2) * durations
-        acoustic = (
-            acoustic
-            + settings.duration_weight * timing.sum(1)
-            + settings.variance_weight * square.sum(1)
-        )
+        acoustic = acoustic + settings.duration_weight * timing.sum(1)
+        acoustic = acoustic + settings.variance_weight * square.sum(1)
         alignment = forward_sum_loss(aligned.scores, outputs.frames, batch.symbol_lengths)
         lengths = outputs.segment_lengths.to(frames.device)
         spectral = spectral_distance(outputs.decoded, outputs.segment, lengths)

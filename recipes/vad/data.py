@@ -117,18 +117,12 @@ def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None
             end = round((word.end + WORD_MARGIN_SECONDS) * WINDOWS_PER_SECOND)
             is_near_word[first:end] = True
         speech &= is_near_word
-    return bridge_pauses(speech)
-
-
-def bridge_pauses(speech: Windows) -> Windows:
-    """Label short pauses as speech, such as the closure of a consonant: (W,) -> (W,)."""
-    bridged = speech.copy()
     spoken = np.flatnonzero(speech)
     lengths = np.diff(spoken)  # the windows of a pause, plus one
     is_bridged = (lengths > 1) & (lengths <= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND)
-    for index in np.flatnonzero(is_bridged):
-        bridged[spoken[index] : spoken[index + 1]] = True
-    return bridged
+    for index in np.flatnonzero(is_bridged):  # such as the closure of a consonant
+        speech[spoken[index] : spoken[index + 1]] = True
+    return speech
 
 
 def read_speech(value: str, windows: int) -> Windows:

@@ -109,10 +109,8 @@ class VoiceActivityBrain(Brain):
         else:
             draws[:, 0] = 0.5  # equal silence before and after a clip
         lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device, non_blocking=True)
-        leading = (lead * (silence + 1)).long()
-        audio, speech = add_silence(
-            batch.audio, batch.speech, leading, total=silence, window=window
-        )
+        start = (lead * (silence + 1)).long()
+        audio, speech = add_silence(batch.audio, batch.speech, start, total=silence, window=window)
         lengths = batch.audio_lengths + silence * window
         batch = replace(batch, audio=audio, audio_lengths=lengths)
         audio, lengths = self.augmentation.augment_audio(batch, training=training)

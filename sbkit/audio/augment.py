@@ -260,8 +260,7 @@ class AddNoise(_FolderAugmentation):
             raise ConfigError(
                 f"`snr_db` of AddNoise must be two numbers, such as [5, 20], but is {snr_db!r}."
             )
-        self.min_snr_db = float(snr_db[0])
-        self.max_snr_db = float(snr_db[1])
+        self.min_snr_db, self.max_snr_db = map(float, snr_db)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         draws = draw_uniform(len(lengths), 4).to(audio.device, non_blocking=True).T
@@ -379,10 +378,8 @@ def read_clips(
     files: tuple[tuple[Path, int], ...], sample_rate: int, max_seconds: float, device: torch.device
 ) -> Clips:
     """Read the start of every file, up to ``max_seconds``, onto a device, as int16."""
-    max_samples = max(1, round(max_seconds * sample_rate))
-    clips = [
-        torch.from_numpy(read_audio(file, sample_rate)[:max_samples].copy()) for file, _ in files
-    ]
+    limit = max(1, round(max_seconds * sample_rate))
+    clips = [torch.from_numpy(read_audio(file, sample_rate)[:limit].copy()) for file, _ in files]
     lengths = torch.tensor([len(clip) for clip in clips])
     starts = lengths.cumsum(0) - lengths
     return Clips(torch.cat(clips).to(device), starts.to(device), lengths.to(device))

@@ -140,10 +140,8 @@ def check_values(name: str, block: npt.NDArray[np.float32]) -> float:
     """Return the largest sample; raises AudioError if it is far beyond 1, or not finite."""
     peak = float(np.abs(block).max(initial=0))
     if not peak < MAX_PEAK:  # also true for NaN
-        raise AudioError(
-            "samples out of range",
-            f"Samples stored as floats must lie between -1 and 1, but {name} reaches {peak:g}.",
-        )
+        fault = f"Samples stored as floats must lie between -1 and 1, but {name} reaches {peak:g}."
+        raise AudioError("samples out of range", fault)
     return peak
 
 
@@ -264,7 +262,7 @@ class _PacketReader(_Reader):
         try:
             for packet in packets:
                 try:
-                    frames = _decode_packet(decoder, packet)
+                    frames = _frames_of(decoder, packet)
                 except av.FFmpegError:
                     num_errors += packets.is_sounding and not bytes(packet).startswith(TAG_PREFIXES)
                     continue
@@ -389,19 +387,15 @@ def _open(file: BinaryIO) -> "InputContainer":
     import av
 
     # Without the name of the file, whose extension FFmpeg would believe.
-    nameless = SimpleNamespace(
-        read=file.read, seek=file.seek, tell=file.tell, seekable=file.seekable
-    )
+    stream = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell, seekable=file.seekable)
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
     # PyAV 18 raises UnicodeDecodeError for tags in another encoding; PyAV 19 never does.
     tags: dict[str, Any] = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}
-    container: InputContainer = av.open(nameless, "r", options=options, **tags)
+    container: InputContainer = av.open(stream, "r", options=options, **tags)
     return container
 
 
-def _decode_packet(
-    decoder: "AudioCodecContext", packet: "Packet[AudioStream]"
-) -> "list[AudioFrame]":
+def _frames_of(decoder: "AudioCodecContext", packet: "Packet[AudioStream]") -> "list[AudioFrame]":
     """Decode a packet; raises av.FFmpegError if it is damaged."""
     import av
 
@@ -424,8 +418,5 @@ def _damaged(name: str, seconds: float) -> AudioError:
 
 def not_audio(name: str) -> AudioError:
     """Return the error of a file that is not audio."""
-    return AudioError(
-        "not audio",
-        pointer_sentence(name)
-        or f"The content of {name} is not recognized as audio (wav, flac, ogg, mp3, m4a ...).",
-    )
+    fault = f"The content of {name} is not recognized as audio (wav, flac, ogg, mp3, m4a ...)."
+    return AudioError("not audio", pointer_sentence(name) or fault)

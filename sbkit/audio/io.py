@@ -332,10 +332,7 @@ def has_channel(path: Path | str, channel: int) -> bool:
 
 
 def stream_source(
-    source: AudioSource,
-    sample_rate: float | None,
-    new_rate: int,
-    mixer: ChannelMixer | None = None,
+    source: AudioSource, sample_rate: float | None, new_rate: int, mixer: ChannelMixer | None = None
 ) -> Iterator[Samples]:
     """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
 
@@ -376,9 +373,8 @@ def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, i
     if isinstance(source, Path | str | IOBase | bytes):
         return source, None
     if rate is None:
-        raise AudioError(
-            "no sample rate", "An array needs `sample_rate` in Hz, or a pair (samples, rate)."
-        )
+        fault = "An array needs `sample_rate` in Hz, or a pair (samples, rate)."
+        raise AudioError("no sample rate", fault)
     return source, rate
 
 

@@ -172,9 +172,8 @@ class Segmenter:
     ) -> list["_Cut"]:
         """Return the pauses of samples (S,) where a segment may end."""
         num_windows = len(head) // self._window_samples
-        min_windows = max(
-            MIN_SEGMENT_SECONDS * WINDOWS_PER_SECOND, previous.overlap / self._window_samples
-        )
+        overlap = previous.overlap / self._window_samples
+        min_windows = max(MIN_SEGMENT_SECONDS * WINDOWS_PER_SECOND, overlap)
         margin = round(MARGIN_SECONDS * WINDOWS_PER_SECOND)
         cuts: list[_Cut] = []
         for first, end in pauses.within(head, previous.next_start):

@@ -25,11 +25,8 @@ HEAP_STEP_BYTES = 64 << 20
 MAX_HEAP_TENSOR_BYTES = 32 << 20  # glibc maps larger tensors in any case
 # The environment variables that choose glibc's options or another allocator.
 ALLOCATOR_VARIABLES = (
-    "MALLOC_TRIM_THRESHOLD_",
-    "MALLOC_TOP_PAD_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "GLIBC_TUNABLES",
-    "LD_PRELOAD",
+    *("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"),
+    *("GLIBC_TUNABLES", "LD_PRELOAD"),
 )
 
 _keeps_freed_memory = False

@@ -50,10 +50,8 @@ def allowed_cores() -> int:
 
 def available_memory() -> int:
     """Return the most bytes that this process could allocate; `sys.maxsize` without /proc."""
-    files = [
-        *_cgroup_files("memory.max"),
-        *_cgroup_files("memory.limit_in_bytes", controller="memory"),
-    ]
+    of_version_1 = _cgroup_files("memory.limit_in_bytes", controller="memory")
+    files = [*_cgroup_files("memory.max"), *of_version_1]
     limits = (file.read_text().strip() for file in files)
     byte_limits = [int(limit) for limit in limits if limit != "max"]
     if MEMORY_INFO.exists():

@@ -8,7 +8,6 @@ on tensors. No entry opens a file, a connection or a pickle. An entry that takes
 in a fixed table only.
 """
 
-import inspect
 from importlib import import_module
 from itertools import accumulate
 from pkgutil import iter_modules
@@ -143,18 +142,14 @@ def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozense
         return vars(import_module(module))[attribute]
     if module in user_modules:
         variables = vars(import_module(module))
-        target = variables.get(attribute)
+        value = variables.get(attribute)
         if is_library(variables.get("__file__") or ""):
             raise BundleError(
                 f"{name} is a class of an installed package, which may run code of whoever wrote "
                 "its arguments. Derive a class of yours from it, in a file beside the YAML."
             )
-        if (
-            inspect.isclass(target)
-            and issubclass(target, nn.Module)
-            and target.__module__ == module
-        ):
-            return target
+        if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module:
+            return value
     raise BundleError(
         f"{name} is not on sbkit's list of modules that a model may be built from. If you trust "
         f"its author, pass --import {module or 'MODULE'}, or in Python `user_modules`."

@@ -81,12 +81,12 @@ class BundleFiles:
         if not (folder / CONFIG_FILE).exists():
             raise missing_model(folder, "a bundle", CONFIG_FILE)
         self.folder = folder
-        self._checksums = _read_bytes(folder / CHECKSUMS)
+        self._checksums = read_regular(folder / CHECKSUMS, subject=f"A bundle's {CHECKSUMS}")
         self.config = parse_config(self.read(CONFIG_FILE), file=folder / CONFIG_FILE)
 
     def read(self, name: str) -> bytes:
         """Read a regular file; raises SbkitError if it is missing or has another checksum."""
-        content = _read_bytes(self.folder / name)
+        content = read_regular(self.folder / name, subject=f"A bundle's {name}")
         check_unchanged({name: content}, self._checksums, folder=self.folder)
         return content
 
@@ -94,10 +94,6 @@ class BundleFiles:
         """Read the source of those modules that the bundle holds."""
         stored = [name for name in names if (self.folder / f"{name}.py").exists()]
         return {name: self.read(f"{name}.py") for name in stored}
-
-
-def _read_bytes(file: Path) -> bytes:
-    return read_regular(file, subject=f"A bundle's {file.name}")
 
 
 def parse_config(content: bytes, *, file: Path) -> BundleConfig:

@@ -61,11 +61,11 @@ def decode_clips(
     executor = get_reusable_executor(processes, initializer=begin_work, initargs=(os.getpid(),))
     ahead: deque[Callable[[], DecodedClip]] = deque()
     try:
-        submitted = _submit_clips(
+        calls = _submit_clips(
             lambda *call: executor.submit(*call).result, parts, sample_rate, store
         )
         while True:
-            ahead.extend(islice(submitted, CLIPS_AHEAD * processes - len(ahead)))
+            ahead.extend(islice(calls, CLIPS_AHEAD * processes - len(ahead)))
             if not ahead:
                 return
             yield ahead.popleft()()

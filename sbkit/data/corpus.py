@@ -69,9 +69,7 @@ def list_roots(corpus: Corpus, settings: SettingValues) -> list[Path]:
     roots = [path if path.is_dir() else path.parent for path in tables]
     named = settings.get("data_folder") or ()
     folders = [named] if isinstance(named, str | Path) else named
-    roots += [
-        Path(folder).expanduser().absolute() for folder in folders if "://" not in str(folder)
-    ]
+    roots += [Path(path).expanduser().absolute() for path in folders if "://" not in str(path)]
     return [*dict.fromkeys(roots)]
 
 
@@ -212,15 +210,13 @@ def resolve_splits(
     return roles
 
 
-def splits_by_prefix(
-    available: Sequence[str], settings: SettingValues
-) -> dict[str, tuple[str, ...]]:
+def splits_by_prefix(names: Sequence[str], settings: SettingValues) -> dict[str, tuple[str, ...]]:
     """Return the splits of each role: the key ``splits``, else those that begin as `PREFIXES`."""
     defaults = {
-        role: [split for split in available if split.lower().startswith(prefixes)]
+        role: [split for split in names if split.lower().startswith(prefixes)]
         for role, prefixes in PREFIXES.items()
     }
-    return resolve_splits(settings.get("splits"), defaults, available)
+    return resolve_splits(settings.get("splits"), defaults, names)
 
 
 def to_names(value: Any) -> list[str]:

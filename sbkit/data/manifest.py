@@ -316,9 +316,8 @@ def check_locale(blocks: Iterable[Manifest], language: str) -> Iterator[Manifest
                 counts[(entry["values"] or "").strip()] += entry["counts"]
         yield block
     del counts[""]
-    foreign = {
-        tag: n for tag, n in counts.items() if primary_language(tag) != primary_language(language)
-    }
+    own = primary_language(language)
+    foreign = {tag: n for tag, n in counts.items() if primary_language(tag) != own}
     if 2 * sum(foreign.values()) > counts.total() and language != SEVERAL_LANGUAGES:
         locale = max(foreign, key=foreign.__getitem__)
         raise DataError(

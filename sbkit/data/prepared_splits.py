@@ -96,11 +96,8 @@ def prepare_once(
     settings = DataSettings(settings)
     is_lazy = settings.get("audio_store") == LAZY
     values = [kind, {**settings}, tables]
-    made_from = {
-        "values": values,
-        "tables": [*_digests_of(tables)],
-        "corpus": corpus_sources(corpus),
-    }
+    made_from: dict[str, object] = {"values": values, "corpus": corpus_sources(corpus)}
+    made_from["tables"] = [*_digests_of(tables)]
 
     def write(folder: Path) -> None:
         folder.mkdir()
@@ -204,9 +201,8 @@ def _is_current(folder: Path, *, read: bool) -> bool:
     for root in roots:
         of_root = files.filter(pc.equal(files["root"], root)) if len(roots) > 1 else files
         before = of_root["digest"].combine_chunks()
-        now = file_digests(
-            Path(os.fsdecode(root)), of_root["name"].combine_chunks(), read=read
-        ).digests
+        names = of_root["name"].combine_chunks()
+        now = file_digests(Path(os.fsdecode(root)), names, read=read).digests
         if not now.equals(before):
             pairs = zip(now.to_pylist(), before.to_pylist(), strict=True)
             num_changed += sum(new != old for new, old in pairs)

@@ -54,14 +54,7 @@ from sbkit.data.columns import (
     to_seconds,
     unused_time_columns,
 )
-from sbkit.data.manifest import (
-    Excluded,
-    Manifest,
-    part_columns,
-    part_name,
-    text_columns,
-    to_texts,
-)
+from sbkit.data.manifest import Excluded, Manifest, part_columns, part_name, text_columns, to_texts
 
 MAX_LISTED_COLUMNS = 30  # in an error
 DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus

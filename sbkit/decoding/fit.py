@@ -276,14 +276,13 @@ def fit_weights(
                 "The weights of a decoder cannot be fitted to a validation set without transcripts."
                 " Write them into the YAML."
             )
-        smooth = _fit_quadratic(
-            points, np.array([error_of(trial, by_words=by_words) for trial in errors])
-        )
+        values = np.array([error_of(trial, by_words=by_words) for trial in errors])
+        smooth = _fit_quadratic(points, values)
         center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
         best = decoder.with_weights(_weights_at(names, center))
         (best_errors,) = count_all_errors([best], utterances, decoder.tokenizer, on_utterance)
-    values = asdict(best.weights)
-    text = ", ".join(f"{name} {values[name]:g}" for name in best.used_weights)
+    chosen = asdict(best.weights)
+    text = ", ".join(f"{name} {chosen[name]:g}" for name in best.used_weights)
     if decoder.language_models.words is not None and not best.weights.word:
         text += ", without the model of words, because the language does not separate them"
     logger.info(f"decoder: {text} (chosen on {sets})")

@@ -310,12 +310,10 @@ class PrefixBeamSearch:
 
     def _select(self, beam: list[Prefix], extensions: list[Extension]) -> list[Prefix]:
         """Return the best of the beam's prefixes and their extensions."""
-        possible = [prefix for prefix in beam if prefix.score > -inf]
+        alive = [prefix for prefix in beam if prefix.score > -inf]
         if not extensions:
-            return possible
-        extensions += [
-            (prefix.score, prefix.total, prefix, prefix.token, None) for prefix in possible
-        ]
+            return alive
+        extensions += [(prefix.score, prefix.total, prefix, prefix.token, None) for prefix in alive]
         extensions.sort(key=itemgetter(0), reverse=True)
         return [self._enter(extension) for extension in extensions[: self.settings.beam_size]]
 

@@ -46,9 +46,8 @@ class BatchShapes:
         """Make a closed table for a sample rate."""
         max_samples = seconds_to_samples(batch_seconds, sample_rate)
         lengths = tuple(seconds_to_samples(length, sample_rate) for length in sorted(seconds))
-        return cls(
-            max_samples=max_samples, batch_sizes=tuple(sorted(clips)), padded_lengths=lengths
-        )
+        sizes = tuple(sorted(clips))
+        return cls(max_samples=max_samples, batch_sizes=sizes, padded_lengths=lengths)
 
     def all_shapes(self) -> list[tuple[int, int]]:
         """List all shapes (B, S) of a closed table."""

@@ -135,10 +135,8 @@ class W2vBert(Body):
         self.feature_projection = FeatureProjection(config, config["feature_projection_input_dim"])
         self.dropout = Dropout(config["hidden_dropout"])
         self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(
-            ConformerLayer(config, _w2v_bert_parts(config))
-            for _ in range(config["num_hidden_layers"])
-        )
+        parts = (_w2v_bert_parts(config) for _ in range(config["num_hidden_layers"]))
+        self.encoder.layers = nn.ModuleList(ConformerLayer(config, part) for part in parts)
 
     def embed_positions(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return x, and the embedding row of each distance: -> (B, U, D), (2U,)."""
@@ -225,10 +223,8 @@ class FastConformer(nn.Module):
         super().__init__()
         self.scale = config["hidden_size"] ** 0.5 if config["scale_input"] else 1.0
         self.dropout = Dropout(config["hidden_dropout"])
-        self.layers = nn.ModuleList(
-            ConformerLayer(config, _parakeet_parts(config))
-            for _ in range(config["num_hidden_layers"])
-        )
+        parts = (_parakeet_parts(config) for _ in range(config["num_hidden_layers"]))
+        self.layers = nn.ModuleList(ConformerLayer(config, part) for part in parts)
 
     def project(self, x: Tensor) -> Tensor:
         """Scale frames; the front-end has projected them: (B, U, D) -> (B, U, D)."""

@@ -122,9 +122,8 @@ class Wav2Vec2(Body):
         self.encoder.pos_conv_embed = PositionalConv(config)
         self.encoder.layer_norm = layer_norm(config)
         self.encoder.dropout = Dropout(config["hidden_dropout"])
-        self.encoder.layers = nn.ModuleList(
-            Wav2Vec2Block(config) for _ in range(config["num_hidden_layers"])
-        )
+        depth = config["num_hidden_layers"]
+        self.encoder.layers = nn.ModuleList(Wav2Vec2Block(config) for _ in range(depth))
         if config["model_type"] == "wavlm":  # all layers share it; the files store it in the first
             self.encoder.layers[0].attention.rel_attn_embed = RelativePositions(config)
 
@@ -189,15 +188,13 @@ class GatedAttention(Attention):
         self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
         self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
 
-    def add_positions(
-        self, query: Tensor, x: Tensor, position_bias: Tensor | None
-    ) -> PositionedQuery:
+    def add_positions(self, query: Tensor, x: Tensor, positions: Tensor | None) -> PositionedQuery:
         """Return the query, and the shared bias scaled by gates of x: (H, U, U) -> (B, H, U, U)."""
-        assert position_bias is not None
+        assert positions is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
         update, reset = gates.split(1, dim=-1)  # (B, H, U, 1)
-        return query, (update * (reset * self.gru_rel_pos_const - 1) + 2) * position_bias
+        return query, (update * (reset * self.gru_rel_pos_const - 1) + 2) * positions
 
 
 class RelativePositions(nn.Embedding):

@@ -113,6 +113,5 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
             f"{file} is truncated or changed: it has {len(packed)} bytes, not {-(-count // 8)}."
         )
     bits = np.unpackbits(packed, count=count).reshape(shape).astype(np.int64)
-    return EncodedAudio(
-        space.check(bits @ (1 << np.arange(space.bits)[::-1]), subject=str(file)), samples
-    )
+    codes = bits @ (1 << np.arange(space.bits)[::-1])
+    return EncodedAudio(space.check(codes, subject=str(file)), samples)

@@ -56,8 +56,7 @@ def draw_codes(counts: Counts, values: Mapping[str, float]) -> bytes:
     axes.set_yscale("symlog", linthresh=1)
     axes.set(xlabel="codes, by frequency", ylabel="frames", ylim=(0, None))
     axes.legend()
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=120)
+    figure.savefig(png := io.BytesIO(), format="png", dpi=120)
     return png.getvalue()
 
 

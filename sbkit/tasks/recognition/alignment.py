@@ -61,7 +61,7 @@ def run_model(
     windows: list[list[float]] = []
     seconds = 0.0
     with TemporaryFile() as file:
-        for audio, segment_output in transcriber.encode(recording):
+        for audio, output in transcriber.encode(recording):
             samples = audio.samples[: audio.next_start - audio.start]
             pauses.add(samples)
             first = samples_to_seconds(audio.start, rate)
@@ -69,10 +69,9 @@ def run_model(
                 [first + window / WINDOWS_PER_SECOND for window in pause]
                 for pause in pauses.within(samples, audio.start)
             ]
-            file.write(np.asarray(segment_output.log_probs, np.float32).tobytes())
+            file.write(np.asarray(output.log_probs, np.float32).tobytes())
             starts.append(
-                segment_output.start
-                + transcriber.frame_seconds * np.arange(len(segment_output.log_probs))
+                output.start + transcriber.frame_seconds * np.arange(len(output.log_probs))
             )
             seconds = samples_to_seconds(audio.next_start, rate)
             on_seconds(samples_to_seconds(len(samples), rate))
@@ -80,9 +79,7 @@ def run_model(
         times = np.concatenate(starts)
         if not len(times):
             raise DataError(f"{recording} is shorter than a frame of the model.")
-        log_probs = np.memmap(
-            file, np.float32, "r", shape=(len(times), segment_output.log_probs.shape[1])
-        )
+        log_probs = np.memmap(file, np.float32, "r", shape=(len(times), output.log_probs.shape[1]))
     return RecordingOutput(log_probs, times, _join_pauses(windows), seconds)
 
 

@@ -39,10 +39,9 @@ TEXT_OPTIONS = (  # options with an effect on a result
 def add_commands(parser: Parser) -> None:
     """Add `transcribe` and `segment`."""
     segment.add_commands(parser)
+    help = "transcribe audio files"
     groups = "model files runtime decoding vad quiet import share"
-    add = parser.add_command(
-        "transcribe", transcribe, "transcribe audio files", groups, opens_bundle=True
-    )
+    add = parser.add_command("transcribe", transcribe, help, groups, opens_bundle=True)
     add("--format", choices=("text", "json", *TIMED_FORMATS), default="text")
     add("--out", metavar="DIR", type=Path, help="write one file per recording there")
     again = "transcribe all files again, and overwrite what is in DIR"

@@ -57,8 +57,7 @@ def transcribe_live(options: Namespace) -> int:
         show = Display(options.format == "json", options.quiet)
         (source,) = options.files
         rate = recognizer.sample_rate
-        pace = options.pace or 0.0
-        for block in audio_blocks(source, rate, raw_rate=options.raw_rate, pace=pace):
+        for block in audio_blocks(source, rate, raw_rate=options.raw_rate, pace=options.pace or 0):
             show(session.push(block))
         show(session.finish())
     return 0
@@ -107,11 +106,9 @@ def audio_blocks(
     if source == MICROPHONE:
         return _microphone(sample_rate)
     if source == str(STANDARD):
-        return _standard_input(cast("BufferedReader", sys.stdin.buffer), sample_rate, raw_rate)
+        return _stdin(cast("BufferedReader", sys.stdin.buffer), sample_rate, raw_rate)
     file_blocks = stream_audio(Path(source), sample_rate, BLOCK_SECONDS)
-    if pace:
-        return _paced(file_blocks, sample_rate, pace)
-    return file_blocks
+    return _paced(file_blocks, sample_rate, pace) if pace else file_blocks
 
 
 def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator[Samples]:
@@ -135,9 +132,7 @@ class _Unbuffered(io.RawIOBase):
         return True
 
 
-def _standard_input(
-    content: BufferedReader, sample_rate: int, raw_rate: int | None
-) -> Iterator[Samples]:
+def _stdin(content: BufferedReader, sample_rate: int, raw_rate: int | None) -> Iterator[Samples]:
     """Yield blocks of a pipe as they arrive; PyAV would wait for the first 64 kB of a WAV."""
     if raw_rate is None and not content.peek(4).startswith(b"RIFF"):
         return stream_audio(_Unbuffered(content), sample_rate, BLOCK_SECONDS)

@@ -79,8 +79,7 @@ def segment(options: Namespace) -> None:
                     f"None of {plural(len(aligned), 'sentence')} of {options.transcript} is heard "
                     f"in {recording}."
                 )
-            rows = [_to_row(recording, sentence) for sentence in aligned]
-            rows = [{**row, "transcript": digest} for row in rows]
+            rows = [{**_to_row(recording, sentence), "transcript": digest} for sentence in aligned]
             table.add(recording, rows, size=Path(recording).stat().st_size)
         rows = table.sorted_rows()
         spoken = [row for row in rows if row["score"] is not None]

@@ -9,18 +9,8 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import ClipBatch, Task
 from sbkit.decoding.pool import Recognition as Recognized
-from sbkit.evaluate.wer import (
-    ERROR_RATES,
-    ScoredUtterance,
-    all_have_word_boundaries,
-    total_errors,
-)
-from sbkit.evaluate.wer_report import (
-    describe_results,
-    figures_of_test_set,
-    slice_figures,
-    write_results,
-)
+from sbkit.evaluate import wer_report
+from sbkit.evaluate.wer import ERROR_RATES, ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.text.normalizers import Normalizer, table_normalizer
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -59,10 +49,10 @@ class Recognition(Task):
         """Return the rates; none of words in a language without spaces between them."""
         return total_errors(results).rates(by_words=all_have_word_boundaries(results))
 
-    figures = staticmethod(figures_of_test_set)
-    slice_figures = staticmethod(slice_figures)
-    describe = staticmethod(describe_results)
-    report = staticmethod(write_results)
+    figures = staticmethod(wer_report.figures_of_test_set)
+    slice_figures = staticmethod(wer_report.slice_figures)
+    describe = staticmethod(wer_report.describe_results)
+    report = staticmethod(wer_report.write_results)
 
     @property
     def decodes_frames(self) -> bool:

@@ -148,10 +148,8 @@ def _write_clips(
     from sbkit.tasks.synthesis.predict import Synthesizer
 
     num_left_out = 0
-    with (
-        Synthesizer.from_options(options) as voice,
-        progress_bar("speaking", len(texts)) as advance,
-    ):
+    progress = progress_bar("speaking", len(texts))
+    with Synthesizer.from_options(options) as voice, progress as advance:
         for start in range(0, len(texts), LINES_PER_STEP):
             step = texts[start : start + LINES_PER_STEP]
             readings: dict[str, Reading] = {}
