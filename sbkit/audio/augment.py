@@ -80,7 +80,7 @@ class Augmentation:
     features: the part that computes features; None for a model that takes audio.
     """
 
-    def __init__(self, hparams: object, *, features: object | None) -> None:
+    def __init__(self, hparams: object, *, features: object | None = None) -> None:
         self._wave = _read_augmentation(hparams, "wave_augment")  # (B, S), (B,) -> same
         self._spec: AugmentFeatures | None = _read_augmentation(hparams, "spec_augment")
         if self._spec is not None and features is None:

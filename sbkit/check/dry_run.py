@@ -102,7 +102,8 @@ def take_step(brain: Brain, batch: object) -> Loss:
     """Take a step by `fit_batch`, with the same batch as each of its micro-batches."""
     for micro_batch in range(1, brain.grad_accumulation_factor + 1):
         brain.step = micro_batch
-        objective = brain.fit_batch(batch)
+        with seeded_draws([]):
+            objective = brain.fit_batch(batch)
     return as_loss(objective)
 
 

@@ -7,6 +7,7 @@ A parameter outside the ModuleList stays on the CPU, in no optimizer and in no c
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
+from speechbrain.utils.checkpoints import DEFAULT_SAVE_HOOKS, get_default_hook
 from torch import Tensor, nn
 
 from sbkit.base.messages import listed, plural
@@ -117,6 +118,20 @@ def check_optimizers(run: CheckedRun) -> Iterator[Finding]:
     saved |= set(map(id, recoverables.values()))
     tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in saved]
     unsaved = [_describe_tensors(run, tensors)] if tensors else []
+    hooks = getattr(checkpointer, "custom_save_hooks", {})
+    unknown = [
+        f"`{name}` ({type(part).__name__})"
+        for name, part in recoverables.items()
+        if name not in hooks and get_default_hook(part, DEFAULT_SAVE_HOOKS) is None
+    ]
+    if unknown:
+        yield run.finding(
+            "checkpointer",
+            "recoverables",
+            problem=f"No checkpoint can hold {listed(unknown)}",
+            fix="Make it a torch.nn.Module, or mark its methods by SpeechBrain's `mark_as_saver` "
+            "and `mark_as_loader`.",
+        )
     states = (run.own.hparams["epoch_counter"], *optimizers)
     unsaved += dict.fromkeys(type(state).__name__ for state in states if id(state) not in saved)
     if unsaved:

@@ -501,8 +501,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step += 1
             self._is_last = is_last
             steps_before = self.optimizer_step
-            self._set_rate()  # here, so that a recipe's own `fit_batch` follows the schedule
-            with device_errors(self):
+            # Here, so that an own `fit_batch` follows the schedule, and draws as a resumed run does.
+            self._set_rate()
+            with device_errors(self), self._seeded(batch):
                 objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
             sources = batch.sources if isinstance(batch, Batch) else None
@@ -586,13 +587,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         batch = self.to_device(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
             self.training_step.begin()
-        with self._seeded(batch):
-            self.on_fit_batch_start(batch, self.should_step)
-            with self.no_sync(not self.should_step), memory_errors(batch):
-                with self.training_ctx:
-                    outputs, objective = self.training_step.forward(batch)
-                optimizers = self.optimizers_dict or {}
-                self.training_step.backward(batch, objective, optimizers, self.scaler)
+        self.on_fit_batch_start(batch, self.should_step)
+        with self.no_sync(not self.should_step), memory_errors(batch):
+            with self.training_ctx:
+                outputs, objective = self.training_step.forward(batch)
+            optimizers = self.optimizers_dict or {}
+            self.training_step.backward(batch, objective, optimizers, self.scaler)
         if self.should_step:
             self._check_owners()
             self.training_step.normalize(self._active_optimizers())

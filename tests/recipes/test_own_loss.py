@@ -109,4 +109,6 @@ def test_student_is_resumed_with_its_teacher_and_exported_without(
     shutil.copytree(tmp_path / "other/bundle", teacher)
     for check in (True, False):
         assert distill("--number_of_epochs=6", f"--check={check}") == BAD_INPUT
-        assert f"(the helper `teacher`: {digest} before, " in capfd.readouterr().err
+        error = capfd.readouterr().err
+        assert "teacher: other content of " in error
+        assert (f"the helper `teacher`: {digest} before, " in error) == check

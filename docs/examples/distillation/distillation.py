@@ -56,9 +56,8 @@ class DistillationBrain(AsrBrain):
         )
         # The square keeps the size of the gradient.
         divergence = temperature**2 * divergence.where(loss.counts > 0, 0)
-        return loss.interpolate(
-            Loss(divergence, loss.counts), own_weight=1 - self.hparams.teacher_weight
-        )
+        of_teacher = Loss(divergence, loss.counts, {"divergence": (divergence, loss.counts)})
+        return loss.interpolate(of_teacher, own_weight=1 - self.hparams.teacher_weight)
 
 
 def divergence_from(targets: Tensor, scores: Tensor, frame_lengths: Tensor) -> Tensor:
