@@ -501,7 +501,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step += 1
             self._is_last = is_last
             steps_before = self.optimizer_step
-            # Here, so that an own `fit_batch` follows the schedule, and draws as a resumed run does.
+            # Here, so that an own `fit_batch` follows the schedule and draws as a resumed run.
             self._set_rate()
             with device_errors(self), self._seeded(batch):
                 objective = self.fit_batch(batch)
