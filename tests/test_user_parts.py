@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 
 import train
 from sbkit.base.errors import BAD_INPUT, SbkitError
@@ -16,7 +17,7 @@ from sbkit.base.process import run_main
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.export.export import distributions
 from tests import processes
-from tests.runs import ROOT, TINY, Workplace, read_json
+from tests.runs import ROOT, TINY, Workplace, last_parameters, read_json, records_of
 
 USER_PARTS = ROOT / "tests/user_parts"
 UNUSED_KEYS = (
@@ -112,6 +113,20 @@ def test_user_parts_are_checked_trained_exported_and_transcribe(
     refused = run(workplace, user_folder, *transcribe, *import_options)
     assert refused.returncode == BAD_INPUT
     assert "my_parts.py is not what was written" in refused.stderr
+
+
+@pytest.mark.slow
+def test_own_step_follows_the_schedule_and_draws_alike(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    shutil.copy(USER_PARTS / "my_step.py", tmp_path)
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text(f"base: {ROOT}/hparams/ctc.yaml\nrecipe: my_step.TwoPasses\n")
+    for run in (tmp_path / "1", tmp_path / "2"):
+        assert workplace.train_here(run, "--log_every=1", "--check=False", yaml=yaml) == 0
+        assert len({record["learning_rate"] for record in records_of(run, "step")}) > 2
+    first, second = (last_parameters(tmp_path / run) for run in "12")
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_distributions_of_user_modules_are_found() -> None:
