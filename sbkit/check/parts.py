@@ -56,8 +56,12 @@ def _describe(run: CheckedRun, path: Row, part: nn.Module) -> list[Row]:
     ids = {
         key: {id(p) for g in o.param_groups for p in g["params"]} for key, o in optimizers.items()
     }
-    moved = (*part_names_of_model(run.own.hparams), *run.brain.parts, *run.brain.optional_parts)
-    device = run.data.placement.device if path[0] in moved else None
+    placed_parts = (
+        *part_names_of_model(run.own.hparams),
+        *run.brain.parts,
+        *run.brain.optional_parts,
+    )
+    device = run.data.placement.device if path[0] in placed_parts else None
     tensors = [*parameters, *part.buffers()]
     facts = (
         {trainable} if parameters else (),

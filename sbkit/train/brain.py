@@ -802,8 +802,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.step = len(losses) if stage is Stage.TEST else step  # as in SpeechBrain
         if stage is Stage.VALID and isinstance(self.checkpointer, Checkpointer):
             self.checkpointer.is_within_epoch = step > 0
-        if stage is Stage.VALID:  # before it is saved
-            self.validations += ((epoch or 0, self.evaluator.error()),)
         self.on_stage_end(stage, mean, epoch)
         self.step = step
         return mean
@@ -936,6 +934,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def _end_validation(self, loss: float, epoch: int) -> None:
         values = self.evaluator.measure_splits()
         best = best_key(self.evaluator.metrics)
+        error = -values[best.name] if best.max_key else values[best.name]
+        self.validations += ((epoch, error),)  # before the save, which has them
         num_averaged = int(self._hparam("average_checkpoints", 1))
         figures = self.training_metrics.log_epoch(
             epoch,
