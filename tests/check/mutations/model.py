@@ -44,6 +44,12 @@ class Unmade(AsrBrain):
         raise ValueError("Invalid beta parameter")
 
 
+class Unsavable(AsrBrain):
+    def init_optimizers(self) -> None:
+        super().init_optimizers()
+        self.checkpointer.add_recoverable("rho", object())
+
+
 class WithoutDecoder(AsrBrain):
     def compute_objectives(self, predictions: Predictions, batch: Batch, stage: Stage) -> Loss:
         if getattr(self.hparams, "drops_decoder", True):
@@ -163,6 +169,11 @@ MUTATIONS = [
         "an optimizer that cannot be made",
         error("shapes", ".yaml:1", "fails in the recipe (ValueError: Invalid beta"),
         recipe=brain(Unmade),
+    ),
+    mutation(
+        "state that cannot be saved",
+        error("optimizers", "checkpointer.recoverables", "can hold `rho` (object)"),
+        recipe=brain(Unsavable),
     ),
     mutation(
         "loaders that cannot be made",
