@@ -190,7 +190,7 @@ def stream_audio(
 
 
 def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
-    name = "the file" if isinstance(source, IOBase) else str(Path(source))
+    name = getattr(source, "name", "the file") if isinstance(source, IOBase) else str(Path(source))
     if not isinstance(source, IOBase) and not Path(source).is_file():
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
@@ -243,30 +243,36 @@ class Resampler:
 
 
 def read_parts(
-    parts: Sequence[AudioPart], sample_rate: int, mixer: ChannelMixer | None = None
+    parts: Sequence[AudioPart],
+    sample_rate: int,
+    mixer: ChannelMixer | None = None,
+    source: Path | IOBase | None = None,
 ) -> Iterator[Samples | AudioError]:
     """Read parts of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
     What is far from a part is not decoded; the samples then differ by at most two steps of int16,
     and in the noise that decoders of AAC and AC-3 draw. A part that cannot be read gives an error
     in its place. One that exceeds the file by END_TOLERANCE or less ends with it.
+
+    source: the open file, if not that at the path of the parts.
     """
     mixer = mixer or ChannelMixer()
+    source = source or Path(parts[0].path)
     first = 0
     for index, (part, next_part) in enumerate(pairwise(parts), 1):
         if part.end is not None and next_part.start - part.end > MAX_GAP:
-            yield from _read_near_parts(parts[first:index], sample_rate, mixer)
+            yield from _read_near_parts(source, parts[first:index], sample_rate, mixer)
             first = index
-    yield from _read_near_parts(parts[first:], sample_rate, mixer)
+    yield from _read_near_parts(source, parts[first:], sample_rate, mixer)
 
 
 def _read_near_parts(
+    source: Path | IOBase,
     parts: Sequence[AudioPart],
     sample_rate: int,
     mixer: ChannelMixer,
     skip_seconds: int | None = None,
 ) -> Iterator[Samples | AudioError]:
-    path = parts[0].path
     waiting = deque(parts)
     content = bytearray()  # of samples from index `first` on; grows and shrinks in place
     if skip_seconds is None:  # whole seconds, for samples at the times of those of the whole file
@@ -281,7 +287,7 @@ def _read_near_parts(
         return np.frombuffer(bytes(content[to_bytes(part.start) : end]), np.int16)
 
     try:
-        for block in stream_audio(path, sample_rate, mixer=mixer, skip_seconds=skip_seconds):
+        for block in stream_audio(source, sample_rate, mixer=mixer, skip_seconds=skip_seconds):
             _append(content, block, sample_rate)
             while (end := waiting[0].end) is not None and to_bytes(end) <= len(content):
                 yield cut(waiting.popleft())
@@ -294,7 +300,7 @@ def _read_near_parts(
         yield from [error] * len(waiting)
         return
     if skip_seconds and first == skip_seconds * sample_rate and not content:
-        yield from _read_near_parts(parts, sample_rate, mixer, 0)  # to tell how long the file is
+        yield from _read_near_parts(source, parts, sample_rate, mixer, 0)  # to tell how long the file is
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
     for part in waiting:
@@ -302,7 +308,7 @@ def _read_near_parts(
         if is_inside and to_bytes(part.start) < len(content):
             yield cut(part)
         else:
-            yield AudioError(BEYOND_END, f"{part}: the file {path} lasts only {seconds:.3f} s.")
+            yield AudioError(BEYOND_END, f"{part}: the file {part.path} lasts only {seconds:.3f} s.")
 
 
 def declared_seconds(source: Path | str | IOBase) -> float:

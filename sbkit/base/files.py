@@ -11,12 +11,13 @@ import json
 import math
 import os
 import shutil
+import socket
 import stat
 import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from inspect import signature
@@ -286,16 +287,20 @@ def _lock(descriptor: int, kind: int, *, wait: bool) -> None:
 
 
 @contextmanager
-def task_lock(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
+def task_lock(
+    folder: Path, task: str, *, wait: bool, on_wait: Callable[[str], None] = lambda holder: None
+) -> Iterator[bool]:
     """Hold the lock of a named task; yield whether this process holds it.
 
     wait: until no other process holds the lock. On a disk without locks, every process holds it.
+    on_wait: is called before that with a name of the process that holds it.
     """
     file = folder / f"{LOCK_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
     while True:
         lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         is_held = try_lock(lock)
         if not is_held and wait:
+            on_wait(os.pread(lock, 200, 0).decode(errors="replace") or "another process")
             _lock(lock, fcntl.F_WRLCK, wait=True)
             is_held = True
         # A process may open the file just before the holder removes it, and then lock a file that
@@ -303,6 +308,9 @@ def task_lock(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
         if not is_held or _is_at(file, lock):
             break
         os.close(lock)
+    if is_held:
+        os.truncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     try:
         yield is_held
         if is_held:

@@ -28,6 +28,13 @@ def prepare_user() -> None:
                 os.environ["HOME"] = folder
 
 
+def cache_folder() -> Path:
+    """Return ``$SBKIT_CACHE``, without it ``$XDG_CACHE_HOME/sbkit`` or ``~/.cache/sbkit``."""
+    if folder := os.environ.get("SBKIT_CACHE"):
+        return Path(folder).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sbkit"
+
+
 def _can_write(folder: Path) -> bool:
     """Return whether a folder below the home can be written to, once it is made."""
     try:

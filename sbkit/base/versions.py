@@ -12,45 +12,19 @@ from sbkit.base.errors import SbkitError
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
 
 TEXT_PACKAGES = ("num2words", "regex", "pyarrow")
-AUDIO_PACKAGES = ("av", "soundfile", "soxr")
-AUDIO_MODULES = (
-    *("audio/channels", "audio/containers", "audio/decode", "audio/io"),
-    *("base/units", "data/clip_decoding", "data/shard"),
-)
+AUDIO_PACKAGES = ("av", "soundfile", "soxr", "G722")
 PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
 
 
 def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
     """Return the versions of Python and of the packages that a run needs; None if not installed."""
     packages = (*PACKAGES, *more_packages)
-    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
+    return {"python": platform.python_version()} | package_versions(packages)
 
 
-@cache
-def code_identity() -> str:
-    """Hash the code of sbkit and of the recipes, with the versions of packages that they use."""
-    packages = (*PACKAGES, *TEXT_PACKAGES, *AUDIO_PACKAGES)
-    return hash_code(packages, ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py"))
-
-
-@cache
-def audio_identity() -> str:
-    """Hash the code that decodes and stores audio, with the versions of its packages."""
-    return hash_code(AUDIO_PACKAGES, [f"sbkit/{name}.py" for name in AUDIO_MODULES])
-
-
-def hash_code(packages: Sequence[str], patterns: Sequence[str]) -> str:
-    """Hash files of sbkit and of the recipes, with the versions of packages that they use."""
-    digest = hashlib.sha256(repr([(name, _version(name)) for name in packages]).encode())
-    package = Path(__file__).parents[1]
-    roots = (package.parent, package / "project")  # in a wheel, the recipes are in the second
-    for pattern in patterns:
-        files = sorted(file for root in roots for file in root.glob(pattern))
-        if not files:
-            raise SbkitError(f"sbkit has no file {pattern}. Install it again.")
-        for file in files:
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
+def package_versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Return the version of each package, None if it is not installed."""
+    return {name: _version(name) for name in packages}
 
 
 def describe_versions() -> str:

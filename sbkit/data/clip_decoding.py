@@ -1,32 +1,85 @@
-"""Clips, decoded on all cores into the form of a store.
+"""Clips, decoded into the form of a store, and hashed in the same read.
 
 audio file -> samples (S,) -> bytes of a WAV or FLAC
 """
 
+import hashlib
+import io
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import groupby, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import fsspec
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, encode_audio, read_audio, read_parts
-from sbkit.base.content_cache import file_digest
-from sbkit.base.errors import DataError
-from sbkit.base.machine import usable_cores
-from sbkit.base.process import begin_work
+from sbkit.data.filesystem import access_errors
 
 STORE_FORMATS: Mapping[str, Mapping[str, Any]] = {  # options of libsndfile
     "pcm": {"format": "WAV"},
     # The fastest compression; the highest takes four times as long and saves 3 %.
     "flac": {"format": "FLAC", "compression_level": 0.0},
 }
-MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
-MAX_PROCESSES = 64  # each takes 0.1 GB
-CLIPS_AHEAD = 8  # how many decoded clips may wait to be written, per process
+DIGEST_BYTES = 16
+READ_BYTES = 1 << 20  # at a time
+
+
+class HashedFile(io.RawIOBase):
+    """A file that is hashed while it is read, by whoever decodes it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryFile() as file:
+    ...     num_written = file.write(b"RIFF")
+    ...     HashedFile(file, "a.wav").finish()
+    '34ba7fb4b5c86a5a3ce9ea3e2d0f4b9c'
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file = file
+        self.name = name  # errors show it
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._num_hashed = 0
+
+    def readinto(self, buffer: Any) -> int:
+        start = self._file.tell()
+        content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        if start <= self._num_hashed < start + len(content):
+            self._hash.update(content[self._num_hashed - start :])
+            self._num_hashed = start + len(content)
+        return len(content)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def finish(self) -> str:
+        """Return the hash of the whole file; what nobody has read yet is read now."""
+        self._file.seek(self._num_hashed)
+        while content := self._file.read(READ_BYTES):
+            self._hash.update(content)
+            self._num_hashed += len(content)
+        return self._hash.hexdigest()
+
+
+@dataclass
+class DecodedFile:
+    """What decoding a file tells at its end."""
+
+    digest: str = ""  # a hash of its content
+    mix_fault: str = ""  # what the mix of its channels loses
 
 
 class DecodedClip(NamedTuple):
@@ -34,97 +87,57 @@ class DecodedClip(NamedTuple):
 
     audio: bytes | AudioError  # the error says why it cannot be decoded
     samples: int = 0
-    digest: str = ""  # a hash of its file, and its position in it
-    mix_fault: str = ""  # what the mix of its file's channels loses
 
 
-_Submit = Callable[..., Callable[[], DecodedClip]]  # of a function that makes a clip
-
-
-def decode_clips(
-    parts: Sequence[AudioPart], sample_rate: int, *, store: str = "pcm"
+def decode_file(
+    clips: Sequence[AudioPart],
+    sample_rate: int,
+    store: str,
+    result: DecodedFile,
+    content: bytes | None = None,
 ) -> Iterator[DecodedClip]:
-    """Decode clips in order into the form of a store, many of them on all cores.
+    """Decode clips of one file and one channel, sorted by their start; it is read once.
 
-    Parts of one file that follow each other, sorted by start, are cut from one stream.
+    result: is filled in at the end.
+    content: of the file, if it lies in another one.
     """
-    processes = min(usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), MAX_PROCESSES)
-    if processes < 2 or len(parts) < MIN_CLIPS_FOR_PROCESSES:
-        for finish in _submit_clips(partial, parts, sample_rate, store):
-            yield finish()
-        return
-    # Not threads: PyAV holds Python's lock between packets, and two threads decode no faster than
-    # one. Not multiprocessing's pool: it would import the main module of the program again.
-    from loky import get_reusable_executor
-    from loky.process_executor import BrokenProcessPool
-
-    executor = get_reusable_executor(processes, initializer=begin_work, initargs=(os.getpid(),))
-    ahead: deque[Callable[[], DecodedClip]] = deque()
+    path, mixer = clips[0].path, ChannelMixer(clips[0].channel)
     try:
-        calls = _submit_clips(
-            lambda *call: executor.submit(*call).result, parts, sample_rate, store
-        )
-        while True:
-            ahead.extend(islice(calls, CLIPS_AHEAD * processes - len(ahead)))
-            if not ahead:
-                return
-            yield ahead.popleft()()
-    except BrokenProcessPool as error:
-        raise DataError(
-            f"One of the {processes} processes that decode audio was killed, perhaps because "
-            "memory ran out."
-        ) from error
-
-
-def _submit_clips(
-    submit: _Submit, parts: Iterable[AudioPart], sample_rate: int, store: str
-) -> Iterator[Callable[[], DecodedClip]]:
-    """Submit whole files to be decoded, and parts, which are read here, to be encoded."""
-    for (name, channel), group in groupby(parts, key=lambda part: (part.path, part.channel)):
-        path = Path(name)
-        clips = list(group)
-        if all(part.is_whole for part in clips):
-            for part in clips:
-                yield submit(_decode_clip, part, sample_rate, store)
-            continue
-        digest = ""
-        mixer = ChannelMixer(channel)
-        for part, samples in zip(clips, read_parts(clips, sample_rate, mixer), strict=True):
-            if isinstance(samples, AudioError):
-                yield partial(DecodedClip, samples)
-                continue
-            digest = digest or _hash_file(path)
-            id = clip_digest(digest, part)
-            yield submit(_encode_clip, samples, id, mixer.fault, sample_rate, store)
-
-
-def _decode_clip(part: AudioPart, sample_rate: int, store: str) -> DecodedClip:
-    mixer = ChannelMixer(part.channel)
-    try:
-        samples = read_audio(part.path, sample_rate, mixer)
-        digest = clip_digest(_hash_file(Path(part.path)), part)
+        with _open(path, content) as file:
+            hashed = HashedFile(file, path)
+            source = io.BufferedReader(hashed, READ_BYTES)
+            if len(clips) == 1 and clips[0].is_whole:
+                decoded: Iterable[Samples | AudioError] = [read_audio(source, sample_rate, mixer)]
+            else:
+                decoded = read_parts(clips, sample_rate, mixer, source)
+            for samples in decoded:
+                yield _encode(samples, sample_rate, store)
+            result.digest, result.mix_fault = hashed.finish(), mixer.fault
     except AudioError as error:
-        return DecodedClip(error)
-    return _encode_clip(samples, digest, mixer.fault, sample_rate, store)
-
-
-def _encode_clip(
-    samples: Samples, digest: str, mix_fault: str, sample_rate: int, store: str
-) -> DecodedClip:
-    audio = encode_audio(samples, sample_rate, **STORE_FORMATS[store])
-    return DecodedClip(audio, len(samples), digest, mix_fault)
-
-
-def clip_digest(digest: str, part: AudioPart) -> str:
-    """Return the digest of a clip, from that of its file."""
-    return digest if part.is_file else f"{digest}:{part[1:]}"
-
-
-def _hash_file(path: Path) -> str:
-    try:
-        return file_digest(path)
+        yield from [DecodedClip(error)] * len(clips)
     except OSError as error:
-        raise AudioError("unreachable", f"{path} cannot be read: {error}.") from error
+        fault = AudioError("unreachable", f"{path} cannot be read: {error}.")
+        yield from [DecodedClip(fault)] * len(clips)
+
+
+def _open(path: str, content: bytes | None) -> AbstractContextManager[BinaryIO]:
+    if content is not None:
+        return io.BytesIO(content)
+    if "://" in path:
+        with access_errors(path):
+            opened: BinaryIO = fsspec.open(path, "rb").open()
+        return opened
+    if not Path(path).is_file():
+        raise AudioError("missing", f"Audio file {path} does not exist or is not a file.")
+    return Path(path).open("rb")
+
+
+def _encode(samples: Samples | AudioError, sample_rate: int, store: str) -> DecodedClip:
+    if isinstance(samples, AudioError):
+        return DecodedClip(samples)
+    return DecodedClip(
+        encode_audio(samples, sample_rate, **STORE_FORMATS[store]), len(samples)
+    )
 
 
 def by_file(parts: Iterable[AudioPart]) -> list[int]:

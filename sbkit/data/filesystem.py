@@ -8,9 +8,13 @@ import gzip
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -25,6 +29,8 @@ UNPACKING_ERRORS = (OSError, EOFError, ValueError, tarfile.TarError, zlib.error,
 for protocol in ("http", "https"):
     fsspec.config.conf.setdefault(protocol, {"client_kwargs": {"trust_env": True}})
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
@@ -65,6 +71,12 @@ class Storage:
         if self.folder is not None:
             return files
         return [self._system.unstrip_protocol(file) for file in files]
+
+    def find(self, pattern: str) -> list[str]:
+        """Return the names of the files in the folder that match a pattern, by one listing."""
+        with access_errors(self.url):
+            paths: list[str] = self._system.glob(f"{self._path}/{pattern}")
+        return [path.rpartition("/")[2] for path in paths]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return the size of each file in bytes, or None if it is missing."""
@@ -186,6 +198,18 @@ def unpacking_errors(file: Path | str, failure: str, *, fix: str) -> AbstractCon
         return None if is_of_system else pointer_sentence(file) or fault
 
     return translate(UNPACKING_ERRORS, DataError, describe)
+
+
+def map_ahead(
+    pool: Executor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int = 32
+) -> Iterator[Result]:
+    """Yield what a pool makes of items, in their order, with at most ``ahead`` results waiting."""
+    items = iter(items)
+    waiting = deque(pool.submit(work, item) for item in islice(items, ahead))
+    while waiting:
+        result = waiting.popleft().result()
+        waiting.extend(pool.submit(work, item) for item in islice(items, 1))
+        yield result
 
 
 def iter_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -1,7 +1,8 @@
-"""Shards: decoded audio on a disk, in the cache and in a corpus of shards.
+"""Shards: decoded audio on a disk or in a store, and the tables of its clips.
 
 NAME.arrow    a row for each clip, which `datasets` reads: its name, and its audio as WAV or FLAC
-NAME.parquet  columns of the clips, and the position of their audio in NAME.arrow
+NAME.parquet  for each clip: which part of which file it is, the size, the time and the digest of
+              that file, and the position of its audio in NAME.arrow; columns of a table's rows
 
 The table is written last, so a shard is complete if its table exists. Each clip has a CRC-32, which
 is checked when the clip is read.
@@ -15,13 +16,13 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -33,13 +34,13 @@ from datasets import Audio, Features
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
-from sbkit.base.content_cache import default_cache, find_kept
 from sbkit.base.errors import DataError
-from sbkit.base.files import LOCK_PREFIX, from_plain, fsync, is_abandoned, os_errors_name, task_lock
-from sbkit.base.messages import note_once
+from sbkit.base.files import from_plain, fsync, os_errors_name, temporary_path
+from sbkit.base.messages import note_once, printable
 from sbkit.base.stores import wait_for_store
-from sbkit.data.clip_decoding import by_file, decode_clips
-from sbkit.data.filesystem import Storage, read_ranges
+from sbkit.base.user_folders import cache_folder
+from sbkit.data.clip_decoding import DecodedFile, decode_file
+from sbkit.data.filesystem import Storage, map_ahead, read_ranges
 from sbkit.data.manifest import MIX_FAULT
 
 logger = logging.getLogger(__name__)
@@ -51,11 +52,24 @@ AUDIO = "audio"  # the column of a prepared split
 AUDIO_TYPE = pa.struct(
     {
         "file": pa.string(),  # a path or a URL; of the cache, relative to it
-        "shard": pa.int64(),  # its number in a corpus of shards; 0 in the cache
+        "shard": pa.int64(),  # its number in the corpus; 0 in the cache
         "start": pa.int64(),  # bytes; null for a lazy clip, which is a whole file
         "size": pa.int64(),  # bytes; of a lazy clip, of its file
         "crc32": pa.int64(),  # of these bytes
         "sample_rate": pa.int64(),  # Hz, of the decoded samples
+        "digest": pa.string(),  # of the clip's file, and the position in it
+    }
+)
+CLIP_TYPE = pa.struct(  # the column AUDIO of a shard's table
+    {
+        "path": pa.large_binary(),  # of the clip's file
+        "part": pa.string(),  # its position in it, "" for a whole file
+        "file_size": pa.int64(),  # bytes
+        "file_time": pa.int64(),  # nanoseconds
+        "start": pa.int64(),  # bytes, in the shard
+        "size": pa.int64(),
+        "crc32": pa.int64(),
+        "digest": pa.string(),
     }
 )
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
@@ -63,6 +77,7 @@ CLIPS_PER_REQUEST = 50
 BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
 MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000  # a run ends with more than both allow
 FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
+NUM_THREADS = 16  # that wait for a store or a disk
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
 # A row of a prepared split. Its `audio` holds the samples (S,) and its `samples` their number; all
@@ -145,11 +160,7 @@ def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples | DataError]
 
 def _shard_file(name: str) -> str:
     """Return the path or URL of a shard; shards of the cache are named relative to it."""
-    path = name if "://" in name else find_kept(name)
-    if path is None:
-        default_cache().stat()  # raises OSError if its disk is away
-        raise DataError(f"{name} is in no cache any more. Start again.")
-    return str(path)
+    return name if "://" in name else str(cache_folder() / name)
 
 
 def _read_file(location: AudioLocation) -> Samples:
@@ -185,61 +196,87 @@ def _decode(content: bytes, location: AudioLocation) -> Samples | DataError:
 # Writing
 
 
+class FileStamp(NamedTuple):
+    """The size of a file in bytes and its time in nanoseconds; -1 and 0 if it cannot be reached."""
+
+    size: int
+    time: int
+
+
 @dataclass(frozen=True)
 class ShardFacts:
-    """Facts about a shard, kept in the metadata of its table; it holds whole parts of a unit."""
+    """Facts about a shard, kept in the metadata of its table.
 
-    bytes: int  # size of the Arrow file
-    left_out: Sequence[Sequence[Any]]  # the clips without usable audio, and why
-    parts: int = 1  # number of the unit's parts in this shard and in the shards before it
-    last: bool = True  # whether this is the last shard of the unit
+    left_out: the clips without usable audio: path, part, size and time of the file, id, reason and
+        message.
+    is_last: whether it is the last shard of its unit.
+    """
+
+    bytes: int
+    left_out: Sequence[Sequence[Any]]
+    is_last: bool = True
+
+
+class ShardTable(NamedTuple):
+    """The table of a shard."""
+
+    name: str
+    table: pa.Table
+    facts: ShardFacts
 
 
 class ShardWriter:
-    """Write one shard under a temporary name, until it is published."""
+    """Write one shard under a temporary name, until it is published.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / f".{uuid4().hex}.arrow.tmp"
+    store: pcm or flac.
+    """
+
+    def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
+        self._sample_rate, self._store = sample_rate, store
+        self._path = temporary_path(folder / "shard.arrow")
         self._file = self._path.open("wb")
         self._stream = pa.ipc.new_stream(self._file, _SCHEMA)
         self._batch: list[dict[str, str | bytes]] = []
         self._batch_bytes = 0
-        self._crcs: list[int] = []
+        self._clips: list[dict[str, Any]] = []
         self._samples: list[int] = []
-        self.digests: list[str] = []
-        self._mix_faults: list[str] = []
+        self._files: list[DecodedFile] = []  # that of each clip
+        self.left_out: list[Sequence[Any]] = []
         self.audio_bytes = 0  # size of the audio added so far
 
-    def add_clips(
-        self,
-        names: Sequence[str],
-        parts: Sequence[AudioPart],
-        sample_rate: int,
-        *,
-        store: str,
-        on_clip: Callable[[], None] = lambda: None,
-    ) -> tuple[list[int], dict[int, AudioError]]:
-        """Decode clips and add them; return their indices in their new order, and errors."""
-        added: list[int] = []
-        errors: dict[int, AudioError] = {}
-        order = by_file(parts)
-        decoding = decode_clips([parts[index] for index in order], sample_rate, store=store)
-        for index, decoded in zip(order, decoding, strict=True):
-            on_clip()
+    def add(
+        self, clips: Sequence[AudioPart], stamp: FileStamp, content: bytes | None = None
+    ) -> list[AudioError | None]:
+        """Decode and add clips of one file and channel; return the error of each.
+
+        content: of the file, if it lies in another one.
+        """
+        errors: list[AudioError | None] = []
+        file = DecodedFile()
+        decoding = decode_file(clips, self._sample_rate, self._store, file, content)
+        for clip, decoded in zip(clips, decoding, strict=True):
             if isinstance(decoded.audio, AudioError):
-                errors[index] = decoded.audio
+                errors.append(decoded.audio)
                 continue
+            errors.append(None)
             if len(decoded.audio) + self._batch_bytes > BATCH_BYTES:
                 self._flush()
-            self._batch.append({"bytes": decoded.audio, "path": names[index]})
+            name = printable(clip.path.rpartition("/")[2])
+            self._batch.append({"bytes": decoded.audio, "path": name})
             self._batch_bytes += len(decoded.audio)
-            self._crcs.append(zlib.crc32(decoded.audio))
-            self._samples.append(decoded.samples)
-            self.digests.append(decoded.digest)
-            self._mix_faults.append(decoded.mix_fault)
             self.audio_bytes += len(decoded.audio)
-            added.append(index)
-        return added, errors
+            self._samples.append(decoded.samples)
+            self._files.append(file)
+            self._clips.append(
+                {
+                    "path": os.fsencode(clip.path),
+                    "part": name_part(clip),
+                    "file_size": stamp.size,
+                    "file_time": stamp.time,
+                    "crc32": zlib.crc32(decoded.audio),
+                }
+            )
+        return errors
 
     def _flush(self) -> None:
         if self._batch:
@@ -248,16 +285,12 @@ class ShardWriter:
         self._batch_bytes = 0
 
     def publish(
-        self,
-        storage: Storage,
-        name: str,
-        columns: Mapping[str, pa.Array | pa.ChunkedArray],
-        *,
-        left_out: Sequence[Sequence[Any]],
-        parts: int = 1,
-        is_last_part: bool = True,
+        self, storage: Storage, name: str, columns: pa.Table | None = None, *, is_last: bool = True
     ) -> None:
-        """Move the audio file into ``storage`` as NAME.arrow, then write NAME.parquet."""
+        """Move the audio file into ``storage`` as NAME.arrow, then write NAME.parquet.
+
+        columns: other columns of the clips.
+        """
         with os_errors_name(self._path):
             self._flush()
             self._stream.close()
@@ -265,18 +298,18 @@ class ShardWriter:
             fsync(self._file.fileno())
             self._file.close()
         file_size = self._path.stat().st_size
-        starts, sizes = locate_audio(self._path)
-        crcs = pa.array(self._crcs, pa.int64())
-        digests = pa.array(self.digests, pa.string())
-        field_names = ["start", "size", "crc32", "digest"]
-        audio = pa.StructArray.from_arrays([starts, sizes, crcs, digests], field_names)
-        samples = pa.array(self._samples, pa.int64())
-        faults = pa.array(self._mix_faults, pa.string())
-        table = pa.table({"samples": samples, MIX_FAULT: faults, AUDIO: audio, **columns})
-        facts = ShardFacts(file_size, left_out, parts, is_last_part)
-        metadata = {FACTS_KEY: json.dumps(asdict(facts))}
+        positions = zip(*locate_audio(self._path), strict=True)
+        for clip, file, (start, size) in zip(self._clips, self._files, positions, strict=True):
+            digest = f"{file.digest}:{clip['part']}" if clip["part"] else file.digest
+            clip |= {"start": start, "size": size, "digest": digest}
+        faults = pa.array([file.mix_fault for file in self._files], pa.string())
+        own = {"samples": pa.array(self._samples, pa.int64()), MIX_FAULT: faults}
+        own |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
+        others = {} if columns is None else {c: columns[c] for c in columns.column_names}
+        facts = ShardFacts(file_size, self.left_out, is_last)
+        table = pa.table(own | others).replace_schema_metadata({FACTS_KEY: json.dumps(asdict(facts))})
         content = io.BytesIO()
-        pq.write_table(table.replace_schema_metadata(metadata), content, write_page_checksum=True)
+        pq.write_table(table, content, write_page_checksum=True)
         storage.move_in(self._path, f"{name}.arrow")
         storage.write(f"{name}.parquet", content.getvalue())
 
@@ -287,28 +320,50 @@ class ShardWriter:
         self._path.unlink(missing_ok=True)
 
 
-def locate_audio(file: Path) -> tuple[pa.Array, pa.Array]:
+def name_part(clip: AudioPart) -> str:
+    """Return the position of a clip in its file, "" for a whole file."""
+    return "" if clip.is_file else ":".join(map(str, clip[1:]))
+
+
+def locate_audio(file: Path) -> tuple[list[int], list[int]]:
     """Return the position and the size, in bytes, of the audio of each row of an Arrow file."""
-    starts = [np.empty(0, np.int64)]
-    sizes = [np.empty(0, np.int64)]
+    starts: list[int] = []
+    sizes: list[int] = []
     with pa.memory_map(str(file)) as source:
         buffer = source.read_buffer()
         for batch in pa.ipc.open_stream(buffer):
             _, offset_buffer, audio = batch[AUDIO].field("bytes").buffers()
             offsets = np.frombuffer(offset_buffer, np.int32)[: len(batch) + 1].astype(np.int64)
-            starts.append(audio.address - buffer.address + offsets[:-1])
-            sizes.append(np.diff(offsets))
-    return pa.array(np.concatenate(starts)), pa.array(np.concatenate(sizes))
+            starts += (audio.address - buffer.address + offsets[:-1]).tolist()
+            sizes += np.diff(offsets).tolist()
+    return starts, sizes
 
 
-def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
-    """Read a table that `ShardWriter.publish` wrote.
+def read_shard_tables(
+    storage: Storage, names: Iterable[str], columns: Sequence[str] | None = None
+) -> Iterator[ShardTable]:
+    """Yield the tables of shards in their order; they are fetched in parallel.
 
-    Raises ValueError, OSError, LookupError or TypeError if it is damaged, or not such a table.
+    columns: those to read; None: all. Raises DataError for a table that is damaged.
     """
-    table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
-    facts = from_plain(ShardFacts, json.loads((table.schema.metadata or {})[FACTS_KEY]))
-    return table.replace_schema_metadata(None), facts
+
+    def read(name: str) -> ShardTable:
+        content = storage.read(f"{name}.parquet")
+        try:
+            table = pq.read_table(
+                pa.BufferReader(content), columns=columns, page_checksum_verification=True
+            )
+            metadata = (table.schema.metadata or {})[FACTS_KEY]
+            facts = from_plain(ShardFacts, json.loads(metadata))
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise DataError(
+                f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Remove it, and "
+                "run the `sbkit prepare` that wrote it again: it writes what is missing."
+            ) from error
+        return ShardTable(name, table.replace_schema_metadata(None), facts)
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        yield from map_ahead(pool, read, names)
 
 
 def check_audio(table: pa.Table, file: str) -> None:
@@ -320,60 +375,19 @@ def check_audio(table: pa.Table, file: str) -> None:
             raise DataError(f"{file} is damaged.")
 
 
-def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
-    """Return samples, digest, mix_fault and audio of a table, the audio as AUDIO_TYPE."""
+def locations_of(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
+    """Return samples, mix_fault and audio of a shard's table, the audio as AUDIO_TYPE."""
     audio = table[AUDIO].combine_chunks()
-    columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
+    columns = {name: audio.field(name) for name in ("start", "size", "crc32", "digest")}
     columns |= {"file": pa.repeat(file, len(table)), "shard": pa.repeat(shard, len(table))}
     columns["sample_rate"] = pa.repeat(sample_rate, len(table))
     fields = list(AUDIO_TYPE)
     locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
     return pa.table(
-        {
-            "samples": table["samples"],
-            "digest": audio.field("digest"),
-            MIX_FAULT: table[MIX_FAULT],
-            AUDIO: locations,
-        }
+        {"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: locations}
     )
 
 
 def has_mix_faults(table: pa.Table) -> bool:
     """Return whether the mix of any clip's channels loses something."""
     return bool(pc.any(pc.not_equal(table[MIX_FAULT], "")).as_py())
-
-
-# Sharing the work between processes
-
-
-def share_work(folder: Path, tasks: Sequence[tuple[str, Callable[[], None]]]) -> None:
-    """Share named tasks with other processes that call this function with the same tasks.
-
-    Each process runs every task that no other is running, waits for the others, and runs their
-    tasks as well: one of them may have failed. So a task must do nothing if its work is done.
-    """
-    held_elsewhere = []
-    for name, task in tasks:
-        with task_lock(folder, name, wait=False) as is_held:
-            if is_held:
-                task()
-            else:
-                held_elsewhere.append((name, task))
-    if held_elsewhere:
-        logger.info(
-            f"Waiting for other processes, which write {len(held_elsewhere)} of {len(tasks)} parts."
-        )
-    for name, task in held_elsewhere:
-        with task_lock(folder, name, wait=True):
-            task()
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the files that killed processes left there at least a day ago.
-
-    Younger ones may be of another machine, whose locks this one does not see.
-    """
-    for pattern in (".*.tmp", f"{LOCK_PREFIX}*"):
-        for path in folder.glob(pattern):
-            if not path.is_dir() and is_abandoned(path):  # folders are left to `atomic_folder`
-                path.unlink(missing_ok=True)

@@ -1,42 +1,35 @@
-"""The splits of a run: their preparation, their columns and their transcripts.
-
-manifest -> transcripts, normalized each time -> audio, decoded once -> Dataset
-"""
+"""The splits of a run: their texts, their columns and their transcripts."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets.table import InMemoryTable, Table
+from datasets.table import ConcatenationTable, MemoryMappedTable
 
-from sbkit.audio.containers import AudioError
-from sbkit.audio.io import BEYOND_END
-from sbkit.audio.lengths import Subsampling
 from sbkit.base.arrays import Bools, Counts
-from sbkit.base.content_cache import keep
-from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.errors import ConfigError
+from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
-from sbkit.data.cache import FILES, StoredAudio, cache_audio, plan_audio
-from sbkit.data.columns import CUT_SHORT
-from sbkit.data.manifest import RESERVED_COLUMNS, STORED, Excluded, Manifest, to_texts
-from sbkit.data.shard import AUDIO, LAZY
+from sbkit.data.facts import keep_fact
+from sbkit.data.manifest import Excluded, to_texts
+from sbkit.data.rows import PreparedSplit
+from sbkit.data.shard import AUDIO
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 
-MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
-TOKEN_COUNTS_FOLDER = "token_counts"  # of the cache
-UNREADABLE, EMPTY = "unreadable audio", "empty transcript"  # reasons
+if TYPE_CHECKING:  # torch takes seconds and 0.5 GB
+    from sbkit.audio.lengths import Subsampling
+
+EMPTY = "empty transcript"  # a reason to leave out a row
 TEXT_ROWS = 100_000  # in a batch
 
 
@@ -75,183 +68,39 @@ class Splits:
 # Preparation
 
 
-@dataclass(frozen=True)
-class PreparedSplit:
-    """One split, ready to be batched."""
-
-    # The columns id, text (normalized), sentence, samples, the manifest's others, and audio, which
-    # `read_rows` reads.
-    dataset: datasets.Dataset
-    excluded: list[Excluded]
-    fingerprint: str  # changes if the ids, texts or audio files of the dataset do
-    filtered: Mapping[str, int] = field(default_factory=dict)  # counts, by reason
-    # The audio files as they were; see `StoredAudio`
-    files: pa.Table = field(default_factory=FILES.empty_table)
-
-
-# Keeps the rows of a split, which has this name; None if another process does so.
-Keep = Callable[[str, Iterator[pa.Table]], Table | None]
-
-
-def keep_in_memory(split: str, blocks: Iterator[pa.Table]) -> Table:
-    """Return the rows of all blocks."""
-    return InMemoryTable(pa.concat_tables(blocks))
-
-
-def prepare_split(
-    source: Manifest | Iterable[Manifest],
-    *,
-    split: str,
+def add_texts(
+    split: PreparedSplit,
+    name: str,
     normalize: Callable[[str], str],
-    sample_rate: int,
+    made_from: Mapping[str, object],
+    *,
     keep_empty: bool,
-    store: str = "pcm",
-    keep: Keep = keep_in_memory,
-    roots: Sequence[Path] = (),
 ) -> PreparedSplit:
-    """Normalize the texts of a split, and decode the clips that are not in the cache yet.
+    """Add the column ``text``: the sentences as normalized, once for each ``made_from``.
 
-    Rows are prepared block by block, unless clips are decoded.
-
-    source: the manifest, or its blocks.
-    keep_empty: keep clips with an empty transcript. Only training can do without them: elsewhere,
-        words recognized in silence are errors to be counted.
-    store: the form of the decoded audio.
-    keep: keeps the rows.
-    roots: the folders that contain the audio files, as far as they are known.
+    made_from: plain data that names what `normalize` depends on.
+    keep_empty: keep clips with an empty text. Only training can do without them: elsewhere, words
+        recognized in silence are errors to be counted.
     """
-    preparation = _Preparation(split, normalize, sample_rate, keep_empty, roots)
-    blocks = source.blocks() if isinstance(source, Manifest) else iter(source)
-    blocks = map(preparation.add_texts, blocks)
-    if store != LAZY:
-        blocks = preparation.decode(blocks, store)
-    rows = keep(split, map(preparation.finish, blocks))
-    return preparation.result(rows)
 
+    def write(file: Path) -> None:
+        schema = pa.schema({"text": pa.large_string()})
+        with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_stream(stream, schema) as writer:
+            for sentences in read_texts(split.dataset, "sentence"):
+                writer.write_table(pa.table([[*map(normalize, sentences)]], schema))
 
-class _Preparation:
-    """What the blocks of a split have in common."""
-
-    def __init__(
-        self,
-        split: str,
-        normalize: Callable[[str], str],
-        sample_rate: int,
-        keep_empty: bool,
-        roots: Sequence[Path],
-    ) -> None:
-        self._split = split
-        self._normalize = normalize
-        self._sample_rate = sample_rate
-        self._keep_empty = keep_empty
-        self._num_rows = 0
-        self._unusable: list[Excluded] = []
-        self._empty: list[Excluded] = []
-        self._roots = roots
-        self._files = [FILES.empty_table()]
-        self._filtered = Counter[str]()
-        self._hash = hashlib.sha256(f"{sample_rate}\n".encode())  # of ids, texts and audio
-        self._hash_of_all = hashlib.sha256()  # of all columns
-
-    def add_texts(self, block: Manifest) -> Manifest:
-        self._num_rows += len(block) + len(block.excluded)
-        self._unusable += [replace(row, split=self._split) for row in block.excluded]
-        self._filtered.update(block.filtered)
-        texts = pa.array(map(self._normalize, block.sentences), pa.string())
-        block = Manifest(block.rows.append_column("text", texts))
-        if self._keep_empty:
-            return block
-        is_empty = pc.equal(pc.utf8_trim_whitespace(texts), "").to_numpy(zero_copy_only=False)
-        for clip in block.filter(is_empty) if is_empty.any() else ():
-            self._empty.append(Excluded(clip.id, EMPTY, clip.sentence, self._split))
-        return block.filter(~is_empty)
-
-    def decode(self, blocks: Iterator[Manifest], store: str) -> Iterator[Manifest]:
-        """Add the location of the audio, once all clips that are not in shards are in the cache."""
-        first = next(blocks)
-        if STORED in first.rows.column_names:
-            yield first
-            yield from blocks
-        else:
-            find = partial(
-                cache_audio,
-                sample_rate=self._sample_rate,
-                store=store,
-                roots=self._roots,
-                title=f"Decoding {self._split}",
-            )
-            yield from self.locate(Manifest.join(chain([first], blocks)), find).blocks()
-
-    def locate(self, manifest: Manifest, find: Callable[[Manifest], StoredAudio]) -> Manifest:
-        stored, errors, files = find(manifest)
-        self._files.append(files)
-        for row, error in errors.items():
-            clip = manifest[row]
-            self._unusable.append(Excluded(clip.id, reason_of(error), str(error), self._split))
-        is_readable = np.ones(len(manifest), bool)
-        is_readable[[*errors]] = False
-        rows = manifest.filter(is_readable).rows
-        return Manifest(rows.append_column(STORED, stored.to_struct_array()))
-
-    def finish(self, block: Manifest) -> pa.Table:
-        if STORED not in block.rows.column_names:
-            find = partial(plan_audio, sample_rate=self._sample_rate, roots=self._roots)
-            block = self.locate(block, find)
-        rows = block.rows
-        stored = pa.Table.from_struct_array(rows[STORED])
-        corpus_columns = [name for name in rows.column_names if name not in RESERVED_COLUMNS]
-        located = [name for name in stored.column_names if name not in ("digest", AUDIO)]
-        table = pa.table(
-            {name: rows[name] for name in ("id", "text", "sentence")}
-            | {name: stored[name] for name in located}
-            | {name: rows[name] for name in corpus_columns}
-            | {AUDIO: stored[AUDIO]}
-        )
-        # The contents of a split, but not where or when they were stored
-        columns = (table["id"], table["text"], table["samples"].cast("string"), stored["digest"])
-        _update(self._hash, columns)
-        names = [name for name in table.column_names if name != AUDIO]
-        self._hash_of_all.update(to_json(names).encode())
-        texts = (table[name].cast("string").fill_null("\1") for name in names)  # "" is a value
-        file, start = (pc.struct_field(stored[AUDIO], name) for name in ("file", "start"))
-        lazy_file = pc.if_else(start.is_null(), file, "")  # two may have one size
-        _update(self._hash_of_all, [*texts, columns[-1], lazy_file])
-        return table
-
-    def result(self, rows: Table | None) -> PreparedSplit:
-        if rows is None:
-            rows = InMemoryTable(pa.table({}))
-        else:
-            check_loss(self._split, self._unusable, self._num_rows)
-        excluded = [*self._unusable, *self._empty]
-        datasets.disable_progress_bars()
-        dataset = datasets.Dataset(rows, fingerprint=self._hash_of_all.hexdigest()[:16])
-        files = pa.concat_tables(self._files)
-        return PreparedSplit(dataset, excluded, self._hash.hexdigest(), self._filtered, files)
-
-
-def _update(hash: "hashlib._Hash", columns: Sequence[pa.ChunkedArray]) -> None:
-    lines = pc.binary_join_element_wise(*columns, "\0", null_handling="replace").to_pylist()
-    hash.update("".join(f"{line}\n" for line in lines).encode())
-
-
-def reason_of(error: AudioError) -> str:
-    """Return the reason to exclude a clip whose audio cannot be read."""
-    return BEYOND_END if error.reason == BEYOND_END else UNREADABLE
-
-
-def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
-    """Raise DataError if more than `MAX_UNUSABLE_SHARE` of ``total`` rows is unusable."""
-    lost = [row for row in lost if row.reason != CUT_SHORT]  # of a clip that is used
-    if len(lost) <= MAX_UNUSABLE_SHARE * total:
-        return
-    reasons = Counter(row.reason for row in lost).most_common()
-    counts = ", ".join(f"{count} {reason}" for reason, count in reasons)
-    examples = "; ".join(f"{row.id}: {row.detail}" for row in lost[:3])
-    raise DataError(
-        f"{len(lost)} of {total} rows of {split} are unusable ({counts}); at most "
-        f"{MAX_UNUSABLE_SHARE:.0%} may be. The first of them: {examples}"
-    )
+    file = keep_fact(split.dataset, "texts", made_from, write)
+    texts = MemoryMappedTable.from_file(str(file))
+    rows = ConcatenationTable.from_tables([split.dataset.data, texts], axis=1)
+    digest = hashlib.sha256(f"{split.dataset._fingerprint} {file.name}".encode()).hexdigest()
+    dataset = datasets.Dataset(rows, fingerprint=digest[:16])
+    if keep_empty:
+        return replace(split, dataset=dataset)
+    is_empty = pc.equal(pc.utf8_trim_whitespace(texts.table["text"]), "").to_numpy()
+    empty = take_columns(select_rows(dataset, is_empty), "id", "sentence").to_pylist()
+    excluded = [Excluded(row["id"], EMPTY, row["sentence"], name) for row in empty]
+    used = select_rows(dataset, ~is_empty)
+    return replace(split, dataset=used, excluded=[*split.excluded, *excluded])
 
 
 def within_limits(
@@ -395,11 +244,11 @@ class Transcripts:
     refused: Bools  # whether the text contains an id that no loss accepts
     unknown: Bools  # whether it contains the unknown token
 
-    def too_short(self, subsampling: Subsampling, percent: int = 100) -> Counts:
+    def too_short(self, subsampling: "Subsampling", percent: int = 100) -> Counts:
         """Return the rows with too few frames for CTC, when played at a speed in percent."""
         return np.flatnonzero(self.frames(subsampling, percent) < self.frames_needed)
 
-    def frames(self, subsampling: Subsampling, percent: int = 100) -> Counts:
+    def frames(self, subsampling: "Subsampling", percent: int = 100) -> Counts:
         """Count the frames after the front-end, at a speed in percent."""
         return subsampling.count(at_speed(self.samples, percent))
 
@@ -416,11 +265,8 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Trans
             np.save(content, count())
 
     if type(tokenizer) is Tokenizer:
-        digest = hashlib.sha256(tokenizer.content).hexdigest()
-        made_from = {"split": split._fingerprint, "tokenizer": digest}
-        read = partial(np.load, mmap_mode="r")
-        file = keep(TOKEN_COUNTS_FOLDER, made_from, write, is_current=lambda file: read(file).size)
-        counts = read(file)
+        made_from = {"tokenizer": hashlib.sha256(tokenizer.content).hexdigest()}
+        counts = np.load(keep_fact(split, "token_counts", made_from, write), mmap_mode="r")
     else:  # of another class, whose code may change
         counts = count()
     characters, tokens, needed, refused, unknown = counts

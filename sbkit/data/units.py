@@ -1,0 +1,286 @@
+"""Units: the work of preparing a corpus, divided into parts that any process can do.
+
+manifests and tables -> units of plain values -> write(unit) -> shards
+
+A unit has the clips of some files, or a table with audio in it. Its name follows from all that its
+shards are made from, so a unit that is there is not written again.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from itertools import chain, count, groupby
+from pathlib import Path
+from stat import S_ISREG
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbkit.audio.containers import AudioError
+from sbkit.audio.io import BEYOND_END, AudioPart
+from sbkit.base.code_versions import audio_state
+from sbkit.base.errors import DataError
+from sbkit.base.machine import usable_cores
+from sbkit.base.process import begin_work
+from sbkit.data.audio_tables import AudioTable
+from sbkit.data.clip_decoding import by_file
+from sbkit.data.filesystem import Storage, disk_errors, map_ahead
+from sbkit.data.manifest import PART_COLUMNS, STORED, Manifest, hash_texts
+from sbkit.data.shard import AUDIO, FileStamp, ShardWriter, name_part
+from sbkit.logs.progress import progress_bar
+
+NUM_DIGITS = 16  # of a digest in a name
+LAST_SHARD = "-last"  # ends the name of the last shard of a unit
+# Not recorded: at the next attempt the file may be there.
+TEMPORARY_REASONS = ("missing", "unreachable")
+UNREADABLE = "unreadable audio"  # a reason
+MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
+MAX_PROCESSES = 64  # each takes 0.1 GB
+FILES = pa.schema({"path": pa.large_binary(), "size": pa.int64(), "time": pa.int64()})
+STAT_BLOCK, NUM_STAT_THREADS = 2000, 16  # threads wait for a disk, perhaps of another machine
+KEY_SEPARATOR = b"\0"  # between a path and a position, which identify a clip
+
+Unit = dict[str, Any]  # of plain values: it may travel to another machine
+Sources = Mapping[str, Iterable[Manifest | AudioTable]]  # by split
+
+
+def digest_of(content: object) -> str:
+    """Return a digest of plain data for a name."""
+    text = json.dumps(content, default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
+
+
+# Planning
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a unit says: clips in files, or a table with audio in it."""
+
+    split: str
+    sample_rate: int  # Hz
+    store: str
+    shard_bytes: int  # most audio of a shard, but for one long recording
+    clips: Sequence[AudioPart] = ()
+    table: AudioTable | None = None
+
+    @classmethod
+    def of(cls, unit: Unit) -> "Work":
+        values = json.loads(unit["work"])
+        values["clips"] = [AudioPart(*clip) for clip in values["clips"]]
+        if values["table"] is not None:
+            values["table"] = AudioTable.from_plain(values["table"])
+        return cls(**values)
+
+    def to_unit(self, out: str) -> Unit:
+        return {"out": out, "clips": len(self.clips), "work": json.dumps(asdict(self))}
+
+    @cached_property
+    def stamps(self) -> Mapping[str, FileStamp]:
+        """The size and the time of each file, as they are now."""
+        paths = [*dict.fromkeys(clip.path for clip in self.clips)]
+        files = stat_files(pa.array(map(os.fsencode, paths), pa.large_binary()))
+        stamps = map(FileStamp, files["size"].to_pylist(), files["time"].to_pylist())
+        return dict(zip(paths, stamps, strict=True))
+
+    @cached_property
+    def name(self) -> str:
+        """The start of the names of its shards."""
+        return f"{self.split}-{digest_of([asdict(self), self.stamps, audio_state()])}"
+
+
+def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Iterator[Unit]:
+    """Yield the units of all splits, whose clips are dealt by a hash of the path of their file.
+
+    So a new clip changes one unit. Audio files are not looked at.
+
+    work: what all units have in common.
+    unit_clips: in a unit, at most, unless a file has more.
+    """
+    seen = np.empty(0, np.int64)  # hashes: a clip in two splits is decoded once
+    for split, items in sources.items():
+        blocks: list[Manifest] = []
+        for item in items:
+            if isinstance(item, AudioTable):
+                yield replace(work, split=split, table=item).to_unit(out)
+            elif STORED not in item.rows.column_names:
+                hashes = hash_texts(clip_keys(item))
+                blocks.append(item.filter(~np.isin(hashes, seen)))
+                seen = np.concatenate([seen, hashes])
+        manifest = Manifest.join(blocks)
+        num_units = 1 << ((len(manifest) - 1) // unit_clips).bit_length() if len(manifest) else 0
+        hashes = np.fromiter(map(zlib.crc32, manifest.rows[AUDIO].to_pylist()), np.int64)
+        unit_of_row = hashes % max(1, num_units)
+        order = np.argsort(unit_of_row, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(unit_of_row[order])) + 1):
+            if len(rows):
+                parts = [*manifest.take(rows).parts]
+                clips = [parts[index] for index in by_file(parts)]
+                yield replace(work, split=split, clips=clips).to_unit(out)
+
+
+# Writing
+
+
+def write(unit: Unit) -> Unit:
+    """Write the shards of a unit, unless they are there; return its name and number of clips."""
+    storage, work = Storage(unit["out"]), Work.of(unit)
+    if not list_shards(storage, work.name).get(work.name):
+        with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
+            if storage.folder is not None:
+                storage.folder.mkdir(parents=True, exist_ok=True)
+            _write_shards(storage, storage.folder or Path(scratch), work)
+    return {"unit": work.name, "clips": unit["clips"]}
+
+
+def write_units(units: Sequence[Unit], title: str) -> None:
+    """Write units on all cores; ``title`` is shown meanwhile."""
+    num_clips = sum(unit["clips"] for unit in units)
+    processes = min(usable_cores(), MAX_PROCESSES, len(units))
+    is_small = num_clips < MIN_CLIPS_FOR_PROCESSES and all(unit["clips"] for unit in units)
+    with progress_bar(title, max(num_clips, len(units))) as advance:
+        if processes < 2 or is_small:
+            for unit in units:
+                advance(write(unit)["clips"] or 1)
+            return
+        # Not threads: PyAV holds Python's lock between packets, and two threads decode no faster
+        # than one. Not multiprocessing's pool: it would import the program's main module again.
+        from loky import get_reusable_executor
+        from loky.process_executor import BrokenProcessPool
+
+        executor = get_reusable_executor(processes, initializer=begin_work, initargs=(os.getpid(),))
+        try:
+            for written in map_ahead(executor, write, units, ahead=2 * processes):
+                advance(written["clips"] or 1)
+        except BrokenProcessPool as error:
+            raise DataError(
+                f"One of the {processes} processes that decode audio was killed, perhaps because "
+                "memory ran out."
+            ) from error
+
+
+def _write_shards(storage: Storage, place: Path, work: Work) -> None:
+    additions = _additions(work)
+    addition = next(additions, None)
+    for number in count():
+        with closing(ShardWriter(place, work.sample_rate, work.store)) as writer:
+            rows: list[pa.Table] = []
+            while addition is not None and writer.audio_bytes < work.shard_bytes:
+                rows += addition(writer)
+                addition = next(additions, None)
+            columns = pa.concat_tables(rows, promote_options="default") if rows else None
+            ending = LAST_SHARD if addition is None else ""
+            writer.publish(storage, f"{work.name}-{number:03d}{ending}", columns)
+        if addition is None:
+            return
+
+
+def _additions(work: Work) -> Iterator[Callable[[ShardWriter], list[pa.Table]]]:
+    """Yield what adds clips to a shard, file by file, or batch by batch; it returns their rows."""
+    if work.table is not None:
+        for manifest, contents in work.table.batches():
+            yield partial(_add_rows, manifest, contents)
+    for (path, _), clips in groupby(work.clips, key=lambda clip: (clip.path, clip.channel)):
+        yield partial(_add_clips, [*clips], work.stamps[path])
+
+
+def _add_clips(
+    clips: Sequence[AudioPart], stamp: FileStamp, writer: ShardWriter
+) -> list[pa.Table]:
+    for clip, error in zip(clips, writer.add(clips, stamp), strict=True):
+        if error is not None and error.reason not in TEMPORARY_REASONS:
+            row = [clip.path, name_part(clip), *stamp, "", error.reason, str(error)]
+            writer.left_out.append(row)
+    return []
+
+
+def _add_rows(manifest: Manifest, contents: Sequence[bytes], writer: ShardWriter) -> list[pa.Table]:
+    added: list[int] = []
+    no_file = ["", "", 0, 0]
+    for row, (clip, content) in enumerate(zip(manifest.parts, contents, strict=True)):
+        (error,) = writer.add([clip], FileStamp(len(content), 0), content)
+        if error is None:
+            added.append(row)
+        else:
+            writer.left_out.append([*no_file, manifest.ids[row], reason_of(error), str(error)])
+    writer.left_out += [[*no_file, row.id, row.reason, row.detail] for row in manifest.excluded]
+    rows = manifest.take(added).rows
+    names = [name for name in rows.column_names if name not in (AUDIO, *PART_COLUMNS)]
+    return [rows.select(names)]
+
+
+def reason_of(error: AudioError) -> str:
+    """Return the reason to exclude a clip whose audio cannot be read."""
+    return BEYOND_END if error.reason == BEYOND_END else UNREADABLE
+
+
+# What is there
+
+
+def list_shards(storage: Storage, prefix: str = "") -> dict[str, list[str]]:
+    """Return the names of the shards of each unit, sorted; [] for a unit that is not whole."""
+    shards: dict[str, list[str]] = {}
+    for name in sorted(storage.find(f"{prefix}*.parquet")):
+        shard = name.removesuffix(".parquet")
+        shards.setdefault(unit_of(shard), []).append(shard)
+    return {
+        unit: unit_shards if unit_shards[-1].endswith(LAST_SHARD) else []
+        for unit, unit_shards in shards.items()
+    }
+
+
+def unit_of(shard: str) -> str:
+    """Return the name of a shard's unit.
+
+    >>> unit_of("train-0123456789abcdef-001-last")
+    'train-0123456789abcdef'
+    """
+    return shard.removesuffix(LAST_SHARD).rpartition("-")[0]
+
+
+def stat_files(paths: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the files at distinct paths as they are now, with the columns of FILES.
+
+    A file that cannot be reached has the size -1; what is at a URL is not looked at.
+    """
+
+    def look(names: Sequence[bytes]) -> list[tuple[int, int]]:
+        return [*map(_look, names)]
+
+    blocks = (paths[i : i + STAT_BLOCK].to_pylist() for i in range(0, len(paths), STAT_BLOCK))
+    with ThreadPoolExecutor(NUM_STAT_THREADS) as pool:
+        stamps = [*chain.from_iterable(map_ahead(pool, look, blocks))]
+    sizes, times = np.array(stamps, np.int64).reshape(-1, 2).T
+    return pa.table([paths.cast(pa.large_binary()), sizes, times], schema=FILES)
+
+
+def _look(name: bytes) -> tuple[int, int]:
+    try:
+        status = os.stat(name)  # noqa: PTH116 - twice as fast as Path.stat
+    except (OSError, ValueError):  # ValueError: a null character in the name
+        return (0, 0) if b"://" in name else (-1, 0)
+    return (status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else (-1, 0)
+
+
+def clip_keys(manifest: Manifest) -> pa.ChunkedArray:
+    """Return what identifies each clip: the path of its file, and the position in it."""
+    paths = manifest.rows[AUDIO].cast(pa.large_binary())
+    if not manifest.has_parts:
+        return paths
+    keys = join_keys(paths, pa.chunked_array([pa.array(map(name_part, manifest.parts), pa.string())]))
+    return keys
+
+
+def join_keys(paths: pa.ChunkedArray, parts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the keys of clips at these paths, and at these positions in them, "" for all."""
+    joined = pc.binary_join_element_wise(paths, parts.cast(pa.large_binary()), KEY_SEPARATOR)
+    return pc.if_else(pc.equal(parts, ""), paths, joined)
