@@ -12,12 +12,13 @@ from pathlib import Path
 from subprocess import CompletedProcess, run
 from tempfile import TemporaryDirectory
 
-from sbkit.base.content_cache import caches, default_cache
+from sbkit.base.code_versions import code_state
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
-from sbkit.base.versions import TEXT_PACKAGES, hash_code
+from sbkit.base.user_folders import cache_folder
 from sbkit.data.corpus import RELEASE_SPLITS
 from sbkit.data.filesystem import disk_errors
+from sbkit.data.units import digest_of
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Name the folder of a Common Voice release as `data_folder` instead."
@@ -25,7 +26,6 @@ MAKE_IT_ELSEWHERE = (
     "On any Debian or Ubuntu, `python -m recipes.AsteriskPrompts.corpus` makes its folder; copy "
     "that here, and name it as `data_folder`."
 )
-CODE = ("recipes/debian/*.py", "recipes/*/corpus.py", "sbkit/text/*.py", "sbkit/text/*.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +50,18 @@ class ReleaseRow:
 def ensure_release(
     name: str, language: str, packages: Sequence[str], write_release: Callable[[Path, Path], None]
 ) -> Path:
-    """Return the release folder of a language; fetch and write it if no cache has it.
+    """Return the release folder of a language; fetch and write it if the cache lacks it.
 
-    The folder ``name`` of a cache has a release for each version of the first package, and of the
+    The folder ``name`` of the cache has a release for each version of the first package, and of the
     code that writes it. ``write_release`` takes the root of the unpacked packages, and an empty
     folder to write into.
     """
-    code = hash_code(TEXT_PACKAGES, CODE)[:8]
-    for cache in caches():
-        if finished := sorted((cache / name).glob(f"*-{code}/{language}/validated.tsv")):
-            return finished[-1].parent
+    code = digest_of(code_state("releases"))[:8]
+    folder = cache_folder() / name
+    if finished := sorted(folder.glob(f"*-{code}/{language}/validated.tsv")):
+        return finished[-1].parent
     with TemporaryDirectory() as scratch:
         version, root = fetch_packages(packages, Path(scratch))
-        folder = default_cache() / name
         release = folder / f"{version}-{code}" / language
         with disk_errors(folder), atomic_folder(release) as beside:
             write_release(root, beside)

@@ -22,7 +22,7 @@ class CodeVersion(NamedTuple):
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "corpus": CodeVersion(1, ""),
     **dict.fromkeys(
-        ("texts", "token_counts", "symbols", "pitch", "speech", "statistics", "data_report"),
+        ("releases", "texts", "token_counts", "symbols", "pitch", "speech", "statistics", "data_report"),
         CodeVersion(1, ""),
     ),
 }
@@ -37,4 +37,5 @@ def code_state(name: str = "corpus") -> dict[str, Any]:
     """Return what changes when code, Python, or a package that reads rows or texts does."""
     packages = package_versions((*AUDIO_PACKAGES, *TEXT_PACKAGES))
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"code": CODE_VERSIONS[name].number, "python": python, "packages": packages}
+    number = CODE_VERSIONS[name].number if name in CODE_VERSIONS else 0  # of a recipe's own fact
+    return {"code": number, "python": python, "packages": packages}

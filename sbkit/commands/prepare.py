@@ -1,35 +1,42 @@
-"""`sbkit prepare` and `sbkit cache`: data of a run, decoded, described, or written as shards."""
+"""`sbkit prepare` and `sbkit cache`: the corpus of a run, in the cache or where the user says."""
 
 import logging
+import os
 from argparse import Namespace
-from contextlib import nullcontext
-from itertools import chain
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.base.errors import PARTLY_DONE, ConfigError
+from sbkit.base.errors import ASKED_TO_STOP, PARTLY_DONE, ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from sbkit.train.setup import RunValues
+    from sbkit.config.hparams import Settings
+    from sbkit.data.prepared import Spec
+
+FOREIGN_INDICES = ("JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX")
+# Of jobs that start one command several times: the index of a process, and their number.
+FOREIGN_SIZES = {"SLURM_PROCID": "SLURM_NTASKS", "RANK": "WORLD_SIZE"}
 
 logger = logging.getLogger(__name__)
 
 
 def add_commands(parser: Parser) -> None:
     """Add `prepare` and `cache`."""
-    help = "decode the data of a run; several processes may share the work"
+    help = "decode the data of a run, or write it as a corpus to be shared"
     add = parser.add_command(
         "prepare", prepare_data, help, "share", takes_overrides=True, logs_to_stdout=True
     )
-    add("source", metavar="YAML", help="the YAML, as given to train.py; the shards of --verify")
+    add("source", metavar="YAML", help="the YAML, as given to train.py; the corpus of --verify")
     add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
-    add("--again", action="store_true", help="read all audio files again, and count changes")
-    add("--verify", action="store_true", help="read the shards in a folder or at a URL instead")
-    add("--shards", metavar="DIR|URL", help="only write the data as shards there")
-    add("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
+    add("--again", action="store_true", help="read all audio files again")
+    add("--out", metavar="DIR|URL", help="write the corpus there; data_folder reads it")
+    add("--shard-size", default="1GB", help="most audio per shard of --out (default: 1GB)")
+    add("--finish", action="store_true", help="write the index of --out, or list what is missing")
+    add("--verify", action="store_true", help="read all audio of a corpus instead")
 
     add = parser.add_command("cache", cache, "list prepared audio, or remove what no corpus needs")
     add("action", choices=("list", "prune"), nargs="?", default="list")
@@ -37,100 +44,152 @@ def add_commands(parser: Parser) -> None:
 
 def cache(options: Namespace) -> None:
     """List the entries of the cache, or remove those of no corpus."""
-    from sbkit.base.content_cache import default_cache
+    from sbkit.base.user_folders import cache_folder
     from sbkit.data.cache import print_entries, prune_orphans
 
     action = print_entries if options.action == "list" else prune_orphans
-    action(default_cache())
+    action(cache_folder())
 
 
 def prepare_data(options: Namespace) -> int:
-    """Prepare the data of a run and describe it, write it as shards, or verify shards."""
-    from sbkit.base.content_cache import default_cache, verifying
-    from sbkit.config.overrides import parse_overrides
-    from sbkit.data.data_report import measure_data, write_data_report
-    from sbkit.data.shard import LAZY
-    from sbkit.data.sharded_corpus import verify_shards
-    from sbkit.data.splits import shard_numbers
-    from sbkit.train.setup import prepare_splits, read_values
+    """Prepare the data of a run and describe it, write it where the user says, or verify it."""
+    from sbkit.data.prepared import verify
 
     if options.verify:
-        return PARTLY_DONE if verify_shards(options.source) else 0
-    if options.shards and options.report:
-        raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
-    if options.share and not options.shards:
-        raise ConfigError("`--share` needs --shards: other processes share the work by themselves.")
-    values = read_values(Path(options.source), parse_overrides(options.overrides))
-    values.require_in_range()
-    if options.shards is not None:
-        write_run_as_shards(values, options.shards, options.shard_size, options.share)
-        return 0
-    report: Path | None = options.report
-    if report is not None:
-        require_writable(report, option="--report")
-    rate = values.settings["sample_rate"]
-    language = values.settings.get("language")
-    recipe = values.load_recipe()
-    with verifying() if options.again else nullcontext():
-        splits = prepare_splits(values, recipe)
-    facts = measure_data(splits, sample_rate=rate, language=language)
-    for name, split in facts["splits"].items():
-        logger.info(f"{name}: {plural(split['utterances'], 'utterance')}, {split['hours']:.2f} h")
-        if clips := split["other_durations"]:
-            ids = listed(clip["id"] for clip in clips)
-            logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")
-    for group in facts["left_out"]:
-        logger.info(f"{group['split']}: {group['utterances']} left out, {group['reason']}")
-    if not shard_numbers(splits.train).any() and values.settings.get("audio_store") != LAZY:
-        logger.info(f"prepared audio: {default_cache()}")
-    if report is not None:
-        _, page = write_data_report(splits, report, sample_rate=rate, language=language)
-        logger.info(f"report: {page}")
+        return PARTLY_DONE if verify(options.source) else 0
+    if not options.out and (options.share or options.finish):
+        raise ConfigError("--share and --finish need --out: a folder or URL that all write to.")
+    if options.out and options.report:
+        raise ConfigError("--out writes no report. Run `sbkit prepare --report` separately.")
+    share = choose_share(options.share, os.environ)
+    settings = _read_settings(options)
+    if options.out:
+        return _prepare_shared(settings, options, share)
+    if options.report is not None:
+        require_writable(options.report, option="--report")
+    _prepare_in_cache(settings, again=options.again)
+    if options.report is not None:
+        _write_report(options)
     return 0
 
 
-def write_run_as_shards(
-    values: "RunValues", destination: str, shard_size: str, share: tuple[int, int] | None
-) -> None:
-    """Write the data of a run as shards, or this process's share of them.
+def _read_settings(options: Namespace) -> "Settings":
+    """Read the values of the YAML; this imports neither its recipe nor torch."""
+    from sbkit.base.imports import search_folders
+    from sbkit.base.ranges import RANGES, require_in_range
+    from sbkit.config.document import read_document
+    from sbkit.config.hparams import read_settings
+    from sbkit.config.overrides import nest_overrides, parse_overrides
+    from sbkit.data.prepared import DATA_RANGES
 
-    The rows that `where` and `skip_quality_tags` leave out are not written.
-    """
-    from sbkit.data.filesystem import Storage
-    from sbkit.data.filters import filter_manifests
-    from sbkit.data.manifest import Manifest
-    from sbkit.data.read_manifests import TableFolders
-    from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
+    yaml_file = Path(options.source)
+    search_folders(read_document(yaml_file).module_folders)
+    settings = read_settings(yaml_file, nest_overrides(parse_overrides(options.overrides)))
+    require_in_range(settings, {**RANGES, **DATA_RANGES})
+    return settings
 
-    corpus = values.load_recipe().corpus(values.settings)
-    if corpus is None:
-        raise ConfigError("`--shards` needs a recipe of recipes.prepare.CorpusRecipe.")
-    options = ShardOptions(
+
+def _prepare_in_cache(settings: "Settings", *, again: bool) -> None:
+    from sbkit.base.user_folders import cache_folder
+    from sbkit.data.prepared import prepare
+    from sbkit.data.shard import AUDIO
+    from sbkit.data.splits import normalize_texts, sample_counts
+
+    data = prepare(settings, again=again)
+    if "text" in settings:  # other recipes read no normalized texts
+        data = normalize_texts(settings, data)
+    for name, split in data.splits.items():
+        hours = sample_counts(split.dataset).sum() / settings["sample_rate"] / 3600
+        logger.info(f"{name}: {plural(len(split.dataset), 'utterance')}, {hours:.2f} h")
+        counts = Counter(row.reason for row in split.excluded) + Counter(split.filtered)
+        for reason, count in counts.items():
+            logger.info(f"{name}: {count} left out, {reason}")
+    first = next(iter(data.splits.values())).dataset
+    if AUDIO in first.column_names and settings.get("audio_store") != "lazy":
+        logger.info(f"prepared audio: {cache_folder()}")
+
+
+def _write_report(options: Namespace) -> None:
+    """Describe what the recipe makes of the corpus."""
+    from sbkit.config.overrides import parse_overrides
+    from sbkit.data.data_report import write_data_report
+    from sbkit.train.setup import prepare_splits, read_values
+
+    values = read_values(Path(options.source), parse_overrides(options.overrides))
+    splits = prepare_splits(values, values.load_recipe())
+    facts, page = write_data_report(
+        splits,
+        options.report,
         sample_rate=values.settings["sample_rate"],
-        store=values.settings.get("audio_store", "pcm"),
-        shard_bytes=parse_size(shard_size),
-        seed=values.settings["seed"],
+        language=values.settings.get("language"),
     )
-    roles = corpus.roles()
-    sources: dict[str, Manifest | TableFolders] = {}
-    for name in chain(*roles.values()):
-        first = next(iter(corpus.read(name)), None)
-        if not isinstance(first, TableFolders):
-            first = Manifest.join(corpus.blocks(name))
-        sources[name] = first
-    manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
-    has_filters = values.settings.get("where") or values.settings.get("skip_quality_tags")
-    if has_filters and len(manifests) < len(sources):
+    for name, split in facts["splits"].items():
+        if clips := split["other_durations"]:
+            ids = listed(clip["id"] for clip in clips)
+            logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")
+    logger.info(f"report: {page}")
+
+
+def _prepare_shared(settings: "Settings", options: Namespace, share: tuple[int, int]) -> int:
+    """Write a share of a corpus, or finish it; one process does both."""
+    from sbkit.data.prepared import DATA_KEYS, Spec, parse_size, plan
+    from sbkit.data.units import write_units
+
+    values = {name: settings.get(name) for name in DATA_KEYS if name in settings}
+    spec = Spec(values, options.out, parse_size(options.shard_size))
+    number, total = share
+    if not options.finish:
+        write_units(plan(spec)[number - 1 :: total], "writing shards")
+        if total > 1:
+            logger.info(f"Share {number} of {total} is written. `--finish` writes the index.")
+            return 0
+    return _finish(spec)
+
+
+def _finish(spec: "Spec") -> int:
+    from sbkit.data.prepared import finish
+
+    missing = finish(spec)
+    for name in missing:
+        logger.info(f"missing: {name}")
+    if missing:
+        logger.info(f"{plural(len(missing), 'unit')} missing; the same command writes them")
+        return ASKED_TO_STOP
+    logger.info(f"Train with --data_folder={spec.out}")
+    return 0
+
+
+def choose_share(given: tuple[int, int] | None, variables: Mapping[str, str]) -> tuple[int, int]:
+    """Return this process's number, from 1, and the total: as given, or of SLURM's array.
+
+    Raises ConfigError in a process of another job of many, which would write all.
+    """
+    if given is not None:
+        return given
+    if "SLURM_ARRAY_TASK_ID" in variables:
+        try:
+            first, step, count = (
+                int(variables.get(f"SLURM_ARRAY_TASK_{name}", default))
+                for name, default in (("MIN", ""), ("STEP", "1"), ("COUNT", ""))
+            )
+            index = (int(variables["SLURM_ARRAY_TASK_ID"]) - first) // step
+            if index >= count:
+                raise ValueError(f"number {index} of {count}")
+        except ValueError as error:
+            raise ConfigError(
+                "A SLURM array shares the work by SLURM_ARRAY_TASK_ID, _MIN and _COUNT, without "
+                f"gaps, but this task has {error}. Pass --share K/N."
+            ) from error
+        return index + 1, count
+    foreign = [name for name in FOREIGN_INDICES if name in variables]
+    foreign += [
+        name
+        for name, size in FOREIGN_SIZES.items()
+        if name in variables and variables.get(size, "1") != "1"
+    ]
+    if foreign:
         raise ConfigError(
-            "Table folders are written as shards with all rows, without `where` and "
-            "`skip_quality_tags`. Pass them to the training instead."
+            f"{foreign[0]} is set, so this is one of several processes, but no share is given, and "
+            "each would write all. Pass --share K/N, with K from 1 to N."
         )
-    manifests = filter_manifests(manifests, values.settings)
-    for split, manifest in manifests.items():
-        for reason, count in manifest.filtered.items():
-            logger.info(f"{split}: {count} left out, {reason}")
-    facts = corpus.describe()
-    sources |= manifests
-    written = write_shards(Storage(destination), options, sources, roles, facts, share)
-    if written is not None:
-        logger.info(f"Train with --data_folder={destination}")
+    return 1, 1

@@ -8,7 +8,7 @@ import numpy as np
 import soundfile
 
 from sbkit.audio.io import Samples, encode_audio, read_audio
-from sbkit.base.content_cache import default_cache
+from sbkit.base.user_folders import cache_folder
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
@@ -36,7 +36,7 @@ def read_with_soundfile() -> str:
 
 def write_and_read_cache() -> str:
     """Write a file into the cache, and map it."""
-    (cache := default_cache()).mkdir(parents=True, exist_ok=True)
+    (cache := cache_folder()).mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=cache) as folder:
         write_bytes_atomically(file := Path(folder, "ramp"), RAMP.tobytes())
         return f"{_compare(np.memmap(file, np.int16, 'r'))} in {cache}"

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from sbkit.base.content_cache import MAX_READ_BYTES, file_digests
 from sbkit.base.imports import search_folders, user_sources
 from sbkit.base.ranges import KEYS
 from sbkit.config.document import walk
@@ -15,6 +14,7 @@ from sbkit.config.hparams import OUTPUT_FOLDER, Resolved
 # Other keys of every run name no file, or the data, which has fingerprints, or initial weights.
 FILE_KEY = "lm_text"
 NUM_HASH_DIGITS = 12
+MAX_READ_BYTES = 1 << 32  # of more, sizes stand for contents
 
 
 def list_reached(
@@ -60,9 +60,17 @@ def digest_of(path: Path) -> str:
         tree = os.walk(path, followlinks=True)
         files = [Path(root, file).relative_to(path) for root, _, found in tree for file in found]
         folder, names = path, sorted(str(file) for file in files if "/." not in f"/{file}")
-    sizes = file_digests(folder, names, read=False).sizes
-    digests = file_digests(folder, names, read=sizes.sum() <= MAX_READ_BYTES).digests.to_pylist()
+    files = [folder / name for name in names]
+    sizes = [file.stat().st_size for file in files]
+    digests: list[object] = [*sizes]
+    if sum(sizes) <= MAX_READ_BYTES:
+        digests = [_digest_file(file) for file in files]
     return _hash(repr([names if path.is_dir() else "", digests]).encode())
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _hash(content: bytes) -> str:

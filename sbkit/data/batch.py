@@ -21,6 +21,8 @@ from typing import Any, ClassVar, NoReturn, Self
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -28,7 +30,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
-from sbkit.base.content_cache import file_digests
 from sbkit.base.errors import FAILED, ConfigError
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
@@ -38,6 +39,7 @@ from sbkit.data.mix import require_utterances, sources_of
 from sbkit.data.sampler import EvalSampler, Example, RankSampler, TrainSampler
 from sbkit.data.shard import AUDIO, Row, read_rows
 from sbkit.data.splits import Splits, sample_counts, shard_numbers, take_columns
+from sbkit.data.units import stat_files
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
@@ -155,12 +157,16 @@ class UtteranceDataset(Dataset[Row]):
     def __len__(self) -> int:
         return len(self._store)
 
-    def identity(self) -> list[str | None]:
-        """Return what changes if a row or its audio does; files of lazy clips are looked at."""
+    @property
+    def rows(self) -> datasets.Dataset:
+        return self._store
+
+    def lazy_files(self) -> list[tuple[int, int]]:
+        """Return the sizes and times of the files of lazy clips."""
         audio = take_columns(self._store, AUDIO)[AUDIO].combine_chunks()
-        lazy_files = audio.field("file").filter(audio.field("start").is_null()).to_pylist()
-        names = [os.path.abspath(file).lstrip("/") for file in lazy_files]  # noqa: PTH100
-        return [self._store._fingerprint, *file_digests(Path("/"), names).digests.to_pylist()]
+        lazy_files = audio.field("file").filter(audio.field("start").is_null())
+        files = stat_files(pc.unique(lazy_files).cast(pa.large_binary()))
+        return [*zip(files["size"].to_pylist(), files["time"].to_pylist(), strict=True)]
 
 
 def _join(rows: Sequence[Row], example: Example) -> Row:

@@ -212,8 +212,7 @@ def _leaves(value: Any) -> Iterator[object]:
 def _kind_of(folder: Path) -> str:
     """Return what two corpora have in common if the later one supersedes the other."""
     record = _read_record(folder)
-    tables = record.get("tables") or ()
-    paths = [table[0] for table in tables if isinstance(table, list)]
+    paths = [text for text in _leaves(record.get("tables")) if isinstance(text, str)]
     audio = record.get("audio") or {}
     kept = [record.get("source"), audio.get("sample_rate"), audio.get("store"), paths]
     return json.dumps(kept) if record else folder.name

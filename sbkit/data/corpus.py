@@ -17,9 +17,9 @@ from typing import Any, ClassVar, cast
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import require_trusted, user_sources
 from sbkit.base.messages import plural
+from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.manifest import Clip, Excluded, Manifest
-from sbkit.data.read_manifests import TableFolders
 
 ROLES = ("train", "valid", "test")
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
@@ -30,7 +30,7 @@ DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 
 SettingValues = Mapping[str, Any]  # the plain values of a YAML
-Row = Clip | Excluded | Manifest | TableFolders  # of a corpus, or a block of rows
+Row = Clip | Excluded | Manifest | AudioTable  # of a corpus, or a block of rows
 
 
 class Corpus:
@@ -49,10 +49,12 @@ class Corpus:
     Attributes:
         name: as a model card shows it; without one it shows the name of the data folder.
         layout: what its data folder is, for help and errors.
+        has_audio: whether its rows have the place of decoded audio.
     """
 
     name: ClassVar[str] = ""
     layout: ClassVar[str] = ""
+    has_audio: ClassVar[bool] = False
 
     def __init__(self, settings: SettingValues) -> None:
         self.settings = settings
@@ -92,21 +94,25 @@ class Corpus:
         available = [*chain.from_iterable(splits.values())]
         return resolve_splits(self.settings.get("splits"), splits, available)
 
-    def blocks(self, split: str) -> Iterator[Manifest]:
-        """Yield the rows of one split in blocks."""
+    def state(self) -> object:
+        """Return plain data that changes if the tables do; None if they are not known."""
+        files = self.files()
+        if files is None:
+            return None
+        paths = [path.absolute() for path in files]
+        inside = (sorted(path.iterdir()) if path.is_dir() else [path] for path in paths)
+        stats = [(path, path.stat()) for path in chain(*inside) if path.is_file()]
+        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+
+    def blocks(self, split: str) -> Iterator[Manifest | AudioTable]:
+        """Yield the rows of one split in blocks, and tables with audio."""
         rows = iter(self.read(split))
         first = [*islice(rows, 1)]
         if not first or isinstance(first[0], Clip | Excluded):
             objects = cast(Iterator[Clip | Excluded], chain(first, rows))
             yield from Manifest.of(objects, *self.roots()).blocks()
             return
-        for block in chain(first, rows):
-            if not isinstance(block, Manifest):
-                raise DataError(
-                    f"{split} is in a table folder, which cannot be trained on. Make shards of it "
-                    "by `sbkit prepare YAML --shards FOLDER`, and set `data_folder: FOLDER`."
-                )
-            yield block
+        yield from cast(Iterator[Manifest | AudioTable], chain(first, rows))
 
     def describe(self) -> dict[str, str | None]:
         """Return the name and the license, for a model card."""
@@ -146,8 +152,6 @@ def corpus_of(settings: SettingValues) -> Corpus:
 
     Several data folders are joined.
     """
-    from sbkit.data.sharded_corpus import ShardedCorpus  # which is a corpus, too
-
     # Read all of them, so that `sbkit check` lists none as unread.
     names = ("corpus", "manifest", "data_folder", "split_shares")
     module, manifest, data_folder, _ = map(settings.get, names)
@@ -155,8 +159,6 @@ def corpus_of(settings: SettingValues) -> Corpus:
         return JoinedCorpora(settings)
     if module:
         return _import_class(str(module))(settings)
-    if ShardedCorpus.recognizes(settings):
-        return ShardedCorpus(settings)
     choices = {name: corpus for name, corpus in corpora().items() if corpus.recognizes(settings)}
     if len(choices) == 1:
         return choices.popitem()[1](settings)
@@ -165,8 +167,7 @@ def corpus_of(settings: SettingValues) -> Corpus:
             f"`data_folder`: {data_folder} is {' and '.join(c.layout for c in choices.values())}. "
             f"Choose one by `corpus: {'` or `corpus: '.join(choices)}`."
         )
-    classes: list[type[Corpus]] = [*corpora().values(), ShardedCorpus]
-    layouts = [corpus.layout for corpus in classes if corpus.layout]
+    layouts = [corpus.layout for corpus in corpora().values() if corpus.layout]
     state = "is none" if Path(str(data_folder)).expanduser().exists() else "does not exist"
     if "://" in str(data_folder):
         state = "has no such index, or cannot be reached"
@@ -274,6 +275,10 @@ class JoinedCorpora(Corpus):
         splits = {"train": own_split} if split in self.splits()["train"] else None
         own_settings = {**settings, JOINED_FOLDERS: folders, "splits": splits}
         return kind(own_settings).blocks(own_split)
+
+    def state(self) -> object:
+        states = [corpus.state() for corpus in self.corpora.values()]
+        return None if None in states else states
 
     def about(self) -> Mapping[str, str | None]:
         facts = [corpus.describe() for corpus in self.corpora.values()]

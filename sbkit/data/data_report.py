@@ -26,10 +26,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
+from sbkit.data.facts import measure_once
 from sbkit.data.manifest import DURATION_COLUMN, Excluded, hash_texts, parse_durations
 from sbkit.data.mix import sources_of
 from sbkit.data.normalization_report import find_changes
-from sbkit.data.prepared_splits import measure_once
 from sbkit.data.shard import AUDIO, MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
     Splits,
@@ -119,7 +119,9 @@ def measure_data(
         "sample_rate": sample_rate,
         "splits": {
             name: measure_once(
-                {"split": split._fingerprint, "rate": sample_rate, "language": str(language)},
+                split,
+                "data_report",
+                {"rate": sample_rate, "language": str(language)},
                 partial(_measure, split, sample_rate, str(language)),
             )
             for name, split in named.items()
@@ -134,6 +136,8 @@ def measure_data(
             ),
         ],
         **measure_once(
+            splits.train,
+            "data_report",
             {"shared": {name: split._fingerprint for name, split in named.items()}},
             lambda: {
                 "speakers": _count_speakers(named.values()),

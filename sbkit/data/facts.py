@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from datasets import Dataset
 
 from sbkit.base.code_versions import code_state
-from sbkit.base.files import fsync_path, remove, temporary_path
-from sbkit.data.prepared import CORPUS_FILE, ENCODING
+from sbkit.base.files import fsync_path, remove, temporary_path, to_json
+from sbkit.data.cache import CORPUS_FILE, ENCODING
 from sbkit.data.units import digest_of
 
 FACTS_FOLDER = "facts"
@@ -29,28 +30,48 @@ def keep_fact(
 
     It lies in the corpus; if that is read-only, in the cache.
 
-    name: of what is kept, in `CODE_VERSIONS`.
+    name: of what is kept; `CODE_VERSIONS` has the version of the code that makes it.
     made_from: plain data that names all inputs but the rows and our code.
     write: writes the file, whose path it is given.
     """
-    inputs = {"rows": rows._fingerprint, **made_from, "code": code_state(name)}
-    folders = [*map(Path, _folders_of(rows)), _session_folder()]
-    file_name = f"{name}-{digest_of(inputs)}"
-    for folder in folders:
-        if (folder / file_name).exists():
-            return folder / file_name
-    for folder in folders:
-        temporary = temporary_path(folder / file_name)
+    if file := find_fact(rows, name, made_from):
+        return file
+    for file in _places_of(rows, name, made_from):
+        temporary = temporary_path(file)
         try:
-            folder.mkdir(exist_ok=True)
+            file.parent.mkdir(exist_ok=True)
             write(temporary)
             fsync_path(temporary)
-            return temporary.replace(folder / file_name)
+            return temporary.replace(file)
         except OSError as error:  # a corpus may be read-only, or its disk full
-            logger.info(f"note: {folder / file_name} cannot be kept, because {error}")
+            failure = error
+            logger.info(f"note: {file} cannot be kept, because {error}")
         finally:
             remove(temporary)
-    raise OSError(f"{file_name} cannot be written to {folders[-1]}")
+    raise failure
+
+
+def find_fact(rows: Dataset, name: str, made_from: Mapping[str, object]) -> Path | None:
+    """Return the file of `keep_fact`, None if there is none."""
+    return next(filter(Path.exists, _places_of(rows, name, made_from)), None)
+
+
+def _places_of(rows: Dataset, name: str, made_from: Mapping[str, object]) -> list[Path]:
+    inputs = {"rows": rows._fingerprint, **made_from, "code": code_state(name)}
+    file_name = f"{name}-{digest_of(inputs)}"
+    return [folder / file_name for folder in (*_folders_of(rows), _session_folder())]
+
+
+def measure_once(
+    rows: Dataset, name: str, made_from: Mapping[str, object], measure: Callable[[], Any]
+) -> Any:
+    """Return plain data about rows, which an earlier call has kept, or measure it."""
+
+    def write(file: Path) -> None:
+        file.write_text(to_json(measure()), encoding="utf-8")
+
+    file = keep_fact(rows, name, made_from, write)
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _folders_of(rows: Dataset) -> list[Path]:

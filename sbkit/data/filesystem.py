@@ -90,6 +90,23 @@ class Storage:
                     raise
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
+    def listed_sizes(self, names: Sequence[str]) -> list[int | None]:
+        """Return `sizes` by one listing of the folder, where the file system has listings."""
+        if self.url.startswith(("http://", "https://")):
+            return self.sizes(names)
+        with access_errors(self.url):
+            entries = self._system.ls(self._path, detail=True)
+        sizes = {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries}
+        return [sizes.get(name) for name in names]
+
+    def fetch(self, name: str, scratch: Path) -> Path:
+        """Return the path of a file; one at a URL is copied into ``scratch``."""
+        if self.folder is not None:
+            return self.folder / name
+        with access_errors(self.url_of(name)):
+            self._system.get_file(f"{self._path}/{name}", str(scratch / name))
+        return scratch / name
+
     def read(self, name: str) -> bytes:
         with access_errors(self.url_of(name)):
             content: bytes = self._system.cat_file(f"{self._path}/{name}")

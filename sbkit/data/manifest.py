@@ -307,18 +307,17 @@ def unreserved_name(name: str) -> str:
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 
-def check_locale(blocks: Iterable[Manifest], language: str) -> Iterator[Manifest]:
-    """Yield the blocks of a split, and check at its end that most have the language's locale."""
+def check_locale(rows: pa.Table, language: str) -> None:
+    """Raise DataError if most rows have the locale of another language."""
+    if "locale" not in rows.column_names or language == SEVERAL_LANGUAGES:
+        return
     counts = Counter[str]()
-    for block in blocks:
-        if "locale" in block.rows.column_names:
-            for entry in block.rows["locale"].value_counts().to_pylist():
-                counts[(entry["values"] or "").strip()] += entry["counts"]
-        yield block
+    for entry in rows["locale"].value_counts().to_pylist():
+        counts[(entry["values"] or "").strip()] += entry["counts"]
     del counts[""]
     own = primary_language(language)
     foreign = {tag: n for tag, n in counts.items() if primary_language(tag) != own}
-    if 2 * sum(foreign.values()) > counts.total() and language != SEVERAL_LANGUAGES:
+    if 2 * sum(foreign.values()) > counts.total():
         locale = max(foreign, key=foreign.__getitem__)
         raise DataError(
             f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows have the "

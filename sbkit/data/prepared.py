@@ -41,8 +41,10 @@ from sbkit.base.files import (
 )
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
+from sbkit.base.ranges import Kind, Range
 from sbkit.base.user_folders import cache_folder
 from sbkit.config.hparams import Settings
+from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import Manifest
@@ -57,7 +59,7 @@ from sbkit.data.rows import (
     read_sources,
     read_split,
 )
-from sbkit.data.shard import AUDIO, LAZY, STORES, read_shard_tables
+from sbkit.data.shard import AUDIO, LAZY, STORES, check_audio, read_shard_tables
 from sbkit.data.units import (
     FILES,
     Sources,
@@ -67,18 +69,24 @@ from sbkit.data.units import (
     list_shards,
     plan_units,
     stat_files,
-    write,
     write_units,
 )
+from sbkit.logs.progress import progress_bar
 
-CORPORA_FOLDER = "corpora"  # of the cache
-CORPUS_FILE, FILES_FILE = "corpus.json", "files.arrow"
+FILES_FILE = "files.arrow"
 FORMAT = 4
 UNUSUAL = re.compile(r"[^\w.+-]+")  # characters in the name of a folder
-ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
 SHARD_BYTES = 10**9
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # in a unit; 160 MB if 1000 last 5 s at 16 kHz
 UNITS_PER_CORE = 4  # of a small corpus
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
+UNIT_BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
+DATA_RANGES = {
+    "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
+    "audio_store": Kind(
+        STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
+    ),
+}
 # Which audio there is; those of `AUDIO_KEYS` say how it is kept.
 SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding")
 AUDIO_KEYS = ("sample_rate", "audio_store")
@@ -185,6 +193,44 @@ def finish(spec: Spec) -> list[str]:
     }
     storage.write(CORPUS_FILE, to_json(record).encode(**ENCODING))
     return []
+
+
+def parse_size(text: str) -> int:
+    """Return the number of bytes of a size.
+
+    >>> parse_size("1.5 MB")
+    1500000
+    """
+    match = SIZE.fullmatch(text)
+    size = int(float(match[1]) * UNIT_BYTES[match[2]]) if match else 0
+    if size <= 0:
+        raise ConfigError(
+            f"The size of a shard must be a number and kB, MB or GB, such as 1GB, but is {text!r}."
+        )
+    return size
+
+
+def verify(location: str) -> int:
+    """Read all audio of a corpus; log the tables of damaged shards, and return their number."""
+    storage = Storage(location)
+    names = [*chain.from_iterable(list_shards(storage).values())]
+    if not names:
+        raise DataError(f"{storage.url} has no shards of `sbkit prepare --out`.")
+    num_damaged = 0
+    with progress_bar("verifying shards", len(names)) as advance:
+        for name in names:
+            try:
+                (shard,) = read_shard_tables(storage, [name])
+                require_sizes(storage, {f"{name}.arrow": shard.facts.bytes})
+                check_audio(shard.table, storage.url_of(f"{name}.arrow"))
+            except DataError:
+                num_damaged += 1
+                logger.info(storage.url_of(f"{name}.parquet"))
+            advance(1)
+    logger.info(f"{plural(num_damaged, 'damaged shard')} in {storage.url}")
+    if num_damaged:
+        logger.info("Remove the tables above. `sbkit prepare YAML --out` writes them again.")
+    return num_damaged
 
 
 def work_of(settings: SettingValues, shard_bytes: int = SHARD_BYTES) -> Work:
@@ -330,19 +376,19 @@ class _CacheFolder:
 
     def write(self, corpus: Corpus, sources: Sources | None, *, again: bool) -> None:
         """Decode what is missing, and write the rows."""
-        is_lazy = self.work.store == LAZY
+        is_stream = self.work.store == LAZY or corpus.has_audio
         if again and self.path.is_dir():
             shutil.rmtree(self.path)  # processes that map its files keep them
         self.path.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.path)
         record = {"format": FORMAT, "made_from": self.made_from, "about": corpus.describe()}
         write_bytes_atomically(self.path / CORPUS_FILE, to_json(record).encode(**ENCODING))
-        sources = sources or read_sources(corpus, as_stream=is_lazy)
+        sources = sources or read_sources(corpus, as_stream=is_stream)
         storage = Storage(self.path)
         locator = Locator(self.work.sample_rate, f"{CORPORA_FOLDER}/{self.path.name}/")
         files = FILES.empty_table()
         clips = Clips.of([], files, locator)
-        if not is_lazy:
+        if not is_stream:
             files = _stat_clips(sources)
             clips = self._decode(sources, files, locator, take_over=not again)
         writer = RowWriter(
@@ -457,6 +503,18 @@ def _link(file: Path, folder: Path) -> None:
         temporary = temporary_path(target)
         shutil.copyfile(file, temporary)
         temporary.replace(target)
+
+
+def require_sizes(storage: Storage, sizes: Mapping[str, int]) -> None:
+    """Raise DataError unless the files of a corpus have these sizes, in bytes."""
+    actual = storage.listed_sizes([*sizes])
+    for (name, expected), size in zip(sizes.items(), actual, strict=True):
+        if size != expected:
+            state = "is missing" if size is None else f"has {size} bytes instead of {expected}"
+            raise DataError(
+                f"{storage.url_of(name)} {state}. `sbkit prepare --verify {storage.url}` lists all "
+                "such files."
+            )
 
 
 def _read_table(file: Path) -> pa.Table:

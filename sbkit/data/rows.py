@@ -263,13 +263,13 @@ class RowWriter:
     def write(self, corpus: Corpus, sources: Sources) -> dict[str, Any]:
         """Write the rows of all splits; return the facts about each, as plain data."""
         located: Mapping[str, Iterable[Manifest]]
-        located = {split: self._locate(corpus, split, items) for split, items in sources.items()}
+        located = {split: self._locate(split, items) for split, items in sources.items()}
         if has_filters(corpus.settings) and has_tables(sources):
             located = filter_sources(located, corpus.settings)
         return {split: self._write_split(split, blocks) for split, blocks in located.items()}
 
     def _locate(
-        self, corpus: Corpus, split: str, items: Iterable[Manifest | AudioTable]
+        self, split: str, items: Iterable[Manifest | AudioTable]
     ) -> Iterator[Manifest]:
         """Add the place of the audio to manifests, and yield the rows of tables."""
         for is_table, group in groupby(items, key=lambda item: isinstance(item, AudioTable)):
@@ -280,7 +280,7 @@ class RowWriter:
             manifests = (item for item in group if isinstance(item, Manifest))
             for is_stored, blocks in groupby(manifests, key=is_located):
                 if is_stored:
-                    yield from (replace_prefix(block, corpus.location) for block in blocks)
+                    yield from blocks
                 elif self._work.store == LAZY:
                     yield from map(self._plan_lazy, blocks)
                 else:
@@ -404,18 +404,6 @@ def read_split(folder: Path, name: str, facts: Mapping[str, Any], ending: str = 
 def is_located(manifest: Manifest) -> bool:
     """Return whether the audio of a manifest lies in a prepared corpus."""
     return STORED in manifest.rows.column_names
-
-
-def replace_prefix(manifest: Manifest, location: str) -> Manifest:
-    """Let the rows of a prepared corpus name its shards from anywhere."""
-    rows = manifest.rows
-    stored = pa.Table.from_struct_array(rows[STORED])
-    audio = pa.Table.from_struct_array(stored[AUDIO])
-    files = pc.binary_join_element_wise(location, audio["file"], "/")
-    audio = audio.set_column(audio.column_names.index("file"), "file", files)
-    stored = stored.set_column(stored.column_names.index(AUDIO), AUDIO, audio.to_struct_array())
-    index = rows.column_names.index(STORED)
-    return replace(manifest, rows=rows.set_column(index, STORED, stored.to_struct_array()))
 
 
 def exclude(

@@ -19,11 +19,16 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
+from sbkit.data.corpus import SettingValues
 from sbkit.data.facts import keep_fact
-from sbkit.data.manifest import Excluded, to_texts
+from sbkit.data.manifest import Excluded, check_locale, to_texts
+from sbkit.data.prepared import PreparedData
 from sbkit.data.rows import PreparedSplit
 from sbkit.data.shard import AUDIO
+from sbkit.text.languages import check_language
+from sbkit.text.normalization import text_table
 from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.transcripts import check_tag_names, transcript_normalizer
 from sbkit.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # torch takes seconds and 0.5 GB
@@ -101,6 +106,20 @@ def add_texts(
     excluded = [Excluded(row["id"], EMPTY, row["sentence"], name) for row in empty]
     used = select_rows(dataset, ~is_empty)
     return replace(split, dataset=used, excluded=[*split.excluded, *excluded])
+
+
+def normalize_texts(settings: SettingValues, data: PreparedData) -> PreparedData:
+    """Add normalized transcripts to all splits; training clips without any are left out."""
+    language = check_language(settings["language"])
+    tags = check_tag_names(settings.get("keep_tags"))
+    normalize = transcript_normalizer(text_table(language, settings.get("text")), tags)
+    made_from = {name: settings.get(name) for name in ("language", "text", "keep_tags")}
+    splits: dict[str, PreparedSplit] = {}
+    for name, split in data.splits.items():
+        check_locale(split.dataset.data.table, language)
+        keep_empty = name not in data.roles["train"]
+        splits[name] = add_texts(split, name, normalize, made_from, keep_empty=keep_empty)
+    return data._replace(splits=splits)
 
 
 def within_limits(

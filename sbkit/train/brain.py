@@ -914,9 +914,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
             return
         assert self.loaders is not None, "make the Brain by run.make_brain(run.make_loaders())"
         loader = self.loaders.measure
-        made_from = inputs_of_statistics(loader, compute, type(self).__module__, self.device)
+        inputs = inputs_of_statistics(loader, compute, type(self).__module__, self.device)
         batches = self.watched(loader, "measure")
-        measure_normalization(norms, compute, batches, self.device, made_from)
+        measure_normalization(norms, compute, batches, self.device, inputs)
 
     # -- after a stage ------------------------------------------------------------------------
 

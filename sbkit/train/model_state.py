@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from datasets import Dataset
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -16,12 +17,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import widest_float
-from sbkit.base.content_cache import find_made, keep, kept_name
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import user_sources
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.data.batch import Batch, Loader
+from sbkit.data.batch import Batch, Loader, UtteranceDataset
+from sbkit.data.facts import find_fact, keep_fact
 from sbkit.data.splits import spread_rows
 from sbkit.distributed.ranks import (
     from_main_rank,
@@ -34,7 +35,7 @@ from sbkit.models.layers import GlobalNorm
 
 logger = logging.getLogger(__name__)
 
-STATISTICS_FOLDER = "statistics"  # of the cache
+STATISTICS = "statistics"  # a fact about the measured rows
 NUM_PROBED_CLIPS, MAX_PROBED_SAMPLES = 3, 1 << 18
 PROBE_SAMPLES = 1 << 14  # of silence, and of a chirp
 ComputeFeatures = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -196,7 +197,7 @@ def measure_normalization(
     compute: ComputeFeatures,
     batches: Iterable[Batch],
     device: torch.device,
-    made_from: Mapping[str, object] | None = None,
+    inputs: "StatisticsInputs | None" = None,
 ) -> None:
     """Set the mean and deviation of GlobalNorms, in one exact pass or as an earlier run did.
 
@@ -205,23 +206,19 @@ def measure_normalization(
 
     norms: at least one.
     compute: from audio (B, S) and lengths (B,) to features (B, T, M), zero past their lengths.
-    made_from: the `inputs_of_statistics`, by which rank 0 keeps the sums.
+    inputs: of the statistics, by which rank 0 keeps the sums.
     """
-
-    def read(file: Path) -> tuple[Any, int]:
-        sums, frames = json.loads(file.read_text())
-        return sums, frames
 
     def write(file: Path) -> None:
         file.write_text(json.dumps((sums, frames)))
 
-    file = made_from and find_made(kept_name(STATISTICS_FOLDER, made_from), read)
-    earlier = gather_over_ranks(read(file) if file else None)[0]
+    file = inputs and find_fact(inputs.rows, STATISTICS, inputs.made_from)
+    earlier = gather_over_ranks(json.loads(file.read_text()) if file else None)[0]
     sums, frames = earlier or _sum_features(compute, batches, device, num_bins=len(norms[0].mean))
     if earlier:
         logger.info("The mean and deviation of the features are those of an earlier run.")
-    elif made_from is not None:
-        keep(STATISTICS_FOLDER, made_from, write, is_current=read)
+    elif inputs is not None:
+        keep_fact(inputs.rows, STATISTICS, inputs.made_from, write)
     for norm in norms:
         norm.set_statistics(torch.tensor(sums, dtype=widest_float(device)), torch.tensor(frames))
 
@@ -243,17 +240,24 @@ def _sum_features(
     return sum_over_ranks(sums).tolist(), int(sum_over_ranks(frames))
 
 
+class StatisticsInputs(NamedTuple):
+    """All that sums of features depend on: rows, and plain data."""
+
+    rows: Dataset
+    made_from: Mapping[str, object]
+
+
 @torch.no_grad()
 def inputs_of_statistics(
     loader: Loader, compute: ComputeFeatures, module_name: str, device: torch.device
-) -> dict[str, object] | None:
+) -> StatisticsInputs | None:
     """Return all that the sums of features depend on; None on other ranks, and without a dataset.
 
     Settings of ``compute`` show in the features of a few clips, and of silence before a chirp that
     grows louder. If it draws random numbers, their state shows there, too.
     """
     clips = getattr(loader, "dataset", None)  # a check has a list of batches
-    if rank() > 0 or clips is None:
+    if rank() > 0 or not isinstance(clips, UtteranceDataset):
         return None
     ramp = torch.arange(PROBE_SAMPLES) / PROBE_SAMPLES
     chirp = torch.sin(ramp.square() * (PROBE_SAMPLES * torch.pi / 2)) * FULL_SCALE**ramp
@@ -266,11 +270,12 @@ def inputs_of_statistics(
     hook = register_module_forward_pre_hook(lambda part, _: modules.add(type(part).__module__))
     with preserve_rng(device), hook:
         features, num_frames = compute(audio, lengths)
-    return {
-        "clips": clips.identity(),
+    made_from = {
+        "lazy_files": clips.lazy_files(),
         "batches": [len(batch) for batch in loader.batch_sampler or ()],
         "machine": (world_size(), torch.get_num_threads(), device.type),
         "features": hashlib.sha256(features.cpu().double().numpy().tobytes()).hexdigest(),
         "frames": num_frames.tolist(),
         "sources": {name: user_sources(name) for name in modules},
     }
+    return StatisticsInputs(clips.rows, made_from)

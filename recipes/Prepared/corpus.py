@@ -1,0 +1,100 @@
+"""A corpus that `sbkit prepare --out` has written, in a folder or at a URL."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.data.cache import CORPUS_FILE, ENCODING, is_archive
+from sbkit.data.corpus import Corpus, SettingValues
+from sbkit.data.filesystem import Storage
+from sbkit.data.manifest import BLOCK_ROWS, STORED, Excluded, Manifest
+from sbkit.data.prepared import FORMAT, require_sizes
+from sbkit.data.rows import STORED_SCHEMA
+from sbkit.data.shard import AUDIO
+
+
+class PreparedCorpus(Corpus):
+    """Rows with the place of their audio; the audio is read when it is used."""
+
+    layout = "a folder or URL that `sbkit prepare --out` has written"
+    has_audio = True
+
+    @classmethod
+    def recognizes(cls, settings: SettingValues) -> bool:
+        location = settings.get("data_folder")
+        if not isinstance(location, str | Path) or not str(location) or settings.get("manifest"):
+            return False
+        if is_archive(Path(location)):
+            return False
+        return Storage(location).sizes([CORPUS_FILE]) != [None]
+
+    def __init__(self, settings: SettingValues) -> None:
+        super().__init__(settings)
+        self._storage = Storage(str(settings["data_folder"]))
+        self._content = self._storage.read(CORPUS_FILE)
+        self._record = self._parse()
+
+    def _parse(self) -> dict[str, Any]:
+        name = self._storage.url_of(CORPUS_FILE)
+        try:
+            record: dict[str, Any] = json.loads(self._content.decode(**ENCODING))
+            version = record["format"]
+            if version == FORMAT and {*record} >= {"roles", "splits", "shards", "sample_rate"}:
+                return record
+        except (ValueError, LookupError, TypeError) as error:
+            raise DataError(f"{name} is damaged ({str(error)[:100]}).") from error
+        if version != FORMAT:
+            raise DataError(
+                f"{name} has the format {version}, but this version of sbkit reads {FORMAT}. Use "
+                "the version that wrote it, or prepare the corpus again."
+            )
+        raise DataError(f"{name} is not whole. `sbkit prepare YAML --out ... --finish` writes it.")
+
+    def splits(self) -> Mapping[str, Sequence[str]]:
+        roles: Mapping[str, Sequence[str]] = self._record["roles"]
+        return roles
+
+    def about(self) -> Mapping[str, str | None]:
+        folder = self._storage.folder
+        return {**self._record["about"], "folder": folder and str(folder)}
+
+    def state(self) -> object:
+        """Return a digest of the index, which names all shards; those on a disk must be there."""
+        if self._storage.folder is not None:
+            require_sizes(self._storage, self._record["shards"])
+        return hashlib.sha256(self._content).hexdigest()
+
+    def read(self, split: str) -> Iterator[Manifest]:
+        rate = self._record["sample_rate"]
+        if rate != self.settings["sample_rate"]:
+            raise ConfigError(
+                f"`sample_rate` is {self.settings['sample_rate']}, but the audio in "
+                f"{self._storage.url} has {rate} Hz. Set `sample_rate: {rate}`."
+            )
+        require_sizes(self._storage, self._record["shards"])
+        excluded = tuple(Excluded(**row) for row in self._record["splits"][split]["excluded"])
+        with TemporaryDirectory() as scratch:
+            file = self._storage.fetch(f"{split}.arrow", Path(scratch))
+            table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+            for start in range(0, max(1, len(table)), BLOCK_ROWS):
+                yield self._locate(table.slice(start, BLOCK_ROWS), excluded)
+                excluded = ()
+
+    def _locate(self, rows: pa.Table, excluded: tuple[Excluded, ...]) -> Manifest:
+        """Let rows name the shards from anywhere."""
+        audio = pa.Table.from_struct_array(rows[AUDIO])
+        files = pc.binary_join_element_wise(self._storage.url, audio["file"], "/")
+        audio = audio.set_column(audio.column_names.index("file"), "file", files)
+        stored = rows.select(STORED_SCHEMA.names)
+        stored = stored.set_column(stored.column_names.index(AUDIO), AUDIO, audio.to_struct_array())
+        others = [name for name in rows.column_names if name not in STORED_SCHEMA.names]
+        ids = rows["id"].cast(pa.binary())  # unique like a path
+        rows = rows.select(others).append_column(AUDIO, ids)
+        return Manifest(rows.append_column(STORED, stored.to_struct_array()), excluded)
