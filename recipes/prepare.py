@@ -1,7 +1,7 @@
 """The data of every recipe: settings -> corpus -> manifests -> prepared splits -> loaders."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from sbkit.base.imports import user_sources
 from sbkit.base.ranges import DAY, RANGES, Range
 from sbkit.config.hparams import Settings
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
-from sbkit.data.corpus import SettingValues, corpus_of
+from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.facts import keep_fact
 from sbkit.data.manifest import MIX_SOURCE
 from sbkit.data.mix import read_shares
@@ -154,6 +154,9 @@ class CorpusRecipe(Recipe):
     """A recipe that trains on any corpus; by default on its audio, without labels."""
 
     ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES
+
+    def corpus(self, settings: Settings) -> Corpus:
+        return corpus_of(settings)
 
     def prepare_splits(self, settings: Settings) -> Splits:
         return prepare_audio(settings)

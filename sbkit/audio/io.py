@@ -300,7 +300,9 @@ def _read_near_parts(
         yield from [error] * len(waiting)
         return
     if skip_seconds and first == skip_seconds * sample_rate and not content:
-        yield from _read_near_parts(source, parts, sample_rate, mixer, 0)  # to tell how long the file is
+        yield from _read_near_parts(
+            source, parts, sample_rate, mixer, 0
+        )  # to tell how long the file is
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
     for part in waiting:
@@ -308,7 +310,9 @@ def _read_near_parts(
         if is_inside and to_bytes(part.start) < len(content):
             yield cut(part)
         else:
-            yield AudioError(BEYOND_END, f"{part}: the file {part.path} lasts only {seconds:.3f} s.")
+            yield AudioError(
+                BEYOND_END, f"{part}: the file {part.path} lasts only {seconds:.3f} s."
+            )
 
 
 def declared_seconds(source: Path | str | IOBase) -> float:

@@ -22,7 +22,16 @@ class CodeVersion(NamedTuple):
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "corpus": CodeVersion(1, ""),
     **dict.fromkeys(
-        ("releases", "texts", "token_counts", "symbols", "pitch", "speech", "statistics", "data_report"),
+        (
+            "releases",
+            "texts",
+            "token_counts",
+            "symbols",
+            "pitch",
+            "speech",
+            "statistics",
+            "data_report",
+        ),
         CodeVersion(1, ""),
     ),
 }

@@ -1,13 +1,9 @@
 """The versions and the commit that produced a result."""
 
-import hashlib
 import platform
 import subprocess
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-
-from sbkit.base.errors import SbkitError
 
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
 

@@ -1,5 +1,6 @@
 """`sbkit prepare` and `sbkit cache`: the corpus of a run, in the cache or where the user says."""
 
+import json
 import logging
 import os
 from argparse import Namespace
@@ -117,13 +118,13 @@ def _write_report(options: Namespace) -> None:
 
     values = read_values(Path(options.source), parse_overrides(options.overrides))
     splits = prepare_splits(values, values.load_recipe())
-    facts, page = write_data_report(
+    file, page = write_data_report(
         splits,
         options.report,
         sample_rate=values.settings["sample_rate"],
         language=values.settings.get("language"),
     )
-    for name, split in facts["splits"].items():
+    for name, split in json.loads(file.read_text())["splits"].items():
         if clips := split["other_durations"]:
             ids = listed(clip["id"] for clip in clips)
             logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")

@@ -8,10 +8,10 @@ import numpy as np
 import soundfile
 
 from sbkit.audio.io import Samples, encode_audio, read_audio
-from sbkit.base.user_folders import cache_folder
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.base.user_folders import cache_folder
 from sbkit.runtime.onnx_model import OnnxModel
 
 RAMP = np.arange(SAMPLE_RATE, dtype=np.int16)

@@ -164,7 +164,9 @@ class CacheEntry:
 
 def list_entries(cache: Path) -> list[CacheEntry]:
     """List the folders of the cache: archives, corpora, packages, and what nothing reads."""
-    entries = [CacheEntry(folder, _sources_of(folder)) for folder in _folders(cache / ARCHIVES_FOLDER)]
+    entries = [
+        CacheEntry(folder, _sources_of(folder)) for folder in _folders(cache / ARCHIVES_FOLDER)
+    ]
     corpora = sorted(_folders(cache / CORPORA_FOLDER), key=lambda folder: folder.stat().st_mtime)
     newest = {_kind_of(folder): folder for folder in corpora}
     for folder in corpora:
@@ -237,7 +239,11 @@ def prune_orphans(cache: Path) -> None:
         with task_lock(entry.folder.parent, entry.folder.name, wait=False) as is_free:
             if is_free:
                 _remove(entry.folder)
-        print(printable(f"{'removed' if is_free else 'kept, since it is being prepared:'} {description}"))
+        print(
+            printable(
+                f"{'removed' if is_free else 'kept, since it is being prepared:'} {description}"
+            )
+        )
 
 
 def _remove(folder: Path) -> None:

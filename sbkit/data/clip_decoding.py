@@ -135,9 +135,7 @@ def _open(path: str, content: bytes | None) -> AbstractContextManager[BinaryIO]:
 def _encode(samples: Samples | AudioError, sample_rate: int, store: str) -> DecodedClip:
     if isinstance(samples, AudioError):
         return DecodedClip(samples)
-    return DecodedClip(
-        encode_audio(samples, sample_rate, **STORE_FORMATS[store]), len(samples)
-    )
+    return DecodedClip(encode_audio(samples, sample_rate, **STORE_FORMATS[store]), len(samples))
 
 
 def by_file(parts: Iterable[AudioPart]) -> list[int]:

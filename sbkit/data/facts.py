@@ -1,6 +1,6 @@
 """Facts about rows, kept in files of their corpus: token counts, texts as normalized, pitch.
 
-    rows, inputs -> digest -> CORPUS/facts/NAME-DIGEST, which one process makes
+rows, inputs -> digest -> CORPUS/facts/NAME-DIGEST, which one process makes
 """
 
 import json

@@ -144,7 +144,9 @@ class Spec:
 
     def __post_init__(self) -> None:
         if self.settings.get("audio_store") == LAZY:
-            raise ConfigError("A corpus with --out holds its audio. Set `audio_store: flac` or pcm.")
+            raise ConfigError(
+                "A corpus with --out holds its audio. Set `audio_store: flac` or pcm."
+            )
 
     def open(self) -> Corpus:
         """Return the corpus to read."""
@@ -177,9 +179,7 @@ def finish(spec: Spec) -> list[str]:
     clips = Clips.of(read_shard_tables(storage, names), files, locator)
     with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
         place = storage.folder or Path(scratch)
-        writer = RowWriter(
-            place, storage, shards=shards, work=work, locator=locator, clips=clips
-        )
+        writer = RowWriter(place, storage, shards=shards, work=work, locator=locator, clips=clips)
         splits = writer.write(corpus, sources)
         _write_table(place / FILES_FILE, files)
         for name in (*(f"{split}.arrow" for split in splits), FILES_FILE):
@@ -453,7 +453,9 @@ class _CacheFolder:
         """Link the shards of other folders that have any of the audio; return whether any has."""
         tables = {Work.of(unit).name for unit in self._plan(missing) if not unit["clips"]}
         paths = [FILES.empty_table()["path"]]
-        paths += [manifest.rows[AUDIO].cast(pa.large_binary()) for manifest in manifests_of(missing)]
+        paths += [
+            manifest.rows[AUDIO].cast(pa.large_binary()) for manifest in manifests_of(missing)
+        ]
         chunks = [*chain.from_iterable(column.chunks for column in paths)]
         wanted = files.filter(pc.is_in(files["path"], value_set=pa.chunked_array(chunks)))
         num_linked = 0

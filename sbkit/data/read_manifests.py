@@ -31,7 +31,14 @@ from sbkit.base.content_cache import caches, default_cache, find_kept, keep
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence, write_bytes_atomically
 from sbkit.base.messages import listed, note_once, short_value
-from sbkit.data.cache import EXTRACTED_FOLDER, describe_folder
+
+EXTRACTED_FOLDER = "embedded"
+
+
+def describe_folder(*a):
+    pass
+
+
 from sbkit.data.columns import (
     PATH_COLUMNS,
     ROLE_OF,

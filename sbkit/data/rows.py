@@ -95,21 +95,29 @@ def read_sources(corpus: Corpus, *, as_stream: bool = False) -> Sources:
     sources = {name: [*corpus.blocks(name)] for name in names}
     if not has_filter or has_tables(sources):
         return sources  # rows of tables are filtered once they are read
-    return filter_sources(sources, corpus.settings)
+    manifests = {
+        name: [i for i in items if isinstance(i, Manifest)] for name, items in sources.items()
+    }
+    return filter_manifests_of(manifests, corpus.settings)
 
 
 def has_filters(settings: SettingValues) -> bool:
+    """Check whether keys leave out rows by their columns."""
     return bool(settings.get("where") or settings.get("skip_quality_tags"))
 
 
 def has_tables(sources: Sources) -> bool:
+    """Check whether any rows lie in tables with their audio."""
     items = chain.from_iterable(sources.values())
     return any(isinstance(item, AudioTable) for item in items)
 
 
-def filter_sources(sources: Mapping[str, Iterable[Any]], settings: SettingValues) -> Sources:
+def filter_manifests_of(
+    blocks_by_split: Mapping[str, Iterable[Manifest]], settings: SettingValues
+) -> dict[str, list[Manifest]]:
+    """Leave out rows by the keys ``where`` and ``skip_quality_tags``."""
     # A filter needs all splits at once: a tag is wrong if no row of any has it.
-    manifests = {name: Manifest.join(blocks) for name, blocks in sources.items()}
+    manifests = {name: Manifest.join(blocks) for name, blocks in blocks_by_split.items()}
     filtered = filter_manifests(manifests, settings)
     return {name: [*manifest.blocks()] for name, manifest in filtered.items()}
 
@@ -189,7 +197,7 @@ def are_current(
     """Return whether the files at these paths have these sizes and times."""
     now = files.take(pc.index_in(paths, value_set=files["path"]))
     is_current = pc.and_(pc.equal(now["size"], sizes), pc.equal(now["time"], times))
-    return is_current.fill_null(False)  # noqa: FBT003 - it has no keyword
+    return is_current.fill_null(False)
 
 
 def _find_verdicts(
@@ -265,12 +273,10 @@ class RowWriter:
         located: Mapping[str, Iterable[Manifest]]
         located = {split: self._locate(split, items) for split, items in sources.items()}
         if has_filters(corpus.settings) and has_tables(sources):
-            located = filter_sources(located, corpus.settings)
+            located = filter_manifests_of(located, corpus.settings)
         return {split: self._write_split(split, blocks) for split, blocks in located.items()}
 
-    def _locate(
-        self, split: str, items: Iterable[Manifest | AudioTable]
-    ) -> Iterator[Manifest]:
+    def _locate(self, split: str, items: Iterable[Manifest | AudioTable]) -> Iterator[Manifest]:
         """Add the place of the audio to manifests, and yield the rows of tables."""
         for is_table, group in groupby(items, key=lambda item: isinstance(item, AudioTable)):
             if is_table:
@@ -392,7 +398,9 @@ def _update(hash: "hashlib._Hash", columns: Sequence[pa.ChunkedArray]) -> None:
     hash.update("".join(f"{line}\n" for line in lines).encode())
 
 
-def read_split(folder: Path, name: str, facts: Mapping[str, Any], ending: str = "") -> PreparedSplit:
+def read_split(
+    folder: Path, name: str, facts: Mapping[str, Any], ending: str = ""
+) -> PreparedSplit:
     """Map the rows of a split."""
     table = MemoryMappedTable.from_file(str(folder / f"{name}{ending}.arrow"))
     datasets.disable_progress_bars()
@@ -406,9 +414,7 @@ def is_located(manifest: Manifest) -> bool:
     return STORED in manifest.rows.column_names
 
 
-def exclude(
-    manifest: Manifest, found: Manifest, errors: Mapping[int, AudioError]
-) -> Manifest:
+def exclude(manifest: Manifest, found: Manifest, errors: Mapping[int, AudioError]) -> Manifest:
     """Add the clips without usable audio to the excluded rows of those that were found."""
     lost = [
         Excluded(manifest.ids[row], reason_of(error), str(error)) for row, error in errors.items()

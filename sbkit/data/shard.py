@@ -307,7 +307,9 @@ class ShardWriter:
         own |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
         others = {} if columns is None else {c: columns[c] for c in columns.column_names}
         facts = ShardFacts(file_size, self.left_out, is_last)
-        table = pa.table(own | others).replace_schema_metadata({FACTS_KEY: json.dumps(asdict(facts))})
+        table = pa.table(own | others).replace_schema_metadata(
+            {FACTS_KEY: json.dumps(asdict(facts))}
+        )
         content = io.BytesIO()
         pq.write_table(table, content, write_page_checksum=True)
         storage.move_in(self._path, f"{name}.arrow")
@@ -383,9 +385,7 @@ def locations_of(table: pa.Table, file: str, *, shard: int, sample_rate: int) ->
     columns["sample_rate"] = pa.repeat(sample_rate, len(table))
     fields = list(AUDIO_TYPE)
     locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
-    return pa.table(
-        {"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: locations}
-    )
+    return pa.table({"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: locations})
 
 
 def has_mix_faults(table: pa.Table) -> bool:

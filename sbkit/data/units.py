@@ -36,6 +36,7 @@ from sbkit.data.clip_decoding import by_file
 from sbkit.data.filesystem import Storage, disk_errors, map_ahead
 from sbkit.data.manifest import PART_COLUMNS, STORED, Manifest, hash_texts
 from sbkit.data.shard import AUDIO, FileStamp, ShardWriter, name_part
+from sbkit.data.tables import TableOptions
 from sbkit.logs.progress import progress_bar
 
 NUM_DIGITS = 16  # of a digest in a name
@@ -77,8 +78,8 @@ class Work:
     def of(cls, unit: Unit) -> "Work":
         values = json.loads(unit["work"])
         values["clips"] = [AudioPart(*clip) for clip in values["clips"]]
-        if values["table"] is not None:
-            values["table"] = AudioTable.from_plain(values["table"])
+        if table := values["table"]:
+            values["table"] = AudioTable(**{**table, "options": TableOptions(**table["options"])})
         return cls(**values)
 
     def to_unit(self, out: str) -> Unit:
@@ -193,9 +194,7 @@ def _additions(work: Work) -> Iterator[Callable[[ShardWriter], list[pa.Table]]]:
         yield partial(_add_clips, [*clips], work.stamps[path])
 
 
-def _add_clips(
-    clips: Sequence[AudioPart], stamp: FileStamp, writer: ShardWriter
-) -> list[pa.Table]:
+def _add_clips(clips: Sequence[AudioPart], stamp: FileStamp, writer: ShardWriter) -> list[pa.Table]:
     for clip, error in zip(clips, writer.add(clips, stamp), strict=True):
         if error is not None and error.reason not in TEMPORARY_REASONS:
             row = [clip.path, name_part(clip), *stamp, "", error.reason, str(error)]
@@ -276,11 +275,12 @@ def clip_keys(manifest: Manifest) -> pa.ChunkedArray:
     paths = manifest.rows[AUDIO].cast(pa.large_binary())
     if not manifest.has_parts:
         return paths
-    keys = join_keys(paths, pa.chunked_array([pa.array(map(name_part, manifest.parts), pa.string())]))
-    return keys
+    parts = pa.array([*map(name_part, manifest.parts)], pa.string())
+    return join_keys(paths, pa.chunked_array([parts]))
 
 
 def join_keys(paths: pa.ChunkedArray, parts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the keys of clips at these paths, and at these positions in them, "" for all."""
-    joined = pc.binary_join_element_wise(paths, parts.cast(pa.large_binary()), KEY_SEPARATOR)
+    separator = pa.scalar(KEY_SEPARATOR, pa.large_binary())
+    joined = pc.binary_join_element_wise(paths, parts.cast(pa.large_binary()), separator)
     return pc.if_else(pc.equal(parts, ""), paths, joined)

@@ -1,7 +1,7 @@
 """Test sets: those of a run, or tables and folders; and batches of whole utterances."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -16,9 +16,11 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings, require_local
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
+from sbkit.data.corpus import Corpus, Row, SettingValues
+from sbkit.data.prepared import prepare
 from sbkit.data.read_manifests import read_manifests
 from sbkit.data.sampler import EvalSampler
-from sbkit.data.splits import prepare_split, sample_counts
+from sbkit.data.splits import add_texts, sample_counts
 from sbkit.data.tables import COLUMN_KEYS, TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
@@ -80,6 +82,22 @@ def table_settings(model: Path, options: object) -> dict[str, object]:
     return {name: declared.get(name) if v is None else v for name, v in values.items()}
 
 
+class TestSource(Corpus):
+    """A corpus of one test set."""
+
+    __test__ = False  # pytest takes a class of this name for tests
+
+    def __init__(self, settings: SettingValues, name: str, rows: Sequence[Row]) -> None:
+        super().__init__(settings)
+        self._name, self._rows = name, rows
+
+    def roles(self) -> dict[str, tuple[str, ...]]:
+        return {"train": (), "valid": (), "test": (self._name,)}
+
+    def read(self, split: str) -> Sequence[Row]:
+        return self._rows
+
+
 def prepare_source(
     bundle: TorchBundle, source: Path, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> datasets.Dataset:
@@ -96,14 +114,20 @@ def prepare_source(
     else:
         manifest = read_manifests([(source, columns)])
     split = name_of(source)
-    prepared = prepare_split(
-        manifest,
-        split=split,
-        normalize=bundle.normalizer() if has_text else str,
-        sample_rate=bundle.config.sample_rate,
-        roots=[source.absolute().parent],
-        keep_empty=True,
-    )
+    declared = {
+        "manifest": {"test": str(source.absolute())},
+        "columns": settings.get("columns"),
+        "encoding": settings.get("encoding"),
+        "language": language,
+        "sample_rate": bundle.config.sample_rate,
+    }
+    prepared = prepare(declared, TestSource(declared, split, [manifest])).splits[split]
+    normalize: Callable[[str], str] = str
+    made_from: dict[str, object] = {}
+    if has_text:
+        normalize = bundle.normalizer()
+        made_from = {"table": repr(bundle.config.text_table), "tags": bundle.tokenizer.tags}
+    prepared = add_texts(prepared, split, normalize, made_from, keep_empty=True)
     excluded = sorted(prepared.excluded, key=lambda row: row.reason)
     for reason, rows in groupby(excluded, key=lambda row: row.reason):
         ids = [row.id for row in rows]
