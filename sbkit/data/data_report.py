@@ -307,9 +307,10 @@ def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
 
 
 def _distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
-    values = pa.array([], pa.string())
+    values = pa.array([], pa.large_string())
     for columns in batch_columns(split, column):
-        values = pc.unique(pa.chunked_array([values, *columns[column].chunks]))
+        texts = columns[column].cast(pa.large_string())
+        values = pc.unique(pa.chunked_array([values, *texts.chunks]))
     return values.filter(pc.not_equal(values, ""))
 
 

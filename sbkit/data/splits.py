@@ -89,7 +89,7 @@ def add_texts(
     """
 
     def write(file: Path) -> None:
-        schema = pa.schema({"text": pa.large_string()})
+        schema = pa.schema({"text": pa.string()})
         with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_stream(stream, schema) as writer:
             for sentences in read_texts(split.dataset, "sentence"):
                 writer.write_table(pa.table([[*map(normalize, sentences)]], schema))
