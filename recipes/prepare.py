@@ -1,41 +1,23 @@
 """The data of every recipe: settings -> corpus -> manifests -> prepared splits -> loaders."""
 
 import hashlib
-import importlib
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
 
-from recipes.AsteriskPrompts import corpus as asterisk_prompts
-from recipes.CommonVoice import corpus as common_voice
-from recipes.Lhotse import corpus as lhotse
-from recipes.LibriSpeech import corpus as librispeech
-from recipes.OwnData import corpus as own_data
 from sbkit.base.content_cache import keep
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import DataError
 from sbkit.base.files import to_json
-from sbkit.base.imports import require_trusted
 from sbkit.base.ranges import DAY, RANGES, Kind, Range
 from sbkit.config.hparams import Settings
-from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
-from sbkit.data.cache import is_archive, unpack_corpus
-from sbkit.data.corpus import (
-    Corpus,
-    JoinedCorpora,
-    SettingValues,
-    iter_blocks,
-    list_roots,
-    splits_of,
-)
+from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import read_shares
@@ -70,72 +52,6 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
     ),
     **{name: RANGES[name] for name in ("corpus", "data_folder")},
 }
-ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
-FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout first
-
-
-# The corpus
-
-
-def corpus_of(settings: SettingValues) -> Corpus:
-    """Choose a corpus by the key ``corpus``, ``manifest`` or ``data_folder``, else the default."""
-    # Read all of them, so that `sbkit check` lists none as unread.
-    names = ("corpus", "manifest", "data_folder", "split_shares")
-    module, manifest, data_folder, _ = map(settings.get, names)
-    if isinstance(data_folder, list) and not manifest:
-        return _join_corpora(settings, data_folder)
-    if module:
-        return _import_corpus(str(module))
-    if manifest:
-        return own_data
-    if not data_folder:
-        return asterisk_prompts
-    if not is_archive(Path(data_folder)) and sharded_corpus.recognizes(str(data_folder)):
-        return sharded_corpus
-    folder = unpack_corpus(data_folder)
-    for corpus in FOLDER_LAYOUTS:
-        if corpus.recognizes(folder):
-            return corpus
-    state = "has none of these layouts" if folder.is_dir() else "is not a folder"
-    if "://" in str(data_folder):
-        state = "has no such index, or cannot be reached"
-    raise DataError(
-        "data_folder must be a release of Common Voice or LibriSpeech, an archive of one, a folder "
-        f"of `lhotse prepare`, or shards, but {data_folder} {state}. Tables are named in "
-        "`manifest: {train: FILE, dev: FILE}`."
-    )
-
-
-def _join_corpora(settings: SettingValues, folders: Sequence[str]) -> JoinedCorpora:
-    """Join the corpora of several folders, each named by its last folder, or by the last two."""
-    parts = [re.sub(ARCHIVE_ENDING, "", folder.rstrip("/")).split("/") for folder in folders]
-    last_names = Counter(part[-1] for part in parts)
-    names = [part[-1] if last_names[part[-1]] == 1 else "-".join(part[-2:]) for part in parts]
-    names = [re.sub(r"[^\w.+-]+", "-", name).strip("-") for name in names]
-    if len({*names}) < len(names):
-        raise ConfigError(
-            f"`data_folder` lists {', '.join(folders)}, two of which have the same name."
-        )
-    corpora = [corpus_of({**settings, "data_folder": folder}) for folder in folders]
-    return JoinedCorpora([*zip(names, folders, corpora, strict=True)])
-
-
-def _import_corpus(name: str) -> Corpus:
-    require_trusted(name)
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"`corpus` names the module {name!r}, which cannot be imported ({error}). Put its file "
-            "beside the YAML or on PYTHONPATH."
-        ) from error
-    functions = ("splits", "read")
-    missing = [function for function in functions if not callable(getattr(module, function, None))]
-    if missing:
-        raise ConfigError(
-            f"`corpus` names the module {name}, which has no function {' and no '.join(missing)}."
-        )
-    return cast(Corpus, module)
 
 
 # Prepared splits
@@ -153,12 +69,11 @@ def prepare_audio(settings: SettingValues) -> Splits:
     return _prepare(settings, normalize=str, keep_empty=True)
 
 
-def _read_sources(
-    corpus: Corpus, settings: SettingValues, names: Sequence[str]
-) -> dict[str, Iterator[Manifest]]:
+def _read_sources(corpus: Corpus, names: Sequence[str]) -> dict[str, Iterator[Manifest]]:
     """Return the blocks of splits, without the rows that filters leave out."""
     # A filter needs all splits at once: a tag is wrong if no row of any has it.
-    blocks = {name: iter_blocks(corpus, settings, name) for name in names}
+    settings = corpus.settings
+    blocks = {name: corpus.blocks(name) for name in names}
     if not (settings.get("where") or settings.get("skip_quality_tags")):
         return blocks
     manifests = {name: Manifest.join(blocks[name]) for name in names}
@@ -169,14 +84,13 @@ def _read_sources(
 def _prepare(
     settings: SettingValues, *, normalize: Callable[[str], str], keep_empty: bool = False
 ) -> Splits:
-    corpus = corpus_of(settings)
-
-    def make(own_settings: SettingValues, keep_rows: Keep) -> PreparedData:
-        roles = splits_of(corpus, own_settings)
+    def make(corpus: Corpus, keep_rows: Keep) -> PreparedData:
+        own_settings = corpus.settings
+        roles = corpus.roles()
         read_shares(settings.get("mix") or {}, roles["train"])  # before audio is decoded
         store = own_settings.get("audio_store", "pcm")
         names = [*chain(*roles.values())]
-        sources = _read_sources(corpus, own_settings, names)
+        sources = _read_sources(corpus, names)
         splits: dict[str, PreparedSplit] = {}
         for name in names:
             blocks = sources.pop(name)
@@ -190,12 +104,12 @@ def _prepare(
                 keep_empty=keep_empty or name not in roles["train"],
                 store=store,
                 keep=keep_rows,
-                roots=list_roots(corpus, settings),
+                roots=corpus.roots(),
             )
         return PreparedData(roles, splits)
 
     kind = "audio" if keep_empty else "transcripts"
-    return _assemble(settings, prepare_once(corpus, settings, kind, make))
+    return _assemble(settings, prepare_once(corpus_of(settings), kind, make))
 
 
 def _assemble(settings: SettingValues, prepared: PreparedData) -> Splits:

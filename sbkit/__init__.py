@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sbkit.config.document import Only as Only
     from sbkit.config.hparams import load_hparams as load_hparams
     from sbkit.data.batch import Batch as Batch
+    from sbkit.data.corpus import Corpus as Corpus
     from sbkit.data.manifest import Clip as Clip
     from sbkit.data.manifest import Manifest as Manifest
     from sbkit.logs.metric import Metric as Metric
@@ -53,6 +54,7 @@ HOMES = {
     "Clip": "sbkit.data.manifest",
     "Codec": "sbkit.tasks.codec.predict",
     "ConfigError": "sbkit.base.errors",
+    "Corpus": "sbkit.data.corpus",
     "DataError": "sbkit.base.errors",
     "DeviceError": "sbkit.base.errors",
     "Loss": "sbkit.models.loss",

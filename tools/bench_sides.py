@@ -4,7 +4,7 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from operator import attrgetter
 from pathlib import Path
 from timeit import repeat
@@ -17,7 +17,7 @@ from torch.nn.functional import ctc_loss
 from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from recipes.AsteriskPrompts import corpus
+from recipes.AsteriskPrompts.corpus import AsteriskPrompts
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
@@ -55,9 +55,10 @@ def convert(release: Path) -> Path:
     Each training clip is listed several times: its 419 are too few for either side to fill batches
     with clips of similar lengths, as in a corpus of many hours.
     """
+    corpus = AsteriskPrompts({"language": "en"})
 
     def read_clips(split: str) -> Iterator[tuple[Any, list[str]]]:
-        for clip in corpus.read({"language": "en"}, split):
+        for clip in chain.from_iterable(corpus.blocks(split)):
             copies = COPIES if split == "train" else 1
             yield read_audio(clip.path, MP3_RATE), [clip.sentence] * copies
 

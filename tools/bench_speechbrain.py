@@ -27,8 +27,7 @@ from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
-from recipes.prepare import corpus_of
-from sbkit.data.corpus import iter_blocks
+from sbkit.data.corpus import corpus_of
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.setup import RunSetup
@@ -145,7 +144,7 @@ def read_wav(wav: str) -> Tensor:
 
 def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
     """Return the training clips of sbkit, with their normalized texts, by id."""
-    blocks = iter_blocks(corpus_of(setup.values.settings), setup.values.settings, "train")
+    blocks = corpus_of(setup.values.settings).blocks("train")
     paths = {clip.id: clip.path for block in blocks for clip in block}
     rows = setup.splits.train
     ids, texts = (read_column(rows, name) for name in ("id", "text"))

@@ -22,11 +22,10 @@ def folder(arguments: Sequence[str]) -> str:
 def clip(arguments: Sequence[str]) -> str:
     """Name the test clip with the longest text and, after a tab, this text, normalized."""
     # Only this command needs torch and datasets, whose imports take seconds.
-    from recipes.prepare import corpus_of
-    from sbkit.data.corpus import iter_blocks
+    from sbkit.data.corpus import corpus_of
 
     settings = read_settings(Path(arguments[0]) / "hyperparams.yaml", {})
-    blocks = iter_blocks(corpus_of(settings), settings, "test")
+    blocks = corpus_of(settings).blocks("test")
     longest = max((clip for block in blocks for clip in block), key=lambda clip: len(clip.sentence))
     return f"{longest.path}\t{normalize(longest.sentence, settings['language'])}"
 

@@ -13,13 +13,12 @@ import G722
 import numpy as np
 
 from recipes.debian.release import PASS_A_RELEASE, ReleaseRow, ensure_release, find_one, write_tsvs
-from recipes.debian.release import splits as splits
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.data.common_voice import read_releases
-from sbkit.data.corpus import SettingValues
+from sbkit.data.corpus import Corpus, SettingValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
@@ -48,16 +47,25 @@ _PHONE_KEYS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def about(settings: SettingValues) -> Mapping[str, str]:
-    """Return the name and the license, for a model card."""
-    licenses = dict.fromkeys(LICENSES[tag] for tag in language_tags(settings["language"]))
-    return {"name": "Asterisk prompts", "license": " and ".join(licenses)}
+class AsteriskPrompts(Corpus):
+    """The default corpus, in the language or languages of a YAML."""
 
+    name = "Asterisk prompts"
 
-def read(settings: SettingValues, split: str) -> Manifest:
-    """Read one split in the language or languages of the settings; fetch it if it is missing."""
-    releases = {tag: prepare_prompts(language=tag) for tag in language_tags(settings["language"])}
-    return Manifest.join(read_releases(releases, split, TableOptions.from_settings(settings)))
+    @classmethod
+    def recognizes(cls, settings: SettingValues) -> bool:
+        """Check that no key names other data."""
+        return not settings.get("data_folder") and not settings.get("manifest")
+
+    def read(self, split: str) -> Iterator[Manifest]:
+        """Read one split; fetch the corpus if it is missing."""
+        tags = language_tags(self.settings["language"])
+        releases = {tag: prepare_prompts(language=tag) for tag in tags}
+        return read_releases(releases, split, TableOptions.from_settings(self.settings))
+
+    def about(self) -> Mapping[str, str]:
+        tags = language_tags(self.settings["language"])
+        return {"license": " and ".join(dict.fromkeys(LICENSES[tag] for tag in tags))}
 
 
 def prepare_prompts(*, language: str = "en") -> Path:

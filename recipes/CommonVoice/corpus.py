@@ -24,9 +24,11 @@ from sbkit.data.corpus import (
     JOINED_FOLDERS,
     RELEASE_SPLITS,
     USUAL_SPLITS,
+    Corpus,
     SettingValues,
     check_shares,
     deal_speakers,
+    named_folder,
     resolve_splits,
     to_names,
 )
@@ -45,72 +47,95 @@ _LICENSE = re.compile(r"^#+ Licen[cs]e\s+(.+?)\s*(?:^#|\Z)", re.MULTILINE | re.D
 _LINK = re.compile(r"\[([^\]]+)\]\(")
 
 
-def recognizes(folder: Path) -> bool:
-    """Check whether a folder has TSVs or ``clips/``, itself or in the folder of a language."""
-    patterns = ("*.tsv", "clips", "*/clips", f"*/{TABLE_NAME.format('*')}")
-    return any(any(folder.glob(pattern)) for pattern in patterns)
+class CommonVoice(Corpus):
+    """A release of Common Voice."""
 
+    layout = "a release of Common Voice"
 
-def splits(settings: SettingValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the key ``splits``, else train, dev and test."""
-    if _find_spontaneous(settings):
-        available = [*RELEASE_SPLITS, UNASSIGNED]
-        return resolve_splits(settings.get("splits"), USUAL_SPLITS, available)
-    if not settings.get("splits"):
-        _find_releases(settings, *chain.from_iterable(USUAL_SPLITS.values()))
-        return USUAL_SPLITS
-    names = [_split_names(release) for release in _find_releases(settings).values()]
-    return resolve_splits(settings["splits"], USUAL_SPLITS, sorted(set.intersection(*names)))
+    @classmethod
+    def recognizes(cls, settings: SettingValues) -> bool:
+        """Check whether a folder has TSVs or ``clips/``, itself or in the folder of a language."""
+        folder = named_folder(settings)
+        patterns = ("*.tsv", "clips", "*/clips", f"*/{TABLE_NAME.format('*')}")
+        return folder is not None and any(any(folder.glob(pattern)) for pattern in patterns)
 
+    def splits(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the splits of each role: the key ``splits``, else train, dev and test."""
+        if _find_spontaneous(self.settings):
+            available = [*RELEASE_SPLITS, UNASSIGNED]
+            return resolve_splits(self.settings.get("splits"), USUAL_SPLITS, available)
+        if not self.settings.get("splits"):
+            _find_releases(self.settings, *chain.from_iterable(USUAL_SPLITS.values()))
+            return USUAL_SPLITS
+        names = [_split_names(release) for release in _find_releases(self.settings).values()]
+        return resolve_splits(
+            self.settings["splits"], USUAL_SPLITS, sorted(set.intersection(*names))
+        )
 
-def files(settings: SettingValues) -> list[Path]:
-    """Return the folders of the tables, for `sbkit.data.prepared_splits`."""
-    folders = [table.parent for table in _find_spontaneous(settings).values()]
-    return folders or [*_find_releases(settings).values()]
+    def files(self) -> list[Path]:
+        """Return the folders of the tables, for `sbkit.data.prepared_splits`."""
+        folders = [table.parent for table in _find_spontaneous(self.settings).values()]
+        return folders or [*_find_releases(self.settings).values()]
 
+    def read(self, split: str) -> Iterator[Manifest]:
+        """Read one split; training on ``validated`` leaves out its rows that are in dev or test."""
+        settings = self.settings
+        options = TableOptions.from_settings(settings)
+        if tables := _find_spontaneous(settings):
+            folders = settings.get(JOINED_FOLDERS) or [settings["data_folder"]]
+            run_tables = [
+                table
+                for folder in folders
+                for table in _find_spontaneous({**settings, "data_folder": folder}).values()
+            ]
+            parts = []
+            for tag, table in tables.items():
+                beside = [other for other in run_tables if other != table]
+                own_options = replace(options, language=tag)
+                parts.append((tag, read_spontaneous(table, split, own_options, beside)))
+            manifest = Manifest.join_named(parts, *(table.parent for table in tables.values()))
+            return manifest.blocks()
+        releases = _find_releases(settings, split)
+        chosen = settings.get("splits") or {}
+        train = to_names(chosen.get("train") or RELEASE_SPLITS[0])
+        valid = to_names(chosen.get("valid") or RELEASE_SPLITS[1])
+        release = next(iter(releases.values()))
+        is_empty = all(_has_no_rows(release / f"{name}.tsv") for name in RELEASE_SPLITS[1:])
+        has_one = len(train) == len(releases) == 1 and split in (*train, *RELEASE_SPLITS[1:])
+        if is_empty and has_one and RELEASE_SPLITS[1] in valid:
+            note_once(
+                f"note: dev and test of {release} are empty: speakers of {train[0]} are dealt."
+            )
+            manifest = Manifest.join(read_releases(releases, train[0], options))
+            named = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
+            speakers = [speaker or f"clip {id}" for speaker, id in named]
+            split_of = deal_speakers(
+                {*speakers}, check_shares(settings.get("split_shares")), release
+            )
+            name = "train" if split in train else split
+            dealt = manifest.filter(np.array([split_of[speaker] == name for speaker in speakers]))
+            return (dealt if split in train else Manifest(dealt.rows)).blocks()
+        blocks = read_releases(releases, split, options)
+        if split == VALIDATED and split in train:
+            return _without_evaluation(blocks, releases, options)
+        return blocks
 
-def read(settings: SettingValues, split: str) -> Manifest:
-    """Read one split; training on ``validated`` leaves out its rows that are in dev or test."""
-    return Manifest.join(read_blocks(settings, split))
-
-
-def read_blocks(settings: SettingValues, split: str) -> Iterator[Manifest]:
-    """Return the blocks of `read`."""
-    options = TableOptions.from_settings(settings)
-    if tables := _find_spontaneous(settings):
-        folders = settings.get(JOINED_FOLDERS) or [settings["data_folder"]]
-        run_tables = [
-            table
-            for folder in folders
-            for table in _find_spontaneous({**settings, "data_folder": folder}).values()
-        ]
-        parts = []
-        for tag, table in tables.items():
-            beside = [other for other in run_tables if other != table]
-            own_options = replace(options, language=tag)
-            parts.append((tag, read_spontaneous(table, split, own_options, beside)))
-        manifest = Manifest.join_named(parts, *(table.parent for table in tables.values()))
-        return manifest.blocks()
-    releases = _find_releases(settings, split)
-    chosen = settings.get("splits") or {}
-    train = to_names(chosen.get("train") or RELEASE_SPLITS[0])
-    valid = to_names(chosen.get("valid") or RELEASE_SPLITS[1])
-    release = next(iter(releases.values()))
-    is_empty = all(_has_no_rows(release / f"{name}.tsv") for name in RELEASE_SPLITS[1:])
-    has_one = len(train) == len(releases) == 1 and split in (*train, *RELEASE_SPLITS[1:])
-    if is_empty and has_one and RELEASE_SPLITS[1] in valid:
-        note_once(f"note: dev and test of {release} are empty: speakers of {train[0]} are dealt.")
-        manifest = Manifest.join(read_releases(releases, train[0], options))
-        named = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
-        speakers = [speaker or f"clip {id}" for speaker, id in named]
-        split_of = deal_speakers({*speakers}, check_shares(settings.get("split_shares")), release)
-        name = "train" if split in train else split
-        dealt = manifest.filter(np.array([split_of[speaker] == name for speaker in speakers]))
-        return (dealt if split in train else Manifest(dealt.rows)).blocks()
-    blocks = read_releases(releases, split, options)
-    if split == VALIDATED and split in train:
-        return _without_evaluation(blocks, releases, options)
-    return blocks
+    def about(self) -> Mapping[str, str]:
+        """Return the names and the licenses that the datasheets state, for a model card."""
+        try:
+            folders = self.files()
+        except SbkitError:  # `read` raises it again
+            return {}
+        names: list[str] = []
+        licenses: list[str] = []
+        for sheet in (folder / DATASHEET for folder in folders if (folder / DATASHEET).is_file()):
+            text = sheet.read_text(encoding="utf-8", errors="replace")
+            if title := _TITLE.search(text):
+                names.append(f"{title[2].replace('*', '')}, {title[3]} ({title[1]})")
+            if section := _LICENSE.search(text):
+                link = _LINK.search(section[1])
+                licenses.append(" ".join((link or section)[1].split()))
+        return {"name": " and ".join(names), "license": " and ".join(dict.fromkeys(licenses))}
 
 
 def _has_no_rows(table: Path) -> bool:
@@ -135,24 +160,6 @@ def _without_evaluation(
         is_evaluated = pc.is_in(block.rows["audio"], value_set=evaluated).to_numpy()
         filtered = {"also in dev or test": int(is_evaluated.sum())}
         yield replace(block.filter(~is_evaluated), filtered=filtered)
-
-
-def about(settings: SettingValues) -> Mapping[str, str]:
-    """Return the names and the licenses that the datasheets state, for a model card."""
-    try:
-        folders = files(settings)
-    except SbkitError:  # `read` raises it again
-        return {}
-    names: list[str] = []
-    licenses: list[str] = []
-    for sheet in (folder / DATASHEET for folder in folders if (folder / DATASHEET).is_file()):
-        text = sheet.read_text(encoding="utf-8", errors="replace")
-        if title := _TITLE.search(text):
-            names.append(f"{title[2].replace('*', '')}, {title[3]} ({title[1]})")
-        if section := _LICENSE.search(text):
-            link = _LINK.search(section[1])
-            licenses.append(" ".join((link or section)[1].split()))
-    return {"name": " and ".join(names), "license": " and ".join(dict.fromkeys(licenses))}
 
 
 def _find_spontaneous(settings: SettingValues) -> dict[str, Path]:

@@ -10,11 +10,10 @@ from pathlib import Path
 import soundfile
 
 from recipes.debian.release import ReleaseRow, ensure_release, find_one, write_tsvs
-from recipes.debian.release import splits as splits
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
-from sbkit.data.common_voice import read_release
-from sbkit.data.corpus import SettingValues
+from sbkit.data.common_voice import read_releases
+from sbkit.data.corpus import Corpus
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import language_tags
@@ -25,19 +24,24 @@ SPEAKER = "nsh"
 _SENTENCE = re.compile(r'\( (\w+) "(.*)" \)\s*')  # ( ru_0004 "+Окна многоэтажных домов." )
 
 
-def about(settings: SettingValues) -> Mapping[str, str]:
-    """Return the name and the license, for a model card."""
-    return {"name": "festvox-ru", "license": "BSD-like"}
+class FestvoxRu(Corpus):
+    """One Russian voice."""
 
+    name = "festvox-ru"
 
-def read(settings: SettingValues, split: str) -> Manifest:
-    """Read one split; fetch the corpus if it is missing."""
-    if language_tags(settings["language"]) != (LANGUAGE,):
-        raise ConfigError(
-            f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {settings['language']!r}."
-        )
-    release = ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)
-    return read_release(release / f"{split}.tsv", TableOptions.from_settings(settings, LANGUAGE))
+    def read(self, split: str) -> Iterator[Manifest]:
+        """Read one split; fetch the corpus if it is missing."""
+        language = self.settings["language"]
+        if language_tags(language) != (LANGUAGE,):
+            raise ConfigError(
+                f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {language!r}."
+            )
+        release = ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)
+        options = TableOptions.from_settings(self.settings)
+        return read_releases({LANGUAGE: release}, split, options)
+
+    def about(self) -> Mapping[str, str]:
+        return {"license": "BSD-like"}
 
 
 def write_release(root: Path, release: Path) -> None:

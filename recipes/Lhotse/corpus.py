@@ -4,11 +4,11 @@
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from sbkit.data.corpus import SettingValues, splits_by_prefix
+from sbkit.data.corpus import Corpus, SettingValues, named_folder, splits_by_prefix
 from sbkit.data.lhotse_cuts import read_prepared
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, locate, to_manifest
@@ -17,28 +17,35 @@ from sbkit.text.languages import single_language_tag
 MANIFEST = re.compile(r"((?:.+_)?)supervisions_([^.]+)(\.jsonl(?:\.gz)?)")
 
 
-def recognizes(folder: Path) -> bool:
-    """Check whether a folder has such manifests."""
-    return bool(_find_manifests(folder))
+class Lhotse(Corpus):
+    """The manifests of `lhotse prepare`."""
 
+    layout = "a folder of `lhotse prepare`"
 
-def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
-    """Return the splits of each role: the key ``splits``, else train*, dev* and test*."""
-    return splits_by_prefix([*_find_manifests(Path(settings["data_folder"]))], settings)
+    @classmethod
+    def recognizes(cls, settings: SettingValues) -> bool:
+        """Check whether a folder has such manifests."""
+        folder = named_folder(settings)
+        return folder is not None and bool(_find_manifests(folder))
 
+    def splits(self) -> Mapping[str, Sequence[str]]:
+        """Return the splits of each role: the key ``splits``, else train*, dev* and test*."""
+        folder = Path(self.settings["data_folder"])
+        return splits_by_prefix([*_find_manifests(folder)], self.settings)
 
-def files(settings: SettingValues) -> list[Path]:
-    """Return the folder of the manifests, for `sbkit.data.prepared_splits`."""
-    return [Path(settings["data_folder"])]
+    def files(self) -> list[Path]:
+        """Return the folder of the manifests."""
+        return [Path(self.settings["data_folder"])]
 
-
-def read(settings: SettingValues, split: str) -> Manifest:
-    """Read one split, with the columns speaker, language and gender; paths are relative to it."""
-    folder = Path(settings["data_folder"])
-    recordings, supervisions = _find_manifests(folder)[split]
-    options = TableOptions.from_settings(settings, single_language_tag(settings["language"]))
-    table = read_prepared(recordings, supervisions, options)
-    return to_manifest(table, options.usual, partial(locate, folder)).distinct(folder)
+    def read(self, split: str) -> Iterator[Manifest]:
+        """Read one split, with the columns speaker, language and gender."""
+        folder = Path(self.settings["data_folder"])
+        recordings, supervisions = _find_manifests(folder)[split]
+        language = single_language_tag(self.settings["language"])
+        options = TableOptions.from_settings(self.settings, language)
+        table = read_prepared(recordings, supervisions, options)
+        manifest = to_manifest(table, options.usual, partial(locate, folder))
+        return manifest.distinct(folder).blocks()
 
 
 def _find_manifests(folder: Path) -> dict[str, tuple[Path, Path]]:

@@ -12,7 +12,7 @@ from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_text_lines
 from sbkit.data.cache import unpack_corpus
-from sbkit.data.corpus import SettingValues, splits_by_prefix
+from sbkit.data.corpus import Corpus, SettingValues, named_folder, splits_by_prefix
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.text.languages import single_language_tag
 
@@ -20,31 +20,35 @@ CHAPTER_PATTERNS = ("*/", "*/*/**/")  # folders of a split at any depth; ** skip
 GENDERS = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
 
 
-def recognizes(folder: Path) -> bool:
-    """Check whether a folder, or ``LibriSpeech/`` in it, has splits of this layout."""
-    return bool(_split_names(_root(folder)))
+class LibriSpeech(Corpus):
+    """A folder with the layout of LibriSpeech."""
 
+    layout = "a folder with the layout of LibriSpeech"
 
-def splits(settings: SettingValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the key ``splits``, else train-*, dev-* and test-*."""
-    return splits_by_prefix(_split_names(_find_root(settings)), settings)
+    @classmethod
+    def recognizes(cls, settings: SettingValues) -> bool:
+        """Check whether a folder, or ``LibriSpeech/`` in it, has splits of this layout."""
+        folder = named_folder(settings)
+        return folder is not None and bool(_split_names(_root(folder)))
 
+    def splits(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the splits of each role: the key ``splits``, else train-*, dev-* and test-*."""
+        return splits_by_prefix(_split_names(self._find_root()), self.settings)
 
-def read(settings: SettingValues, split: str) -> Manifest:
-    """Read one split, with the columns speaker, chapter, language and, if known, gender."""
-    root = _find_root(settings)
-    language = single_language_tag(settings["language"])
-    return Manifest.of(_read_split(root, split, language), root)
+    def read(self, split: str) -> Iterator[Manifest]:
+        """Read one split, with the columns speaker, chapter, language and, if known, gender."""
+        root = self._find_root()
+        language = single_language_tag(self.settings["language"])
+        return Manifest.of(_read_split(root, split, language), root).blocks()
 
-
-def _find_root(settings: SettingValues) -> Path:
-    folder = unpack_corpus(settings["data_folder"])
-    if not recognizes(folder):
-        raise DataError(
-            f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "
-            "train-clean-100/SPEAKER/CHAPTER/*.trans.txt and .flac."
-        )
-    return _root(folder)
+    def _find_root(self) -> Path:
+        folder = unpack_corpus(self.settings["data_folder"])
+        if not self.recognizes(self.settings):
+            raise DataError(
+                f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "
+                "train-clean-100/SPEAKER/CHAPTER/*.trans.txt and .flac."
+            )
+        return _root(folder)
 
 
 def _root(folder: Path) -> Path:

@@ -7,7 +7,7 @@ manifest: {all: folder}                 has files or folders named train, dev (v
 
 import logging
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -28,7 +28,15 @@ from sbkit.data.columns import (
     find_split_column,
     role_of,
 )
-from sbkit.data.corpus import ROLES, USUAL_SPLITS, SettingValues, check_shares, deal_speakers
+from sbkit.data.corpus import (
+    ROLES,
+    USUAL_SPLITS,
+    Corpus,
+    Row,
+    SettingValues,
+    check_shares,
+    deal_speakers,
+)
 from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Excluded, Manifest, part_name, to_texts
 from sbkit.data.read_manifests import (
@@ -58,38 +66,64 @@ class SplitSources(NamedTuple):
     sources: tuple[str, ...]  # absolute paths or URLs
 
 
-def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
-    """Return the splits of each role, as in ``manifest``."""
-    _check_columns(settings)
-    splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-    for split, (split_key, role, sources) in _parse_manifest(settings["manifest"]).items():
-        if split == ALL_SPLITS:
-            for name in dict.fromkeys(_read_all(settings)[1]):
-                splits_by_role[_role_of_key(name)].append(name)
-        else:
-            splits_by_role[role].append(split)
-        for source in sources:
-            tables = find_splits(source)
-            if len(tables) > 1:
-                raise DataError(
-                    f"`{split_key}`: {source} has files for {', '.join(sorted(tables))}. Write "
-                    f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
+class OwnData(Corpus):
+    """The files of the key ``manifest``."""
+
+    @classmethod
+    def recognizes(cls, settings: SettingValues) -> bool:
+        """Check for the key."""
+        return bool(settings.get("manifest"))
+
+    def splits(self) -> Mapping[str, Sequence[str]]:
+        """Return the splits of each role, as in ``manifest``."""
+        _check_columns(self.settings)
+        splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
+        for split, (split_key, role, sources) in _parse_manifest(self.settings["manifest"]).items():
+            if split == ALL_SPLITS:
+                for name in dict.fromkeys(_read_all(self.settings)[1]):
+                    splits_by_role[_role_of_key(name)].append(name)
+            else:
+                splits_by_role[role].append(split)
+            for source in sources:
+                tables = find_splits(source)
+                if len(tables) > 1:
+                    raise DataError(
+                        f"`{split_key}`: {source} has files for {', '.join(sorted(tables))}. Write "
+                        f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
+                    )
+        are_chosen = self.settings.get("splits") or ALL_SPLITS in self.settings["manifest"]
+        for role, key in (("train", "train"), ("valid", "dev")):
+            if not are_chosen and not splits_by_role[role]:
+                raise ConfigError(
+                    f"`manifest` has no files for {key}. Add `{key}: FILE`, or rows to `corpus`."
                 )
-    are_chosen = settings.get("splits") or ALL_SPLITS in settings["manifest"]
-    for role, key in (("train", "train"), ("valid", "dev")):
-        if not are_chosen and not splits_by_role[role]:
-            raise ConfigError(
-                f"`manifest` has no files for {key}. Add `{key}: FILE`, or rows to `corpus`."
+        return splits_by_role
+
+    def files(self) -> list[Path] | None:
+        """Return the sources, for `prepared_splits`; None if some are not on this machine."""
+        sources = _list_sources(self.settings["manifest"])
+        if any("://" in source for source in sources):
+            return None
+        return [find_metadata(Path(source)) or Path(source) for source in sources]
+
+    def read(self, split: str) -> Iterator[Row]:
+        """Read the files of one split as one manifest, or return its table folders."""
+        sources_by_split = _parse_manifest(self.settings["manifest"])
+        if split in sources_by_split:
+            source = _read_sources(self.settings, sources_by_split[split])
+            yield from source.blocks() if isinstance(source, Manifest) else [source]
+            return
+        manifest, split_of_row = _read_all(self.settings)
+        excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
+        columns = manifest.rows.column_names
+        has_splits = find_columns(columns, None, SPLIT_COLUMNS)
+        if split == "train" and "speaker" not in columns and not has_splits:
+            logger.info(
+                f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
+                f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
             )
-    return splits_by_role
-
-
-def files(settings: SettingValues) -> list[Path] | None:
-    """Return the sources, for `prepared_splits`; None if some are not on this machine."""
-    sources = _list_sources(settings["manifest"])
-    if any("://" in source for source in sources):
-        return None
-    return [find_metadata(Path(source)) or Path(source) for source in sources]
+        rows = np.flatnonzero(np.array(split_of_row) == split)
+        yield from replace(manifest.take(rows), excluded=excluded).blocks()
 
 
 def _list_sources(manifest: Mapping[str, Any]) -> list[str]:
@@ -105,24 +139,6 @@ def _check_columns(settings: SettingValues) -> None:
                 raise ConfigError(
                     f"`{column}` names the table {table}, but `manifest` has {listed(sources)}."
                 )
-
-
-def read(settings: SettingValues, split: str) -> Manifest | TableFolders:
-    """Read the files of one split as one manifest, or return its table folders."""
-    sources_by_split = _parse_manifest(settings["manifest"])
-    if split in sources_by_split:
-        return _read_sources(settings, sources_by_split[split])
-    manifest, split_of_row = _read_all(settings)
-    excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
-    columns = manifest.rows.column_names
-    has_splits = find_columns(columns, None, SPLIT_COLUMNS)
-    if split == "train" and "speaker" not in columns and not has_splits:
-        logger.info(
-            f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
-            f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
-        )
-    rows = np.flatnonzero(np.array(split_of_row) == split)
-    return replace(manifest.take(rows), excluded=excluded)
 
 
 def _read_all(settings: SettingValues) -> tuple[Manifest, list[str]]:

@@ -5,7 +5,7 @@ The packages come from the mirrors that this machine already trusts.
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from sbkit.base.content_cache import caches, default_cache
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
-from sbkit.data.corpus import RELEASE_SPLITS, USUAL_SPLITS, SettingValues
+from sbkit.data.corpus import RELEASE_SPLITS
 from sbkit.data.filesystem import disk_errors
 from sbkit.text.normalization import normalize
 
@@ -45,11 +45,6 @@ class ReleaseRow:
     variant: str = ""
     locale: str
     segment: str = ""
-
-
-def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
-    """Return the splits of each role: train, dev and test."""
-    return USUAL_SPLITS
 
 
 def ensure_release(

@@ -96,10 +96,10 @@ def write_run_as_shards(
 
     The rows that `where` and `skip_quality_tags` leave out are not written.
     """
-    from sbkit.data.corpus import describe_corpus, splits_of
     from sbkit.data.filesystem import Storage
     from sbkit.data.filters import filter_manifests
     from sbkit.data.manifest import Manifest
+    from sbkit.data.read_manifests import TableFolders
     from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
 
     corpus = values.load_recipe().corpus(values.settings)
@@ -111,8 +111,13 @@ def write_run_as_shards(
         shard_bytes=parse_size(shard_size),
         seed=values.settings["seed"],
     )
-    roles = splits_of(corpus, values.settings)
-    sources = {name: corpus.read(values.settings, name) for name in chain(*roles.values())}
+    roles = corpus.roles()
+    sources: dict[str, Manifest | TableFolders] = {}
+    for name in chain(*roles.values()):
+        first = next(iter(corpus.read(name)), None)
+        if not isinstance(first, TableFolders):
+            first = Manifest.join(corpus.blocks(name))
+        sources[name] = first
     manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
     has_filters = values.settings.get("where") or values.settings.get("skip_quality_tags")
     if has_filters and len(manifests) < len(sources):
@@ -124,7 +129,7 @@ def write_run_as_shards(
     for split, manifest in manifests.items():
         for reason, count in manifest.filtered.items():
             logger.info(f"{split}: {count} left out, {reason}")
-    facts = describe_corpus(corpus, values.settings)
+    facts = corpus.describe()
     sources |= manifests
     written = write_shards(Storage(destination), options, sources, roles, facts, share)
     if written is not None:

@@ -4,17 +4,21 @@ Speakers are dealt to the splits, the same in every table and in later releases.
 """
 
 import hashlib
+import re
 from bisect import bisect
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, combinations
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import accumulate, chain, combinations, islice
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any, ClassVar, cast
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.imports import user_sources
+from sbkit.base.imports import require_trusted, user_sources
 from sbkit.base.messages import plural
-from sbkit.data.manifest import Manifest
+from sbkit.data.cache import unpack_corpus
+from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.read_manifests import TableFolders
 
 ROLES = ("train", "valid", "test")
@@ -23,94 +27,227 @@ USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by
 PREFIXES = {"train": ("train",), "valid": ("dev", "valid"), "test": ("test", "eval")}  # by role
 DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
 
+ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
+
 SettingValues = Mapping[str, Any]  # the plain values of a YAML
+Row = Clip | Excluded | Manifest | TableFolders  # of a corpus, or a block of rows
 
 
-class Corpus(Protocol):
-    """A corpus of speech: a module with these two functions."""
+class Corpus:
+    """A corpus of speech: its splits, and the rows of each.
 
-    def splits(self, settings: SettingValues) -> Mapping[str, Sequence[str]]:
+    A recipe folder has one in its file corpus.py, a user's module as well: one class each.
+
+    >>> class Notes(Corpus):
+    ...     def read(self, split: str) -> Iterable[Clip]:
+    ...         folder = Path(self.settings["data_folder"], split)
+    ...         for file in sorted(folder.glob("*.wav")):
+    ...             yield Clip(file.stem, file, file.with_suffix(".txt").read_text())
+    >>> Notes({"data_folder": "/data/notes"}).roles()["valid"]
+    ('dev',)
+
+    Attributes:
+        name: as a model card shows it; without one it shows the name of the data folder.
+        layout: what its data folder is, for help and errors.
+    """
+
+    name: ClassVar[str] = ""
+    layout: ClassVar[str] = ""
+
+    def __init__(self, settings: SettingValues) -> None:
+        self.settings = settings
+
+    @classmethod
+    def recognizes(cls, settings: SettingValues) -> bool:
+        """Check whether settings choose this corpus without the key ``corpus``."""
+        return False
+
+    def splits(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the splits for ``train``, ``valid`` and ``test``.
 
         The key ``splits`` chooses among these. A corpus with more splits applies it itself.
         """
+        return USUAL_SPLITS
 
-    def read(self, settings: SettingValues, split: str) -> Manifest | TableFolders:
-        """Return the manifest of one split, or its table folders."""
+    def read(self, split: str) -> Iterable[Row]:
+        """Return the rows of one split: clips and what is excluded, or whole blocks of rows."""
+        raise NotImplementedError
+
+    def files(self) -> Sequence[Path] | None:
+        """Return the tables, or their folders, whose names, sizes and times decide the rows.
+
+        None: the rows are read at each start.
+        """
+        return None
+
+    def about(self) -> Mapping[str, str | None]:
+        """Return the ``name`` and the ``license``, as far as they are known."""
+        return {}
+
+    # What all corpora have in common
+
+    def roles(self) -> dict[str, tuple[str, ...]]:
+        """Return the splits of each role: the key ``splits``, else the corpus's own."""
+        splits = self.splits()
+        available = [*chain.from_iterable(splits.values())]
+        return resolve_splits(self.settings.get("splits"), splits, available)
+
+    def blocks(self, split: str) -> Iterator[Manifest]:
+        """Yield the rows of one split in blocks."""
+        rows = iter(self.read(split))
+        first = [*islice(rows, 1)]
+        if not first or isinstance(first[0], Clip | Excluded):
+            objects = cast(Iterator[Clip | Excluded], chain(first, rows))
+            yield from Manifest.of(objects, *self.roots()).blocks()
+            return
+        for block in chain(first, rows):
+            if not isinstance(block, Manifest):
+                raise DataError(
+                    f"{split} is in a table folder, which cannot be trained on. Make shards of it "
+                    "by `sbkit prepare YAML --shards FOLDER`, and set `data_folder: FOLDER`."
+                )
+            yield block
+
+    def describe(self) -> dict[str, str | None]:
+        """Return the name and the license, for a model card."""
+        source = self.settings.get("corpus") or self.settings.get("data_folder")
+        name = self.name or (source and Path(str(source)).name)
+        stated = {key: value for key, value in self.about().items() if value}
+        return {"name": name, "license": None, **stated}
+
+    def roots(self) -> list[Path]:
+        """Return the folders that the paths of clips start from: of the tables, and its own."""
+        tables = [path.absolute() for path in self.files() or ()]
+        roots = [path if path.is_dir() else path.parent for path in tables]
+        named = self.settings.get("data_folder") or ()
+        folders = [named] if isinstance(named, str | Path) else named
+        roots += [Path(path).expanduser().absolute() for path in folders if "://" not in str(path)]
+        return [*dict.fromkeys(roots)]
+
+    def sources(self) -> dict[str, str]:
+        """Return the checksums of the modules of the user's that read the corpus, or will."""
+        sources = user_sources(type(self).__module__, with_unimported=True)
+        return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
 
 
-def describe_corpus(corpus: Corpus | None, settings: SettingValues) -> dict[str, str | None]:
-    """Return the name and the license of a corpus, from its optional ``about(settings)``."""
-    name = settings.get("corpus") or settings.get("data_folder")
-    facts: dict[str, str | None] = {"name": name and Path(str(name)).name, "license": None}
-    about = getattr(corpus, "about", None)
-    stated = {} if about is None else about(settings)
-    return facts | {key: value for key, value in stated.items() if value}
+# The choice
 
 
-def list_files(corpus: Corpus, settings: SettingValues) -> Sequence[Path] | None:
-    """Return the tables of a corpus, or their folders, from its optional ``files(settings)``."""
-    files = getattr(corpus, "files", None)
-    paths: Sequence[Path] | None = files and files(settings)
-    return paths and [path.absolute() for path in paths]
+def corpora() -> dict[str, type[Corpus]]:
+    """Return the class of every recipes/FOLDER/corpus.py, by the name of its module."""
+    folders = [Path(folder) for folder in import_module("recipes").__path__]
+    files = chain.from_iterable(sorted(folder.glob("*/corpus.py")) for folder in folders)
+    names = [f"recipes.{file.parent.name}.corpus" for file in files]
+    return {name: _class_in(import_module(name)) for name in names}
 
 
-def corpus_sources(corpus: Corpus) -> dict[str, str]:
-    """Return the checksums of the modules of the user's that read a corpus, or will."""
-    corpora = corpus.corpora if isinstance(corpus, JoinedCorpora) else [("", "", corpus)]
-    names = [str(getattr(module, "__name__", "")) for _, _, module in corpora]
-    sources = user_sources(*names, with_unimported=True)
-    return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
+def corpus_of(settings: SettingValues) -> Corpus:
+    """Choose a corpus: the class in the module ``corpus``, else the one that recognizes the keys.
 
+    Several data folders are joined.
+    """
+    from sbkit.data.sharded_corpus import ShardedCorpus  # which is a corpus, too
 
-def list_roots(corpus: Corpus, settings: SettingValues) -> list[Path]:
-    """Return the folders that the paths of a corpus start from: of its tables, and its own."""
-    tables = list_files(corpus, settings) or ()
-    roots = [path if path.is_dir() else path.parent for path in tables]
-    named = settings.get("data_folder") or ()
-    folders = [named] if isinstance(named, str | Path) else named
-    roots += [Path(path).expanduser().absolute() for path in folders if "://" not in str(path)]
-    return [*dict.fromkeys(roots)]
-
-
-def iter_blocks(corpus: Corpus, settings: SettingValues, split: str) -> Iterator[Manifest]:
-    """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``."""
-    read_blocks = getattr(corpus, "read_blocks", None)
-    if read_blocks is not None:
-        blocks: Iterator[Manifest] = read_blocks(settings, split)
-        return blocks
-    manifest = corpus.read(settings, split)
-    if isinstance(manifest, TableFolders):
-        raise DataError(
-            f"{split} is in a table folder ({manifest.files[0]}), which cannot be trained on. Make "
-            "shards of it by `sbkit prepare YAML --shards FOLDER`, and set `data_folder: FOLDER`."
+    # Read all of them, so that `sbkit check` lists none as unread.
+    names = ("corpus", "manifest", "data_folder", "split_shares")
+    module, manifest, data_folder, _ = map(settings.get, names)
+    if isinstance(data_folder, list) and not manifest:
+        return JoinedCorpora(settings)
+    if module:
+        return _import_class(str(module))(settings)
+    if ShardedCorpus.recognizes(settings):
+        return ShardedCorpus(settings)
+    choices = {name: corpus for name, corpus in corpora().items() if corpus.recognizes(settings)}
+    if len(choices) == 1:
+        return choices.popitem()[1](settings)
+    if choices:
+        raise ConfigError(
+            f"`data_folder`: {data_folder} is {' and '.join(c.layout for c in choices.values())}. "
+            f"Choose one by `corpus: {'` or `corpus: '.join(choices)}`."
         )
-    return manifest.blocks()
+    classes: list[type[Corpus]] = [*corpora().values(), ShardedCorpus]
+    layouts = [corpus.layout for corpus in classes if corpus.layout]
+    state = "is none" if Path(str(data_folder)).expanduser().exists() else "does not exist"
+    if "://" in str(data_folder):
+        state = "has no such index, or cannot be reached"
+    raise DataError(
+        f"`data_folder` must be {', '.join(layouts[:-1])} or {layouts[-1]}, but {data_folder} "
+        f"{state}. Tables are named in `manifest: {{train: FILE, dev: FILE}}`."
+    )
 
+
+def named_folder(settings: SettingValues) -> Path | None:
+    """Return the data folder that chooses a corpus, unpacked if it is an archive; None for a URL.
+
+    Beside ``manifest``, the data folder is only the start of paths.
+    """
+    folder = settings.get("data_folder")
+    if not folder or settings.get("manifest") or "://" in str(folder):
+        return None
+    return unpack_corpus(folder)
+
+
+def _import_class(name: str) -> type[Corpus]:
+    require_trusted(name)
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"`corpus` names the module {name!r}, which cannot be imported ({error}). Put its file "
+            "beside the YAML or on PYTHONPATH."
+        ) from error
+    return _class_in(module)
+
+
+def _class_in(module: ModuleType) -> type[Corpus]:
+    name = module.__name__
+    types = [value for value in vars(module).values() if isinstance(value, type)]
+    classes = [c for c in types if issubclass(c, Corpus) and c.__module__ == name]
+    if len(classes) != 1:
+        raise ConfigError(
+            f"The module {name} of a corpus must have one class derived from sbkit.Corpus, but has "
+            f"{' and '.join(found.__name__ for found in classes) or 'none'}."
+        )
+    return classes[0]
+
+
+# Several data folders
 
 JOINED_FOLDERS = "joined_folders"  # a setting of a corpus: its folders, if there are several
 
 
-class JoinedCorpora:
+class JoinedCorpora(Corpus):
     """The corpora of several data folders; their splits are named SPLIT-FOLDER.
 
-    corpora: the name of each folder, its path or URL, and its corpus.
+    A folder is named by the last part of its path, or by the last two.
     """
 
-    def __init__(self, corpora: Sequence[tuple[str, str, Corpus]]) -> None:
-        self.corpora = corpora
+    def __init__(self, settings: SettingValues) -> None:
+        super().__init__(settings)
+        folders: Sequence[str] = settings["data_folder"]
+        parts = [re.sub(ARCHIVE_ENDING, "", folder.rstrip("/")).split("/") for folder in folders]
+        last_names = Counter(part[-1] for part in parts)
+        names = [part[-1] if last_names[part[-1]] == 1 else "-".join(part[-2:]) for part in parts]
+        names = [re.sub(r"[^\w.+-]+", "-", name).strip("-") for name in names]
+        if len({*names}) < len(names):
+            raise ConfigError(
+                f"`data_folder` lists {', '.join(folders)}, two of which have the same name."
+            )
+        # The key `splits` names splits of all.
+        own = [{**settings, "data_folder": folder, "splits": None} for folder in folders]
+        self.corpora = dict(zip(names, map(corpus_of, own), strict=True))
 
-    def splits(self, settings: SettingValues) -> Mapping[str, Sequence[str]]:
+    def splits(self) -> Mapping[str, Sequence[str]]:
         """Return the splits of all corpora, or those that the key ``splits`` names.
 
         It must name those of a corpus without the usual ones, such as a delta of Common Voice.
         """
-        chosen = settings.get("splits")
+        chosen = self.settings.get("splits")
         named = [*chain(*map(to_names, chosen.values()))] if isinstance(chosen, Mapping) else []
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
-        for name, folder, corpus in self.corpora:
+        for name, corpus in self.corpora.items():
             try:
-                own_roles = corpus.splits({**settings, "data_folder": folder, "splits": None})
+                own_roles = corpus.splits()
             except DataError:
                 if not any(split.endswith(f"-{name}") for split in named):
                     raise
@@ -119,54 +256,38 @@ class JoinedCorpora:
                 roles[role] += [f"{split}-{name}" for split in splits]
         if not isinstance(chosen, Mapping):
             return roles
-        endings = tuple(f"-{name}" for name, _, _ in self.corpora)
+        endings = tuple(f"-{name}" for name in self.corpora)
         extra = [split for split in named if split.endswith(endings)]
         return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *extra])])
 
-    def files(self, settings: SettingValues) -> list[Path] | None:
-        paths: list[Path] = []
-        for _, folder, corpus in self.corpora:
-            own_paths = list_files(corpus, {**settings, "data_folder": folder})
-            if own_paths is None:
-                return None
-            paths += own_paths
-        return paths
+    def files(self) -> list[Path] | None:
+        files = [corpus.files() for corpus in self.corpora.values()]
+        return None if None in files else [*chain.from_iterable(filter(None, files))]
 
-    def read(self, settings: SettingValues, split: str) -> Manifest | TableFolders:
-        corpus, own_settings, own_split = self._find(settings, split)
-        return corpus.read(own_settings, own_split)
-
-    def read_blocks(self, settings: SettingValues, split: str) -> Iterator[Manifest]:
-        return iter_blocks(*self._find(settings, split))
-
-    def _find(self, settings: SettingValues, split: str) -> tuple[Corpus, SettingValues, str]:
-        """Return the corpus of a split, its values, and its own name of the split."""
+    def read(self, split: str) -> Iterable[Row]:
         # The name of one folder may be the end of another name: fr and sps-fr.
-        matching = [c for c in self.corpora if split.endswith(f"-{c[0]}")]
-        name, folder, corpus = max(matching, key=lambda c: len(c[0]))
-        train = [s.removesuffix(f"-{name}") for s in self.splits(settings)["train"]]
+        name = max((name for name in self.corpora if split.endswith(f"-{name}")), key=len)
+        kind, settings = type(self.corpora[name]), self.corpora[name].settings
         own_split = split.removesuffix(f"-{name}")
-        folders = [other for _, other, other_corpus in self.corpora if other_corpus is corpus]
-        own_settings = {**settings, "data_folder": folder, JOINED_FOLDERS: folders}
-        own_settings["splits"] = {"train": own_split} if own_split in train else None
-        return corpus, own_settings, own_split
+        same = [corpus for corpus in self.corpora.values() if type(corpus) is kind]
+        folders = [corpus.settings["data_folder"] for corpus in same]
+        splits = {"train": own_split} if split in self.splits()["train"] else None
+        own_settings = {**settings, JOINED_FOLDERS: folders, "splits": splits}
+        return kind(own_settings).blocks(own_split)
 
-    def about(self, settings: SettingValues) -> Mapping[str, str | None]:
-        facts = [
-            describe_corpus(corpus, {**settings, "data_folder": folder})
-            for _, folder, corpus in self.corpora
-        ]
+    def about(self) -> Mapping[str, str | None]:
+        facts = [corpus.describe() for corpus in self.corpora.values()]
         licenses = dict.fromkeys(str(fact["license"] or "unknown") for fact in facts)
         return {
             "name": " and ".join(str(fact["name"]) for fact in facts),
             "license": " and ".join(licenses) if [*licenses] != ["unknown"] else None,
         }
 
+    def sources(self) -> dict[str, str]:
+        return {n: s for corpus in self.corpora.values() for n, s in corpus.sources().items()}
 
-def splits_of(corpus: Corpus, settings: SettingValues) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role: the key ``splits``, else the corpus's own."""
-    roles = corpus.splits(settings)
-    return resolve_splits(settings.get("splits"), roles, [*chain.from_iterable(roles.values())])
+
+# Splits
 
 
 def resolve_splits(

@@ -31,7 +31,7 @@ from sbkit.base.files import to_json
 from sbkit.base.messages import plural
 from sbkit.config.hparams import Settings
 from sbkit.data.cache import PREPARED_FOLDER, describe_folder, is_extracted
-from sbkit.data.corpus import Corpus, SettingValues, corpus_sources, list_files
+from sbkit.data.corpus import Corpus, SettingValues
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import AUDIO, LAZY
 from sbkit.data.splits import Keep, PreparedSplit, keep_in_memory
@@ -59,7 +59,7 @@ class DataSettings(Settings):
     def get(self, name: str, default: object = None) -> Any:
         if name in self._other_names:
             raise ConfigError(
-                f"A corpus with a function `files` may read {', '.join(DATA_KEYS)}, but this one "
+                f"A corpus with a method `files` may read {', '.join(DATA_KEYS)}, but this one "
                 f"reads `{name}`. Take `files` out of it; then it is read at each start."
             )
         return super().get(name, default)
@@ -78,30 +78,31 @@ class PreparedData(NamedTuple):
 
 def prepare_once(
     corpus: Corpus,
-    settings: SettingValues,
     kind: str,
-    make: Callable[[SettingValues, Keep], PreparedData],
+    make: Callable[[Corpus, Keep], PreparedData],
 ) -> PreparedData:
     """Return the splits that an earlier call has stored, or make and store them.
 
     One process writes the rows, block by block; others meanwhile decode their share of the clips.
-    A corpus without the function ``files(settings)`` is made at each call, and kept in memory.
+    A corpus whose ``files`` are None is made at each call, and kept in memory.
 
-    make: is given the values of `DATA_KEYS`, and what keeps the rows of a split; for a corpus
-        without ``files``, all values.
+    make: is given the corpus with the values of `DATA_KEYS` only, and what keeps the rows of a
+        split; a corpus without ``files`` has all values.
     """
-    tables = list_files(corpus, settings)
-    if tables is None:
-        return make(settings, keep_in_memory)
-    settings = DataSettings(settings)
+    files = corpus.files()
+    if files is None:
+        return make(corpus, keep_in_memory)
+    tables = [path.absolute() for path in files]
+    settings = DataSettings(corpus.settings)
+    corpus = type(corpus)(settings)
     is_lazy = settings.get("audio_store") == LAZY
     values = [kind, {**settings}, tables]
-    made_from: dict[str, object] = {"values": values, "corpus": corpus_sources(corpus)}
+    made_from: dict[str, object] = {"values": values, "corpus": corpus.sources()}
     made_from["tables"] = [*_digests_of(tables)]
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        data = make(settings, partial(_write_rows, folder))
+        data = make(corpus, partial(_write_rows, folder))
         _describe(folder, data, tables[0], is_lazy)
         if is_lazy:  # whose files came in blocks: note all together, for the next start
             _is_current(folder, read=False)
@@ -111,7 +112,7 @@ def prepare_once(
 
     def decode_share() -> None:
         if not is_lazy:
-            make(settings, decode_first_block)
+            make(corpus, decode_first_block)
 
     def is_current(folder: Path) -> bool:
         return _is_current(folder, read=not is_lazy) and not is_verifying.get()

@@ -33,8 +33,9 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import from_plain, size_and_mtime, task_lock
 from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
+from sbkit.data.cache import is_archive
 from sbkit.data.clip_decoding import by_file, decode_clips
-from sbkit.data.corpus import SettingValues
+from sbkit.data.corpus import Corpus, SettingValues
 from sbkit.data.filesystem import Storage, disk_errors
 from sbkit.data.manifest import (
     MIX_FAULT,
@@ -84,80 +85,87 @@ class Index:
     corpus: Mapping[str, str | None]  # its name and its license
 
 
-def recognizes(location: str) -> bool:
-    """Check whether a folder or URL has the index of shards."""
-    return Storage(location).sizes([INDEX_FILE]) != [None]
+class ShardedCorpus(Corpus):
+    """The shards in a folder or at a URL; their audio is not read with the rows."""
 
+    layout = "shards of `sbkit prepare --shards`"
 
-def splits(settings: SettingValues) -> Mapping[str, Sequence[str]]:
-    """Return the splits of each role as prepared."""
-    return read_index(Storage(settings["data_folder"])).roles
+    @classmethod
+    def recognizes(cls, settings: SettingValues) -> bool:
+        """Check whether a folder or URL has the index of shards."""
+        location = settings.get("data_folder")
+        if not location or settings.get("manifest") or is_archive(Path(location)):
+            return False
+        return Storage(str(location)).sizes([INDEX_FILE]) != [None]
 
+    @property
+    def _storage(self) -> Storage:
+        return Storage(str(self.settings["data_folder"]))
 
-def about(settings: SettingValues) -> Mapping[str, str | None]:
-    """Return the name and the license of the corpus that became shards."""
-    return read_index(Storage(settings["data_folder"])).corpus
+    def splits(self) -> Mapping[str, Sequence[str]]:
+        """Return the splits of each role as prepared."""
+        return read_index(self._storage).roles
 
+    def about(self) -> Mapping[str, str | None]:
+        """Return the name and the license of the corpus that became shards."""
+        return read_index(self._storage).corpus
 
-def files(settings: SettingValues) -> list[Path] | None:
-    """Return the index and the tables, for `sbkit.data.prepared_splits`; None for a URL."""
-    folder = Storage(settings["data_folder"]).folder
-    return None if folder is None else [folder / INDEX_FILE, *sorted(folder.glob("*.parquet"))]
+    def files(self) -> list[Path] | None:
+        """Return the index and the tables; None for a URL."""
+        folder = self._storage.folder
+        return None if folder is None else [folder / INDEX_FILE, *sorted(folder.glob("*.parquet"))]
 
-
-def read(settings: SettingValues, split: str) -> Manifest:
-    """Return the manifest of one split; the audio is not read yet."""
-    return Manifest.join(read_blocks(settings, split))
-
-
-def read_blocks(settings: SettingValues, split: str) -> Iterator[Manifest]:
-    """Yield the rows of one split, shard by shard."""
-    storage = Storage(settings["data_folder"])
-    index = read_index(storage)
-    if index.sample_rate != settings["sample_rate"]:
-        raise ConfigError(
-            f"`sample_rate` is {settings['sample_rate']}, but the shards in {storage.url} have "
-            f"{index.sample_rate} Hz. Set `sample_rate: {index.sample_rate}`."
-        )
-    names = index.splits[split]
-    first = 1 + list(chain.from_iterable(index.splits.values())).index(names[0])
-    # Of all shards, only the names of columns, the hashes of ids and whether there is a fault are
-    # kept: repeated ids get another name, and all blocks have the same columns.
-    read_table: Callable[[str], tuple[pa.Table, ShardFacts]] = partial(_read_table, storage)
-    if storage.folder is None:
-        read_table = lru_cache(maxsize=None)(read_table)  # each table is fetched once
-    schemas: list[pa.Schema] = []
-    hashes: list[Counts] = []
-    sizes: dict[str, int] = {}
-    has_faults = False
-    for name in names:
-        table, facts = read_table(name)
-        sizes[f"{name}.arrow"] = facts.bytes
-        schemas.append(table.schema)
-        hashes.append(hash_texts(table["id"]))
-        has_faults = has_faults or has_mix_faults(table)
-    _check_sizes(storage, sizes)
-    columns = pa.unify_schemas(schemas, promote_options="default").empty_table()
-    columns = columns.drop_columns(["samples", MIX_FAULT, AUDIO])
-    seen: set[str] | None = None if are_distinct(hashes) else set()
-    first_row = 0
-    for number, name in enumerate(names):
-        table, facts = read_table(name)
-        file = storage.url_of(f"{name}.arrow")
-        audio = to_located_audio(table, file, shard=first + number, sample_rate=index.sample_rate)
-        # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
-        digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
-        audio = audio.set_column(1, "digest", digests)
-        if not has_faults:
-            audio = audio.drop_columns([MIX_FAULT])
-        rows = pa.concat_tables([columns, table], promote_options="default")
-        rows = rows.select(columns.column_names)
-        ids = rows["id"] if seen is None else _rename_repeated(rows["id"], seen, first_row)
-        rows = rows.set_column(rows.column_names.index("id"), "id", ids)
-        rows = rows.append_column(AUDIO, ids.cast(pa.binary()))  # unique like a path
-        rows = rows.append_column(STORED, audio.to_struct_array())
-        yield Manifest(rows, tuple(Excluded(*row) for row in facts.left_out))
-        first_row += len(rows)
+    def read(self, split: str) -> Iterator[Manifest]:
+        """Yield the rows of one split, shard by shard."""
+        storage = self._storage
+        index = read_index(storage)
+        if index.sample_rate != self.settings["sample_rate"]:
+            raise ConfigError(
+                f"`sample_rate` is {self.settings['sample_rate']}, but the shards in "
+                f"{storage.url} have {index.sample_rate} Hz. "
+                f"Set `sample_rate: {index.sample_rate}`."
+            )
+        names = index.splits[split]
+        first = 1 + list(chain.from_iterable(index.splits.values())).index(names[0])
+        # Of all shards, only the names of columns, the hashes of ids and whether there is a fault
+        # are kept: repeated ids get another name, and all blocks have the same columns.
+        read_table: Callable[[str], tuple[pa.Table, ShardFacts]] = partial(_read_table, storage)
+        if storage.folder is None:
+            read_table = lru_cache(maxsize=None)(read_table)  # each table is fetched once
+        schemas: list[pa.Schema] = []
+        hashes: list[Counts] = []
+        sizes: dict[str, int] = {}
+        has_faults = False
+        for name in names:
+            table, facts = read_table(name)
+            sizes[f"{name}.arrow"] = facts.bytes
+            schemas.append(table.schema)
+            hashes.append(hash_texts(table["id"]))
+            has_faults = has_faults or has_mix_faults(table)
+        _check_sizes(storage, sizes)
+        columns = pa.unify_schemas(schemas, promote_options="default").empty_table()
+        columns = columns.drop_columns(["samples", MIX_FAULT, AUDIO])
+        seen: set[str] | None = None if are_distinct(hashes) else set()
+        first_row = 0
+        for number, name in enumerate(names):
+            table, facts = read_table(name)
+            file = storage.url_of(f"{name}.arrow")
+            audio = to_located_audio(
+                table, file, shard=first + number, sample_rate=index.sample_rate
+            )
+            # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
+            digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
+            audio = audio.set_column(1, "digest", digests)
+            if not has_faults:
+                audio = audio.drop_columns([MIX_FAULT])
+            rows = pa.concat_tables([columns, table], promote_options="default")
+            rows = rows.select(columns.column_names)
+            ids = rows["id"] if seen is None else _rename_repeated(rows["id"], seen, first_row)
+            rows = rows.set_column(rows.column_names.index("id"), "id", ids)
+            rows = rows.append_column(AUDIO, ids.cast(pa.binary()))  # unique like a path
+            rows = rows.append_column(STORED, audio.to_struct_array())
+            yield Manifest(rows, tuple(Excluded(*row) for row in facts.left_out))
+            first_row += len(rows)
 
 
 def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:

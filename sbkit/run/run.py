@@ -43,7 +43,6 @@ from sbkit.checkpoint.run_config import (
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, save_yaml
 from sbkit.data.batch import Loaders
-from sbkit.data.corpus import describe_corpus, iter_blocks
 from sbkit.data.data_report import log_data, write_data_report
 from sbkit.data.read_manifests import store_rows
 from sbkit.data.splits import Splits
@@ -304,7 +303,7 @@ class Run:
         with self._reading():
             require_local(self.settings, self.values.given_overrides)
             corpus = self.values.load_recipe().corpus(self.settings)
-            blocks = () if corpus is None else iter_blocks(corpus, self.settings, name)
+            blocks = () if corpus is None else corpus.blocks(name)
             paths = {clip.id: str(clip.path) for block in blocks for clip in block}
         rows: list[dict[str, Any]] = [
             {
@@ -494,12 +493,13 @@ def open_run_folder(setup: RunSetup, **run_opts: Any) -> Brain:
             if not was_finished:
                 set_results_aside(values.folder)
             log_data(setup.loaders.splits, values.folder, values.settings["sample_rate"])
+            corpus = setup.recipe.corpus(values.settings)
             write_data_report(
                 setup.loaders.splits,
                 values.folder,
                 sample_rate=values.settings["sample_rate"],
                 language=values.settings.get("language"),
-                corpus=describe_corpus(setup.recipe.corpus(values.settings), values.settings),
+                corpus=corpus and corpus.describe(),
             )
             return_freed_memory()  # of the report, which training does not need
     write_config(setup, helpers, has_ended=was_finished)
