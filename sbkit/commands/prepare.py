@@ -99,7 +99,6 @@ def write_run_as_shards(
     from sbkit.data.filesystem import Storage
     from sbkit.data.filters import filter_manifests
     from sbkit.data.manifest import Manifest
-    from sbkit.data.read_manifests import TableFolders
     from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
 
     corpus = values.load_recipe().corpus(values.settings)
@@ -112,25 +111,12 @@ def write_run_as_shards(
         seed=values.settings["seed"],
     )
     roles = corpus.roles()
-    sources: dict[str, Manifest | TableFolders] = {}
-    for name in chain(*roles.values()):
-        first = next(iter(corpus.read(name)), None)
-        if not isinstance(first, TableFolders):
-            first = Manifest.join(corpus.blocks(name))
-        sources[name] = first
-    manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
-    has_filters = values.settings.get("where") or values.settings.get("skip_quality_tags")
-    if has_filters and len(manifests) < len(sources):
-        raise ConfigError(
-            "Table folders are written as shards with all rows, without `where` and "
-            "`skip_quality_tags`. Pass them to the training instead."
-        )
-    manifests = filter_manifests(manifests, values.settings)
+    sources = {name: Manifest.join(corpus.blocks(name)) for name in chain(*roles.values())}
+    manifests = filter_manifests(sources, values.settings)
     for split, manifest in manifests.items():
         for reason, count in manifest.filtered.items():
             logger.info(f"{split}: {count} left out, {reason}")
     facts = corpus.describe()
-    sources |= manifests
-    written = write_shards(Storage(destination), options, sources, roles, facts, share)
+    written = write_shards(Storage(destination), options, manifests, roles, facts, share)
     if written is not None:
         logger.info(f"Train with --data_folder={destination}")

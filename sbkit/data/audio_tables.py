@@ -81,11 +81,7 @@ class AudioTable:
 
     def texts(self) -> Table:
         """Return all rows without their audio."""
-        with access_errors(self.file), open_arrow(self.file) as arrow:
-            audio = find_audio_column(arrow.schema, self.options, self.file)
-            names = [name for name in arrow.schema.names if name != audio]
-            table = join_tables(_to_tables(arrow.read(names), self.file), self.file)
-        return add_partition(table, self.partition)
+        return add_partition(read_texts(self.file, self.options), self.partition)
 
     def choose(self, start: int, count: int) -> Sequence[int]:
         """Return which of ``count`` rows after ``start`` are taken, counted from there."""
@@ -284,6 +280,14 @@ def read_paths(file: str, options: TableOptions) -> Table:
                 yield rows
 
         return join_tables(_to_tables(read(), file), file)
+
+
+def read_texts(file: str, options: TableOptions) -> Table:
+    """Read the rows of a file without their audio."""
+    with access_errors(file), open_arrow(file) as arrow:
+        audio = find_audio_column(arrow.schema, options, file)
+        names = [name for name in arrow.schema.names if name != audio]
+        return join_tables(_to_tables(arrow.read(names), file), file)
 
 
 def _read_arrow(audio_table: AudioTable) -> Iterator[Batch]:

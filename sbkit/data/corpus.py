@@ -17,9 +17,9 @@ from typing import Any, ClassVar, cast
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import require_trusted, user_sources
 from sbkit.base.messages import plural
+from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.manifest import Clip, Excluded, Manifest
-from sbkit.data.read_manifests import TableFolders
 
 ROLES = ("train", "valid", "test")
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
@@ -30,7 +30,7 @@ DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 
 SettingValues = Mapping[str, Any]  # the plain values of a YAML
-Row = Clip | Excluded | Manifest | TableFolders  # of a corpus, or a block of rows
+Row = Clip | Excluded | Manifest | AudioTable  # of a corpus, or a block of rows
 
 
 class Corpus:

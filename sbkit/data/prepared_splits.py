@@ -42,7 +42,7 @@ PATH_ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names
 # All that the corpora of this package, the filters and `prepare_split` read
 DATA_KEYS = (
     *("corpus", "data_folder", "manifest", "splits", "split_shares", "language"),
-    *("encoding", "path_column", "text_column", "where", "skip_quality_tags"),
+    *("columns", "encoding", "where", "skip_quality_tags"),
     *("text", "keep_tags", "sample_rate", "audio_store"),
 )
 

@@ -46,7 +46,6 @@ from sbkit.data.manifest import (
     are_distinct,
     hash_texts,
 )
-from sbkit.data.read_manifests import TableFolders, file_version
 from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
@@ -279,7 +278,7 @@ def parse_size(text: str) -> int:
 def write_shards(
     storage: Storage,
     options: ShardOptions,
-    sources: Mapping[str, Manifest | TableFolders],
+    sources: Mapping[str, Manifest],
     roles: Mapping[str, Sequence[str]],
     corpus: Mapping[str, str | None] | None = None,
     share: tuple[int, int] | None = None,  # this process's number, from 1, and the total
@@ -295,12 +294,7 @@ def write_shards(
             storage.folder.mkdir(parents=True, exist_ok=True)
         units: dict[str, list[Unit]] = {}
         for split, source in sources.items():
-            if isinstance(source, Manifest):
-                units[split] = _divide(split, source, options)
-                continue
-            names = [options.name(split, file, file_version(file)) for file in source.files]
-            parts = [partial(source.read, file, scratch) for file in source.files]
-            units[split] = [*map(Unit, names, parts)]
+            units[split] = _divide(split, source, options)
         if share is None:
             share = work_share(os.environ) if storage.folder is None else (1, 1)
         number, total = share

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -16,10 +15,11 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings, require_local
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
-from sbkit.data.read_manifests import read_manifests
+from sbkit.data.manifest import Manifest
+from sbkit.data.read_manifests import choose_files, find_files, read_files
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import prepare_split, sample_counts
-from sbkit.data.tables import COLUMN_KEYS, TableOptions
+from sbkit.data.tables import TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
@@ -76,7 +76,7 @@ def table_settings(model: Path, options: object) -> dict[str, object]:
     """Return the columns and the encoding of tables: those of a command, else those of a run."""
     is_run = not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file()
     declared = read_run_settings(model) if is_run else {}
-    values = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
+    values = {name: getattr(options, name) for name in ("columns", "encoding")}
     return {name: declared.get(name) if v is None else v for name, v in values.items()}
 
 
@@ -90,11 +90,11 @@ def prepare_source(
     language = bundle.config.language or "und"
     has_text = bundle.task.predicts == "text"
     columns = TableOptions.from_settings(settings, language, str(source.absolute()))
-    columns = columns if has_text else replace(columns, text_column=False)
+    columns = columns if has_text else columns.without("text")
     if source.match(TABLE_NAME.format("*")):
         manifest = read_spontaneous(source, None, columns)
     else:
-        manifest = read_manifests([(source, columns)])
+        manifest = _read(source.absolute(), columns)
     split = name_of(source)
     prepared = prepare_split(
         manifest,
@@ -109,3 +109,14 @@ def prepare_source(
         ids = [row.id for row in rows]
         logger.warning(printable(f"{split}: {len(ids)} left out, {reason}: {listed(ids)}"))
     return prepared.dataset
+
+
+def _read(source: Path, columns: TableOptions) -> Manifest:
+    if not source.exists():
+        raise DataError(f"{source} does not exist.", where=str(source))
+    files = choose_files(find_files(str(source)))
+    blocks = read_files([(file, columns) for file in files])
+    manifests = [block for block in blocks if isinstance(block, Manifest)]
+    if len(manifests) < len(blocks):
+        raise DataError(f"{source} has audio inside, so prepare it first: sbkit prepare.")
+    return Manifest.join(manifests)
