@@ -44,7 +44,7 @@ class Lhotse(Corpus):
         language = single_language_tag(self.settings["language"])
         options = TableOptions.from_settings(self.settings, language)
         table = read_prepared(recordings, supervisions, options)
-        manifest = to_manifest(table, options.usual, partial(locate, folder))
+        manifest = to_manifest(table, TableOptions(language=language), partial(locate, folder))
         return manifest.distinct(folder).blocks()
 
 

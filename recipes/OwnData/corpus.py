@@ -1,6 +1,6 @@
-"""Read the manifests that the user names: files, folders or URLs for each split.
+"""Read the tables, folders and URLs that the user names for each split.
 
-manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kaldi/noisy}}
+manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: s3://lake/noisy}}
 manifest: {all: a.csv}                  has a column `split`, or is split by its speakers
 manifest: {all: folder}                 has files or folders named train, dev (validation) and test
 """
@@ -8,26 +8,22 @@ manifest: {all: folder}                 has files or folders named train, dev (v
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain
 from os.path import normpath
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed
-from sbkit.data.columns import (
-    ROLE_OF,
-    SPEAKER_COLUMNS,
-    SPLIT_COLUMNS,
-    find_columns,
-    find_split_column,
-    role_of,
-)
+from sbkit.data.audio_tables import TAR_SUFFIXES, AudioTable
+from sbkit.data.columns import ROLE_OF, find_split_column, role_of
 from sbkit.data.corpus import (
     ROLES,
     USUAL_SPLITS,
@@ -37,33 +33,43 @@ from sbkit.data.corpus import (
     check_shares,
     deal_speakers,
 )
-from sbkit.data.kaldi import is_kaldi
-from sbkit.data.manifest import Excluded, Manifest, part_name, to_texts
+from sbkit.data.manifest import Excluded, Manifest, part_name
 from sbkit.data.read_manifests import (
-    TableFolders,
-    find_metadata,
+    SourceFile,
+    choose_files,
+    find_files,
     find_splits,
-    is_arrow_dataset,
-    list_tables,
-    read_manifests,
+    read_files,
 )
-from sbkit.data.tables import COLUMN_KEYS, TableOptions, is_named, read_text_column
-from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
+from sbkit.data.tables import TableOptions, is_named, read_text_column
 from sbkit.text.languages import single_language_tag
 
 logger = logging.getLogger(__name__)
 
 ALL_SPLITS = "all"  # the key of a table with the rows of all splits
 SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # of numbers in names
+NO_SPLIT = "no split", "its field is empty"  # a reason, and its detail
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
 
-class SplitSources(NamedTuple):
-    """The files of a split."""
+@dataclass(frozen=True)
+class Split:
+    """The sources of a split, as paths or URLs, and their files."""
 
     key: str  # where the YAML names them, such as manifest.test.clean
     role: str
-    sources: tuple[str, ...]  # absolute paths or URLs
+    sources: Sequence[str]
+    files: Sequence[SourceFile]
+
+
+@dataclass(frozen=True)
+class DealtRows:
+    """Rows of all splits; the split of each is "" if its field is empty."""
+
+    rows: Manifest | AudioTable
+    ids: Sequence[str]
+    splits: npt.NDArray[np.str_]
 
 
 class OwnData(Corpus):
@@ -76,21 +82,14 @@ class OwnData(Corpus):
 
     def splits(self) -> Mapping[str, Sequence[str]]:
         """Return the splits of each role, as in ``manifest``."""
-        _check_columns(self.settings)
         splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-        for split, (split_key, role, sources) in _parse_manifest(self.settings["manifest"]).items():
-            if split == ALL_SPLITS:
-                for name in dict.fromkeys(_read_all(self.settings)[1]):
-                    splits_by_role[_role_of_key(name)].append(name)
+        for name, split in self._splits.items():
+            if name == ALL_SPLITS:
+                for dealt_name in dict.fromkeys(chain(*(part.splits for part in self._dealt))):
+                    if dealt_name:
+                        splits_by_role[_role_of_key(dealt_name)].append(str(dealt_name))
             else:
-                splits_by_role[role].append(split)
-            for source in sources:
-                tables = find_splits(source)
-                if len(tables) > 1:
-                    raise DataError(
-                        f"`{split_key}`: {source} has files for {', '.join(sorted(tables))}. Write "
-                        f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
-                    )
+                splits_by_role[split.role].append(name)
         are_chosen = self.settings.get("splits") or ALL_SPLITS in self.settings["manifest"]
         for role, key in (("train", "train"), ("valid", "dev")):
             if not are_chosen and not splits_by_role[role]:
@@ -100,86 +99,123 @@ class OwnData(Corpus):
         return splits_by_role
 
     def files(self) -> list[Path] | None:
-        """Return the sources, for `prepared_splits`; None if some are not on this machine."""
-        sources = _list_sources(self.settings["manifest"])
-        if any("://" in source for source in sources):
-            return None
-        return [find_metadata(Path(source)) or Path(source) for source in sources]
+        """Return the files; None if some are not on this machine."""
+        paths = [file.path for split in self._splits.values() for file in split.files]
+        return None if any("://" in path for path in paths) else [*map(Path, paths)]
+
+    def state(self) -> object:
+        """Return the names and versions of the files, here or at URLs."""
+        files = chain.from_iterable(split.files for split in self._splits.values())
+        return [[file.path, file.version] for file in files]
 
     def read(self, split: str) -> Iterator[Row]:
-        """Read the files of one split as one manifest, or return its table folders."""
-        sources_by_split = _parse_manifest(self.settings["manifest"])
-        if split in sources_by_split:
-            source = _read_sources(self.settings, sources_by_split[split])
-            yield from source.blocks() if isinstance(source, Manifest) else [source]
+        """Yield the rows of tables in blocks, and the files with audio inside."""
+        if split in self._splits:
+            for rows in self._read(self._splits[split]):
+                yield from rows.blocks() if isinstance(rows, Manifest) else [rows]
             return
-        manifest, split_of_row = _read_all(self.settings)
-        excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
-        columns = manifest.rows.column_names
-        has_splits = find_columns(columns, None, SPLIT_COLUMNS)
-        if split == "train" and "speaker" not in columns and not has_splits:
+        is_train = _role_of_key(split) == "train"  # which has what is of no split
+        for part in self._dealt:
+            rows, chosen = part.rows, part.splits == split
+            names = zip(part.ids, part.splits, strict=bool(part.ids))
+            lost = [Excluded(id, *NO_SPLIT) for id, name in names if not name]
+            excluded = (*(rows.excluded if isinstance(rows, Manifest) else ()), *lost) * is_train
+            if isinstance(rows, Manifest):
+                yield from replace(rows.filter(chosen), excluded=excluded).blocks()
+            else:
+                yield Manifest.of(excluded)
+                yield replace(rows, rows=np.flatnonzero(chosen).tolist())
+
+    def _read(self, split: Split) -> list[Manifest | AudioTable]:
+        options = partial(
+            TableOptions.from_settings,
+            self.settings,
+            single_language_tag(self.settings["language"]),
+        )
+        return read_files([(file, options(file.path)) for file in split.files])
+
+    @cached_property
+    def _splits(self) -> dict[str, Split]:
+        """The sources of each split, listed once; ``all`` has those to be split."""
+        splits = _parse_manifest(self.settings["manifest"])
+        files = [file.path for split in splits.values() for file in split.files]
+        for table, value in (self.settings.get("columns") or {}).items():
+            if isinstance(value, Mapping) and not any(is_named(file, table) for file in files):
+                raise ConfigError(
+                    f"`columns` names the table {table}, but `manifest` has {listed(files)}."
+                )
+        return splits
+
+    @cached_property
+    def _dealt(self) -> list[DealtRows]:
+        """The rows to split, and the split of each: that of its column or its speaker."""
+        split = self._splits[ALL_SPLITS]
+        source = split.sources[0]
+        for file in split.files:
+            if file.name.endswith(TAR_SUFFIXES):
+                raise DataError(
+                    f"`{split.key}`: {file.path} is a tar, so all of it is read to know its rows. "
+                    "Name tars for each split."
+                )
+        parts = self._read(split)
+        tables = [part.rows if isinstance(part, Manifest) else part.texts().rows for part in parts]
+        columns = [self._find_split_column(table) for table in tables]
+        if any(columns):
+            splits = [_read_splits(*named, source) for named in zip(tables, columns, strict=True)]
+            ids = [_name_rows(*named) for named in zip(parts, map(len, tables), strict=True)]
+            return [DealtRows(*dealt) for dealt in zip(parts, ids, splits, strict=True)]
+        named = [self._name_speakers(*named) for named in zip(parts, tables, strict=True)]
+        shares = check_shares(self.settings.get("split_shares"))
+        shares = {name: share for name, share in shares.items() if name not in self._splits}
+        split_of = deal_speakers({*chain(*named)}, shares, source)
+        dealt_splits = [np.array([split_of[name] for name in names]) for names in named]
+        return [
+            DealtRows(part, [], splits) for part, splits in zip(parts, dealt_splits, strict=True)
+        ]
+
+    def _find_split_column(self, table: pa.Table) -> str | None:
+        options = TableOptions.from_settings(self.settings)
+        if "split" in options.columns:
+            return options.find(table.column_names, "split", "`manifest`") or None
+        return find_split_column(table.column_names, partial(read_text_column, table))
+
+    def _name_speakers(self, part: Manifest | AudioTable, table: pa.Table) -> list[str]:
+        """Return the speaker of each row; one without a speaker is one of its own."""
+        column = "speaker"
+        if isinstance(part, AudioTable):
+            column = part.options.find(table.column_names, column, part.file)
+        if column not in table.column_names:
             logger.info(
                 f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
-                f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
+                " Name their column by `columns: {speaker: COLUMN}`."
             )
-        rows = np.flatnonzero(np.array(split_of_row) == split)
-        yield from replace(manifest.take(rows), excluded=excluded).blocks()
+        speakers = read_text_column(table, column)
+        if isinstance(part, AudioTable):
+            clips = _name_rows(part, len(table))
+        else:
+            folders = [Path(source) for source in self._splits[ALL_SPLITS].sources]
+            folders = [folder if folder.is_dir() else folder.parent for folder in folders]
+            spellings = {*map(str, folders), *map(normpath, folders)}
+            clips = [_name_clip(clip, spellings) for clip in part.parts]
+        pairs = zip(speakers, clips, strict=True)
+        return [speaker or f"clip {clip}" for speaker, clip in pairs]
 
 
-def _list_sources(manifest: Mapping[str, Any]) -> list[str]:
-    return [source for split in _parse_manifest(manifest).values() for source in split.sources]
+def _name_rows(part: Manifest | AudioTable, count: int) -> list[str]:
+    if isinstance(part, Manifest):
+        return part.ids
+    return [f"{Path(part.file).name} row {number + 1}" for number in range(count)]
 
 
-def _check_columns(settings: SettingValues) -> None:
-    mappings = {key: settings[key] for key in COLUMN_KEYS if isinstance(settings.get(key), Mapping)}
-    sources = _list_sources(settings["manifest"])
-    for column, mapping in mappings.items():
-        for table in mapping:
-            if not any(is_named(source, table) for source in sources):
-                raise ConfigError(
-                    f"`{column}` names the table {table}, but `manifest` has {listed(sources)}."
-                )
-
-
-def _read_all(settings: SettingValues) -> tuple[Manifest, list[str]]:
-    """Return the rows to split, and the split of each: that of its column or its speaker."""
-    sources_by_split = _parse_manifest(settings["manifest"])
-    sources = sources_by_split[ALL_SPLITS]
-    manifest = _read_sources(settings, sources)
-    if isinstance(manifest, TableFolders):
-        raise DataError(
-            f"`manifest.{ALL_SPLITS}` is a table folder, a tar or a URL. Name one for each split."
-        )
-    rows = manifest.rows
-    column = find_split_column(rows.column_names, partial(read_text_column, rows))
-    if column is None:
-        paths = map(Path, sources.sources)
-        folders = [path if path.is_dir() else path.parent for path in paths]
-        spellings = {*map(str, folders), *map(normpath, folders)}
-        # A row without a speaker is one of its own.
-        speakers = [
-            speaker or f"clip {_name_clip(part, spellings)}"
-            for speaker, part in zip(read_text_column(rows, "speaker"), manifest.parts, strict=True)
-        ]
-        shares = check_shares(settings.get("split_shares"))
-        shares = {name: share for name, share in shares.items() if name not in sources_by_split}
-        split_of = deal_speakers({*speakers}, shares, sources.sources[0])
-        return manifest, [split_of[speaker] for speaker in speakers]
-    splits = [split.strip().lower() for split in read_text_column(rows, column)]
-    for split in {*splits}:
-        if split and role_of(split) is None:
+def _read_splits(table: pa.Table, column: str | None, source: str) -> npt.NDArray[np.str_]:
+    splits = [split.strip().lower() for split in read_text_column(table, column or "")]
+    for split in {*splits} - {""}:
+        if role_of(split) is None:
             raise DataError(
-                f"{sources.sources[0]}: the column {column} has the value {split!r}, but values "
-                f"start with one of {', '.join(ROLE_OF)}, such as test-noisy."
+                f"{source}: the column {column} has the value {split!r}, but values start with one "
+                f"of {', '.join(ROLE_OF)}, such as test-noisy."
             )
-    is_empty = np.array([not split for split in splits])
-    lost = [
-        Excluded(id, "no split", f"its field {column} is empty")
-        for id in to_texts(manifest.take(np.flatnonzero(is_empty)).rows["id"])
-    ]
-    manifest = manifest.take(np.flatnonzero(~is_empty))
-    manifest = replace(manifest, excluded=(*manifest.excluded, *lost))
-    return manifest, [split for split in splits if split]
+    return np.array(splits, str)
 
 
 def _name_clip(part: AudioPart, folders: Set[str]) -> str:
@@ -189,56 +225,21 @@ def _name_clip(part: AudioPart, folders: Set[str]) -> str:
     return name if folder in folders else f"{folder.rpartition('/')[2]}/{name}"
 
 
-def _read_sources(settings: SettingValues, split_sources: SplitSources) -> Manifest | TableFolders:
-    key, _, sources = split_sources
-    for source in sources:
-        if "://" not in source and not Path(source).exists():
-            raise ConfigError(f"`{key}`: {source} does not exist.")
-    language = single_language_tag(settings["language"])
-    options = [TableOptions.from_settings(settings, language, source) for source in sources]
-    table_folders = [source for source in sources if _is_table_folder(source)]
-    if not table_folders:
-        return read_manifests([*zip(map(Path, sources), options, strict=True)])
-    other_sources = [source for source in sources if source not in table_folders]
-    if other_sources:
-        raise DataError(
-            f"`{key}` cannot mix table folders, tars and URLs, such as {table_folders[0]}, with "
-            f"other sources, such as {other_sources[0]}. Make two splits of them."
-        )
-    files: list[str] = []
-    for folder in table_folders:
-        tables = list_tables(folder)
-        if not tables:
-            raise DataError(
-                f"`{key}`: {folder} has neither tars nor parquet or JSON Lines (.jsonl) files."
-            )
-        files += tables
-    return TableFolders(tuple(files), options[0])
-
-
-def _is_table_folder(source: str) -> bool:
-    """Check whether a source is a folder of tables; a tar and a URL always count as one."""
-    if "://" in source or source.endswith(TAR_SUFFIXES):
-        return True
-    folder = Path(source)
-    is_one_table = is_arrow_dataset(folder) or is_kaldi(folder) or find_metadata(folder)
-    return folder.is_dir() and not is_one_table and bool(list_tables(source))
-
-
-def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, SplitSources]:
+def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, Split]:
     """Return the files of each split of the key `manifest`; ``all`` has those to be split."""
     if ALL_SPLITS in manifest:
         if {*manifest} != {ALL_SPLITS}:
             raise ConfigError(f"`manifest` has `{ALL_SPLITS}` and other keys. {EXAMPLE}")
         key = f"manifest.{ALL_SPLITS}"
         sources = _absolute_paths(key, manifest[ALL_SPLITS])
-        named = find_splits(sources[0]) if len(sources) == 1 else {}
-        files: Mapping[str, Sequence[str]] = named or {"train": sources}
-        splits = {role: split for role, (split,) in USUAL_SPLITS.items() if role in files}
-        if len(splits) < len(ROLES) and "train" in splits:
-            splits["train"] = ALL_SPLITS  # the others are dealt out of it
-        return {split: SplitSources(key, role, (*files[role],)) for role, split in splits.items()}
-    sources_by_split: dict[str, SplitSources] = {}
+        files = _list_files(key, sources)
+        named = find_splits(sources[0], files) if len(sources) == 1 else {}
+        by_role = named or {"train": choose_files(files)}
+        names = {role: split for role, (split,) in USUAL_SPLITS.items() if role in by_role}
+        if len(names) < len(ROLES) and "train" in names:
+            names["train"] = ALL_SPLITS  # the others are dealt out of it
+        return {split: Split(key, role, sources, by_role[role]) for role, split in names.items()}
+    splits: dict[str, Split] = {}
     for key, value in manifest.items():
         is_nested = isinstance(value, Mapping)
         paths_by_name = value if is_nested else {key: value}
@@ -249,13 +250,30 @@ def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, SplitSources]:
                     f"`manifest` names the split {split!r}, but names start with a letter or digit "
                     "and consist of letters, digits and . + - _."
                 )
-            if split in sources_by_split:
+            if split in splits:
                 raise ConfigError(f"`manifest` names the split {split!r} twice.")
             split_key = f"manifest.{key}.{split}" if is_nested else f"manifest.{split}"
-            sources_by_split[split] = SplitSources(
-                split_key, _role_of_key(str(key)), _absolute_paths(split_key, paths)
+            sources = _absolute_paths(split_key, paths)
+            files = _list_files(split_key, sources)
+            splits[split] = Split(split_key, _role_of_key(str(key)), sources, files)
+    return splits
+
+
+def _list_files(key: str, sources: Sequence[str]) -> list[SourceFile]:
+    """List the files of sources."""
+    files: list[SourceFile] = []
+    for source in sources:
+        if "://" not in source and not Path(source).exists():
+            raise ConfigError(f"`{key}`: {source} does not exist.")
+        found = find_files(source)
+        by_role = find_splits(source, found)
+        if len(by_role) > 1 and key != f"manifest.{ALL_SPLITS}":
+            raise DataError(
+                f"`{key}`: {source} has files for {', '.join(sorted(by_role))}. Write "
+                f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
             )
-    return sources_by_split
+        files += found
+    return files
 
 
 def _role_of_key(key: str) -> str:
@@ -274,7 +292,7 @@ def _absolute_paths(key: str, value: object) -> tuple[str, ...]:
     if not sources or not all(isinstance(x, str | Path) and str(x) for x in sources):
         raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
     paths: list[str] = []
-    for name in chain.from_iterable(expand_ranges(str(source)) for source in sources):
+    for name in chain.from_iterable(_expand_ranges(str(source)) for source in sources):
         try:
             paths.append(name if "://" in name else str(Path(name).expanduser().absolute()))
         except RuntimeError as error:
@@ -282,3 +300,17 @@ def _absolute_paths(key: str, value: object) -> tuple[str, ...]:
                 f"`{key}`: {name} begins with ~, but this machine has no such user."
             ) from error
     return tuple(paths)
+
+
+def _expand_ranges(pattern: str) -> list[str]:
+    """Return the names that a pattern of WebDataset stands for.
+
+    >>> _expand_ranges("a_{08..10}.tar")
+    ['a_08.tar', 'a_09.tar', 'a_10.tar']
+    """
+    match = RANGE.search(pattern)
+    if match is None:
+        return [pattern]
+    before, after = pattern[: match.start()], _expand_ranges(pattern[match.end() :])
+    numbers = range(int(match[1]), int(match[2]) + 1)
+    return [f"{before}{n:0{len(match[1])}}{end}" for n in numbers for end in after]

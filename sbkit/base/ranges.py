@@ -93,7 +93,6 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "a mapping to shares above 0": lambda value: (
         FORMS["a mapping"](value) and all(share in SHARE and share > 0 for share in value.values())
     ),
-    "a mapping to texts": lambda value: isinstance(value, Mapping) and _are_texts(value.values()),
 }
 
 
@@ -155,15 +154,10 @@ KEYS: Mapping[str, Key] = {
     "lm_text": Key(TEXTS, needs={"word_lm_order": "above 0", "token_lm_order": "above 0"}),
     **dict.fromkeys(("manifest", "splits", "where"), Key(Kind(("null", "a mapping of texts")))),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
-    "path_column": Key(
-        Kind(("null", "text", "a mapping to texts")),
-        None,
-        "in all tables, or {FILE: COLUMN}; null: a usual name, such as audio_filepath",
-    ),
-    "text_column": Key(
-        Kind(("false", "null", "text", "a mapping to texts")),
-        None,
-        "in all tables, or {FILE: COLUMN}; null: a usual name, such as sentence",
+    "columns": Key(
+        Kind(("null", "a mapping of texts"), advice="Write {text: COLUMN}."),
+        {},
+        "{text: wrd, path: file}, or {b.csv: {text: wrd}} for one table; {text: null}: no text",
     ),
     "encoding": Key(TEXT, None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
     "split_shares": Key(

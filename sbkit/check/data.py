@@ -159,7 +159,7 @@ def _check_texts(run: CheckedRun, transcripts: Mapping[str, Transcripts]) -> Ite
         yield run.note(
             "data_folder",
             problem=f"All {len(train):,} transcripts of train are {text[:MAX_SHOWN_TEXT]!r}",
-            fix="Check the column of the transcripts, `text_column`.",
+            fix="Check the column of the transcripts, `columns: {text: COLUMN}`.",
         )
 
 

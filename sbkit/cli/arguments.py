@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
+from sbkit.base.errors import ConfigError
 from sbkit.base.machine import PRECISIONS
+from sbkit.base.ranges import RANGES
 from sbkit.cli.clip_table import parse_share
 
 Handler = Callable[[Namespace], int | None]  # from the parsed arguments to an exit code
@@ -102,10 +104,10 @@ def _add_group(add: Add, group: str) -> None:
         case "quiet":
             add("--quiet", action="store_true", help="show no progress")
         case "tables":
-            add("--path-column", metavar="COLUMN", help="the column of the audio paths")
             _add_group(add, "texts")
         case "texts":
-            add("--text-column", metavar="COLUMN", help="the column of the transcripts")
+            columns = "columns of the tables, such as '{text: wrd, path: file}'"
+            add("--columns", metavar="{ROLE: COLUMN}", type=_parse_columns, help=columns)
             encoding = "the encoding of the tables and texts, such as cp1252 (default: UTF-8)"
             add("--encoding", metavar="NAME", help=encoding)
         case "share":
@@ -117,3 +119,13 @@ def _add_group(add: Add, group: str) -> None:
             add("--import", dest="imports", metavar="MODULE", help=module, **repeatable)
         case _:
             raise ValueError(group)
+
+
+def _parse_columns(text: str) -> object:
+    """Read the mapping of `--columns`, as a YAML has it."""
+    from sbkit.config.overrides import parse_overrides
+
+    columns = parse_overrides([f"--columns={text}"])["columns"]
+    if columns not in RANGES["columns"]:
+        raise ConfigError(f"`--columns` must be as in --columns='{{text: wrd}}', but is {text}.")
+    return columns

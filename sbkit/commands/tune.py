@@ -64,6 +64,6 @@ def train_language_model(options: Namespace) -> None:
         raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
     for text in filter(is_arpa, options.texts):
         raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
-    settings = {"text_column": options.text_column, "encoding": options.encoding}
+    settings = {"columns": options.columns, "encoding": options.encoding}
     sentences = read_sentences(options.texts, table, settings)
     print(write_language_model(out, sentences, order=options.order, tokenizer=tokenizer))

@@ -1,67 +1,53 @@
-"""Columns of tables: which one says the sound, the text, the speaker or the split, and how.
+"""Columns of tables: their usual names, channels, and the times of parts of files.
 
 Names are compared without case, spaces and brackets: "Start Time (s)" is ``start_time_s``.
 """
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.audio.io import AudioPart, declared_seconds
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.manifest import DURATION_COLUMN, Excluded, unreserved_name
 
-PATH_COLUMNS = (
-    *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
-    *("file_name", "audio_file"),
-)
-TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt", "wrd")
-ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
-SPEAKER_IDS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")  # become ``speaker``
-SPEAKER_COLUMNS = (
-    *SPEAKER_IDS,
-    *("spkr", "speakerid", "spkid", "speaker_name", "speaker_index", "talker", "talker_id"),
-    *("reader", "reader_id", "user_id", "participant", "participant_id", "subject_id"),
-    *("worker_id", "narrator"),
-)
-SPLIT_COLUMNS = ("split", "subset", "partition", "set", "fold")
+MAX_LISTED_COLUMNS = 30  # in an error
+STOP_COLUMN = "stop"  # of SpeechBrain: with it, whole numbers count samples
+USUAL_COLUMNS: Mapping[str, tuple[str, ...]] = {  # by role, the keys of `columns`
+    "path": (
+        *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
+        *("file_name", "audio_file"),
+    ),
+    "text": ("sentence", "text", "transcript", "transcription", "txt", "wrd"),
+    "id": ("id", "utt_id", "utterance_id", "key"),
+    "speaker": ("speaker", "client_id", "speaker_id", "spk_id", "spk"),
+    "language": ("language", "lang"),
+    "split": ("split",),
+    "start": ("start", "start_time", "offset", "begin", "segment_start"),
+    "end": ("end", "end_time", STOP_COLUMN, "segment_end"),
+    "duration": ("duration",),
+    "channel": ("channel", "channel_selector"),
+}
+TIME_ROLES = ("start", "duration", "end")
+TIME_WORDS = {"start", "begin", "onset", "offset", "end", STOP_COLUMN}
+UNIT = re.compile(r"_(ms|msec|milliseconds|s|sec|seconds)$")
+SPLIT_COLUMNS = (*USUAL_COLUMNS["split"], "subset", "partition", "set", "fold")
 ROLE_OF = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("dev", "valid", "validation", "val", "development"), "valid"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-CHANNEL_COLUMNS = (
-    *("channel", "channel_selector", "channel_id", "audio_channel", "channel_index"),
-    *("chan", "ch", "side"),
-)
 CHANNEL_WORDS = {"a": 0, "b": 1, "left": 0, "right": 1, "l": 0, "r": 1}
 CHANNEL = re.compile(r"\[?\s*(?:ch(?:annel)?\s*)?(\d{1,3})(?:\.0)?\s*\]?")
 CHANNELS = re.compile(r"[\[(]?\s*-?\d+(\s*,\s*\d+)*\s*[\])]?")  # no single one: refused
 INVALID_CHANNEL = "invalid channel"  # reason
 
-# Of a part of a file, in seconds: its start and its length, or its start and its end.
-OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"
-START_COLUMN, END_COLUMN = "start", "end"
-STOP_COLUMN = "stop"  # of SpeechBrain: with it, whole numbers count samples
-# The start and the end have one kind of name. With "onset" (of DCASE), the offset is the end.
-ENDS_OF_START = {
-    START_COLUMN: (END_COLUMN, STOP_COLUMN),
-    "begin": (END_COLUMN,),
-    "onset": (OFFSET_COLUMN, END_COLUMN),
-    "from": ("to",),
-    "tmin": ("tmax",),
-    "xmin": ("xmax",),
-    "t0": ("t1",),
-}
-LENGTHS = (LENGTH_COLUMN, "dur", "length")
-SECONDS = {"time", "at", "ts", "in", "s", "sec", "secs", "second", "seconds"}
-MILLISECONDS = {"ms", "msec", "msecs", "millis", "milliseconds"}
-TIME_WORDS = {OFFSET_COLUMN, START_COLUMN, END_COLUMN, STOP_COLUMN, "begin", "onset"}
-SPAN = re.compile(r"(.*_)?(segment|span|interval|timestamps?|times?)")
 TIME_VALUE = re.compile(r"[-+]?[\d:.,]*\d[\d:.,]*(e[-+]?\d+)?\s*s?", re.IGNORECASE)
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 MAX_ROUNDING = 0.5  # seconds
@@ -80,29 +66,51 @@ def plain_name(column: str) -> str:
     return re.sub(r"\W+", "_", words).strip("_").lower()
 
 
-def find_columns(columns: Sequence[str], name: str | None, usual: Sequence[str]) -> list[str]:
-    """Return the column that the YAML names, or those with usual names, in their order."""
-    if name:
-        return [column for column in columns if column.lower() == name.lower()][:1]
-    by_name: dict[str, str] = {}
-    for column in columns:
-        by_name.setdefault(plain_name(column), column)
-    return [by_name[name] for name in usual if name in by_name]
+def find_columns(names: Sequence[str], role: str) -> list[str]:
+    """Return the columns that have a usual name of a role; those of times may have a unit."""
+    plain = {name: plain_name(name) for name in names}
+    if role in TIME_ROLES:
+        plain = {name: UNIT.sub("", text) for name, text in plain.items()}
+    return [name for name in names if plain[name] in USUAL_COLUMNS[role]]
 
 
-def find_column(columns: Sequence[str], name: str | None, usual: Sequence[str]) -> str | None:
-    """Return the first of `find_columns`."""
-    return next(iter(find_columns(columns, name, usual)), None)
+def find_column(
+    names: Sequence[str], role: str, columns: Mapping[str, str | None], table: object
+) -> str | None:
+    """Return the column that ``columns`` names for a role, else the one with a usual name.
 
-
-def rename_columns(names: Sequence[str], used: Collection[str]) -> dict[str, str]:
-    """Map the names of a corpus's columns, except those used for the clip, to sbkit's names.
-
-    The speaker's column becomes ``speaker``. A reserved name gets the prefix ``manifest_``.
+    None where ``columns`` says that there is none, or no name is usual. Raises ConfigError if the
+    table lacks the named one, and DataError if it has two usual ones.
     """
-    unused = [name for name in names if name not in used]
-    speaker = find_column(unused, None, SPEAKER_IDS)
-    return {name: "speaker" if name == speaker else unreserved_name(name) for name in unused}
+    if role in columns:
+        named = columns[role]
+        found = [name for name in names if named and name.lower() == named.lower()]
+        if named and not found:
+            raise ConfigError(
+                f"`columns.{role}` is {named}, but {table} has no such column. It has "
+                f"{listed(names, max_names=MAX_LISTED_COLUMNS)}."
+            )
+        return next(iter(found), None)
+    usual = find_columns(names, role)
+    if len(usual) > 1:
+        raise DataError(
+            f"{table} has several columns for the {role}: {listed(usual)}. Choose one by `columns`,"
+            f" as in columns: {{{role}: {usual[0]}}}.",
+            where=f"{table}",
+        )
+    return next(iter(usual), None)
+
+
+def rename_columns(
+    names: Sequence[str], used: Collection[str], new_names: Mapping[str, str]
+) -> dict[str, str]:
+    """Map the names of a table's columns, except those used for the clip, to sbkit's names.
+
+    A reserved name gets the prefix ``manifest_``.
+    """
+    return {
+        name: new_names.get(name) or unreserved_name(name) for name in names if name not in used
+    }
 
 
 def role_of(split: str) -> str | None:
@@ -115,14 +123,13 @@ def find_split_column(columns: Sequence[str], read: Callable[[str], Iterable[str
 
     read: returns the values of a column.
     """
-    for column in find_columns(columns, None, SPLIT_COLUMNS):
-        values = {value.strip() for value in read(column)} - {""}
-        if plain_name(column) == SPLIT_COLUMNS[0] or (values and all(map(role_of, values))):
-            return column
+    by_name = {plain_name(column): column for column in reversed(columns)}
+    for name in SPLIT_COLUMNS:
+        if name in by_name:
+            values = {value.strip() for value in read(by_name[name])} - {""}
+            if name == SPLIT_COLUMNS[0] or (values and all(map(role_of, values))):
+                return by_name[name]
     return None
-
-
-# ---- channels
 
 
 def find_channel(value: str) -> int | None:
@@ -136,7 +143,7 @@ def find_channel(value: str) -> int | None:
     return int(match[1]) if match else CHANNEL_WORDS.get(value)
 
 
-# ---- parts of files
+# Parts of files
 
 
 class PartColumns(NamedTuple):
@@ -146,80 +153,31 @@ class PartColumns(NamedTuple):
     length: str = ""
     end: str = ""
 
+    @classmethod
+    def choose(cls, start: str | None, length: str | None, end: str | None) -> "PartColumns":
+        """Choose among the columns of these roles; there may be no start, as in NeMo."""
+        if start:
+            return cls(start, "" if end else length or "", end or "")
+        if length and plain_name(length) != DURATION_COLUMN:  # of the whole file
+            return cls(length=length)
+        return cls(end=end or "")
+
     @property
     def counts_samples(self) -> bool:
         """Whether whole numbers are samples, as in SpeechBrain's start and stop."""
-        return plain_name(self.end) == STOP_COLUMN and plain_name(self.start) == START_COLUMN
+        return plain_name(self.end) == STOP_COLUMN and plain_name(self.start) == "start"
 
 
-class TimeColumn(NamedTuple):
-    """The name of a column of times, such as segment_start_ms: segment, start, milliseconds."""
-
-    prefix: str
-    word: str
-    unit: str  # "s", "ms" or another, such as "samples"
-
-    @classmethod
-    def parse(cls, column: str) -> "TimeColumn":
-        *prefix, last = plain_name(column).split("_")
-        unit = "s"
-        while prefix and (last in SECONDS or last in MILLISECONDS or prefix[-1] in TIME_WORDS):
-            if last in MILLISECONDS:
-                unit = "ms"
-            elif last not in SECONDS:
-                unit = last
-            last = prefix.pop()
-        return cls("_".join(prefix), last, unit)
-
-
-def find_part_columns(columns: Sequence[str]) -> PartColumns:
-    """Return the columns of parts in seconds or milliseconds; there may be no start, as in NeMo.
-
-    >>> find_part_columns(["path", "Segment Start", "segment_end_ms", "duration"])
-    PartColumns(start='Segment Start', length='', end='segment_end_ms')
-    """
-    groups: dict[str, dict[str, str]] = {"": {}}
-    for column in columns:
-        prefix, word, unit = TimeColumn.parse(column)
-        if unit in ("s", "ms"):
-            groups.setdefault(prefix, {}).setdefault(word, column)
-    for prefix, group in groups.items():
-        length = next((group[word] for word in LENGTHS if word in group), "")
-        for start, ends in ENDS_OF_START.items():
-            end = next((group[word] for word in ends if word in group), "")
-            if start in group and end:
-                return PartColumns(group[start], end=end)
-        for start in (OFFSET_COLUMN, START_COLUMN, "begin", "onset"):
-            if start in group and (length or (start == OFFSET_COLUMN and not prefix)):
-                end = "" if length else group.get(END_COLUMN, "")
-                return PartColumns(group[start], length, end)
-    # DURATION_COLUMN states the length of the whole file.
-    own = {word: column for word, column in groups[""].items() if column != DURATION_COLUMN}
-    length = next((own[word] for word in LENGTHS if word in own), "")
-    return PartColumns(length=length, end="" if length else own.get(END_COLUMN, ""))
-
-
-def is_span(name: str, value: Sequence[object]) -> bool:
-    """Return whether a list is the start and the end of a part: "timestamp": [1.5, 3]."""
-    return (
-        len(value) == 2
-        and all(type(time) in (int, float) for time in value)
-        and SPAN.fullmatch(plain_name(name)) is not None
-    )
-
-
-def unused_time_columns(columns: Sequence[str], used: PartColumns) -> list[str]:
+def unused_time_columns(names: Sequence[str], used: Collection[str]) -> list[str]:
     """Return the columns that look like times of parts, but are not used."""
-    return [
-        column
-        for column in columns
-        if column not in used and TimeColumn.parse(column).word in TIME_WORDS
-    ]
+    unused = (name for name in names if name not in used)
+    return [name for name in unused if not TIME_WORDS.isdisjoint(plain_name(name).split("_"))]
 
 
 def to_seconds(texts: Sequence[str], column: str) -> Sequence[str]:
     """Return the times of a column in seconds, if it has milliseconds."""
-    if not column or TimeColumn.parse(column).unit != "ms":
+    unit = UNIT.search(plain_name(column))
+    if unit is None or not unit[1].startswith("m"):
         return texts
     seconds = list(texts)
     for row, text in enumerate(texts):

@@ -25,14 +25,6 @@ import pyarrow.compute as pc
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
-from sbkit.data.columns import (
-    CHANNEL_COLUMNS,
-    ID_COLUMNS,
-    PATH_COLUMNS,
-    TEXT_COLUMNS,
-    find_column,
-    find_part_columns,
-)
 from sbkit.data.corpus import DEFAULT_SHARES, RELEASE_SPLITS, deal_speakers
 from sbkit.data.manifest import DURATION_COLUMN, Manifest, are_distinct, hash_texts
 from sbkit.data.tables import (
@@ -93,9 +85,9 @@ def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
     for tsv in tsvs:
         table = open_tabs(tsv, options.encoding)
         names = [] if table is None else table.names
-        path = find_column(names, options.path_column, PATH_COLUMNS)
-        other = find_column(names, None, (*ID_COLUMNS, *CHANNEL_COLUMNS))
-        if table is None or path is None or other or find_part_columns(names).start:
+        path = options.find(names, "path", tsv)
+        others = [options.find(names, role, tsv) for role in ("id", "channel", "start")]
+        if table is None or not path or any(others):
             return False
         num_blocks = len(hashes)
         try:
@@ -195,7 +187,7 @@ def read_spontaneous(
         rows = rows.drop_columns(["language"])
     excluded = table.excluded if split in (None, "train") else ()  # they have no split
     lines = [int(table.lines[row]) for row in indices]
-    chosen = Table(file, rows.take(pa.array(indices, pa.int64())), lines, excluded)
+    chosen = Table(str(file), rows.take(pa.array(indices, pa.int64())), lines, excluded)
     audios = file.parent / AUDIO_FOLDER
     manifest = to_manifest(chosen, options, partial(locate_clip, audios), audios)
     filtered = {"not transcribed": num_empty} if num_empty else {}
@@ -218,8 +210,7 @@ class TableSpeakers(NamedTuple):
 def _find_speakers(table: Table, options: TableOptions) -> TableSpeakers:
     names = table.rows.column_names
     is_filled = [True] * len(table.rows)
-    text = find_column(names, options.text_column or None, TEXT_COLUMNS)
-    if text and options.text_column is not False:
+    if text := options.find(names, "text", table.file):
         is_filled = [bool(transcript.strip()) for transcript in read_text_column(table.rows, text)]
     clips = read_text_column(table.rows, "audio_file")
     speakers = zip(read_text_column(table.rows, "client_id"), clips, strict=True)

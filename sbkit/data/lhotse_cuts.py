@@ -6,7 +6,7 @@ cuts that change the sound (speed, volume ...) are excluded.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,21 +18,19 @@ import fsspec
 from sbkit.base.errors import DataError
 from sbkit.base.imports import require_package
 from sbkit.base.units import MICROSECONDS
-from sbkit.data.columns import (
-    CHANNEL_COLUMNS,
-    ID_COLUMNS,
-    LENGTH_COLUMN,
-    OFFSET_COLUMN,
-    PATH_COLUMNS,
-    TEXT_COLUMNS,
-)
+from sbkit.data.columns import USUAL_COLUMNS
 from sbkit.data.filesystem import UNPACKING_ERRORS, find_beside
 from sbkit.data.manifest import MAX_OVERLAP, Excluded
-from sbkit.data.tables import Row, Table, TableOptions, WriteAudio, collect_rows, join_tables
+from sbkit.data.tables import Row, Table, TableOptions, collect_rows, join_tables
 
 if TYPE_CHECKING:
     from lhotse.cut import Cut
 
+PATH_COLUMNS, TEXT_COLUMNS, ID_COLUMNS, CHANNEL_COLUMNS = (
+    USUAL_COLUMNS[role] for role in ("path", "text", "id", "channel")
+)
+OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"
+WriteAudio = Callable[[bytes, str], Path]
 SUFFIXES = (".jsonl.gz", ".jsonl")
 CUT_TYPES = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 TOLERANCE = MAX_OVERLAP / MICROSECONDS  # seconds that a supervision may exceed its cut
@@ -58,7 +56,7 @@ def read_cuts(source: Path, options: TableOptions) -> Table:
     cuts = _iterate(
         require_package("lhotse", extra="corpora").CutSet.from_file(source), str(source)
     )
-    return join_tables(_read_batches(cuts, source, options, MANIFEST_ROWS), source)
+    return join_tables(_read_batches(cuts, source, options, MANIFEST_ROWS), str(source))
 
 
 def read_prepared(recordings: Path, supervisions: Path, options: TableOptions) -> Table:
@@ -67,7 +65,7 @@ def read_prepared(recordings: Path, supervisions: Path, options: TableOptions) -
     recording_set = lhotse.RecordingSet.from_file(recordings)
     supervision_set = lhotse.SupervisionSet.from_file(supervisions)
     cuts = lhotse.CutSet.from_manifests(recording_set, supervision_set)
-    table = join_tables(_read_batches(iter(cuts), recordings, options, MANIFEST_ROWS), recordings)
+    table = join_tables(_read_batches(iter(cuts), recordings, options, MANIFEST_ROWS), str(recordings))
     known_ids = {recording.id for recording in recording_set}
     detail = f"{recordings.name} has no recording of it"
     missing = [
@@ -140,7 +138,7 @@ def _read_batches(
         rows = (
             (number, row) for number, cut in batch for row in _read_cut(cut, options, write_audio)
         )
-        yield collect_rows(source, rows)
+        yield collect_rows(str(source), rows)
 
 
 def _read_cut(
@@ -152,7 +150,7 @@ def _read_cut(
         yield fault
         return
     if not cut.supervisions:
-        if options.text_column is False:
+        if not options.has_text:
             yield _to_row(cut, cut.id, cut.start, cut.end, cut.channel, write_audio)
         else:
             yield Excluded(cut.id, "no transcript", "the cut has no supervision")

@@ -21,7 +21,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,6 +44,7 @@ from sbkit.base.messages import plural
 from sbkit.base.ranges import Kind, Range
 from sbkit.base.user_folders import cache_folder
 from sbkit.config.hparams import Settings
+from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.filesystem import Storage, disk_errors
@@ -271,7 +272,10 @@ def prepare(
     sources: Sources | None = None
     if tables is None:
         sources = read_sources(corpus)
-        keys: object = [_hash_rows(manifest) for manifest in manifests_of(sources)]
+        items = chain.from_iterable(sources.values())
+        keys: object = [
+            asdict(item) if isinstance(item, AudioTable) else _hash_rows(item) for item in items
+        ]
     else:
         corpus.settings = DataSettings(settings)
         keys = {name: corpus.settings.get(name) for name in DATA_KEYS}

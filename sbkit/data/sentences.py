@@ -13,19 +13,20 @@ from fsspec.utils import infer_compression
 
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
-from sbkit.data.columns import ID_COLUMNS, PATH_COLUMNS, TEXT_COLUMNS, find_column, find_columns
-from sbkit.data.read_manifests import read_rows
+from sbkit.data.audio_tables import read_texts
+from sbkit.data.columns import find_columns
+from sbkit.data.read_manifests import ARROW_SUFFIXES, find_files
 from sbkit.data.tables import (
     TableOptions,
-    fill_from_other_columns,
     read_lines,
+    read_table,
     read_text_column,
-    require_text_column,
+    require_column,
 )
 from sbkit.text.normalization import Orthography
 from sbkit.text.transcripts import transcript_normalizer
 
-TABLE_SUFFIXES = {".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", ".parquet"}
+TABLE_SUFFIXES = {".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", *ARROW_SUFFIXES}
 MAX_COMPARED_LINES = 100
 
 logger = logging.getLogger(__name__)
@@ -53,9 +54,8 @@ def _is_table(file: Path, encoding: str | None) -> bool:
         return True
     first = next(read_lines(file, encoding), "")
     columns = first.strip().split("\t" if "\t" in first else ",")
-    text = find_column(columns, None, TEXT_COLUMNS)
-    other = find_column(columns, None, (*PATH_COLUMNS, *ID_COLUMNS))
-    return first.startswith('{"') or bool(text and other)
+    has_other = find_columns(columns, "path") or find_columns(columns, "id")
+    return first.startswith('{"') or bool(find_columns(columns, "text") and has_other)
 
 
 def _check_no_ids(file: Path, encoding: str | None) -> None:
@@ -69,13 +69,18 @@ def _check_no_ids(file: Path, encoding: str | None) -> None:
         )
 
 
-def _read_transcripts(file: Path, options: TableOptions) -> list[str]:
-    table, options = read_rows(file, options)
-    if table.excluded:
-        rows = plural(len(table.excluded), "row")
-        logger.info(f"{file}: {rows} left out, {table.excluded[0].reason}")
-    # The column of the manifests, if the table has it, too.
-    if not find_columns(table.rows.column_names, options.text_column or "", ()):
-        options = replace(options, text_column=None)
-    table = fill_from_other_columns(table, options)
-    return read_text_column(table.rows, require_text_column(table, options.text_column or None))
+def _read_transcripts(source: Path, options: TableOptions) -> Iterator[str]:
+    for file in find_files(str(source)):
+        if file.path.endswith(ARROW_SUFFIXES):
+            table = read_texts(file.path, options)
+        else:
+            table = read_table(file.path, options.encoding)
+        if table.excluded:
+            rows = plural(len(table.excluded), "row")
+            logger.info(f"{file.path}: {rows} left out, {table.excluded[0].reason}")
+        # The column of the manifests, if the table has it, too.
+        text = options.columns.get("text") or ""
+        has_it = text.lower() in map(str.lower, table.rows.column_names)
+        columns = {"text": text} if has_it else {}
+        text = require_column(table, replace(options, columns=columns), "text")
+        yield from read_text_column(table.rows, text)

@@ -10,12 +10,12 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO
+from typing import Any, Self, TextIO
 from unicodedata import normalize
 
 import charset_normalizer
@@ -33,30 +33,25 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, note_once
 from sbkit.data.columns import (
-    CHANNEL_COLUMNS,
     CHANNELS,
     CUT_SHORT,
-    ID_COLUMNS,
     INVALID_PART,
-    PATH_COLUMNS,
-    SPEAKER_COLUMNS,
-    TEXT_COLUMNS,
+    MAX_LISTED_COLUMNS,
+    TIME_ROLES,
     TIME_VALUE,
+    USUAL_COLUMNS,
     PartColumns,
     find_channel,
     find_column,
-    find_columns,
-    find_part_columns,
-    is_span,
     parse_span,
     plain_name,
     rename_columns,
     to_seconds,
     unused_time_columns,
 )
+from sbkit.data.filesystem import access_errors
 from sbkit.data.manifest import Excluded, Manifest, part_columns, part_name, text_columns, to_texts
 
-MAX_LISTED_COLUMNS = 30  # in an error
 DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
@@ -72,19 +67,17 @@ OTHER_FORMATS = {  # by ending: what a user takes for a table, and what to do
     (".textgrid",): f"an annotation of Praat. {PARTS}",
     (".eaf",): f"an annotation of ELAN. {PARTS}",
 }
-COLUMN_KEYS = ("path_column", "text_column")  # of a YAML
 CLIPS_FOLDER = "clips"  # of a Common Voice release
 DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
 
 Row = dict[str, str]  # the text of each column
-WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
 
 @dataclass(frozen=True)
 class Table:
     """The rows of one file as columns of text, null where a row lacks a field."""
 
-    file: Path  # relative paths are relative to its folder
+    file: str  # a path or URL; relative paths are relative to its folder
     rows: pa.Table
     # The line of each row, from 1; below a header, blank lines are not counted.
     lines: npt.NDArray[np.int64] | Sequence[int]
@@ -95,10 +88,10 @@ class Table:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Which columns of a table describe clips; None stands for the first usual name."""
+    """Which columns of a table describe clips, as plain values."""
 
-    path_column: str | None = None
-    text_column: str | Literal[False] | None = None  # False: there are no transcripts
+    # By role, such as {"text": "wrd"}; None: there is none. Other roles have the usual names.
+    columns: Mapping[str, str | None] = field(default_factory=dict)
     language: str = ""  # spoken in the clips, "" if unknown; fills the column ``language``
     encoding: str | None = None  # of text; None: UTF-8, or UTF-16 with a byte order mark
     data_root: str | None = None  # what stands for $data_root in paths
@@ -107,21 +100,38 @@ class TableOptions:
     def from_settings(
         cls, settings: Mapping[str, Any], language: str = "", source: str | None = None
     ) -> Self:
-        """Return the options of a source, which the keys of columns may name: {a.csv: wav}."""
-        options = {name: settings.get(name) for name in (*COLUMN_KEYS, "encoding")}
-        for name, value in options.items():
-            if isinstance(value, Mapping):
-                if source is None:
-                    raise ConfigError(f"`{name}` maps tables to columns, but needs `manifest`.")
-                columns = (column for key, column in value.items() if is_named(source, key))
-                options[name] = next(columns, None)
-        return cls(**options, language=language, data_root=settings.get("data_folder"))
+        """Return the options of a source, which `columns` may name: {a.csv: {text: wrd}}."""
+        columns: dict[str, str | None] = {}
+        of_table: dict[str, str | None] = {}
+        for name, value in (settings.get("columns") or {}).items():
+            is_table = isinstance(value, Mapping)
+            for role, column in (value if is_table else {name: value}).items():
+                if role not in USUAL_COLUMNS or not isinstance(column, str | None):
+                    raise ConfigError(
+                        f"`columns.{name}` must map {', '.join(USUAL_COLUMNS)} to names of columns,"
+                        f" or to null for none, but has {role}: {column}. Write columns: "
+                        "{text: wrd}, or columns: {b.csv: {text: wrd}} for one table."
+                    )
+            if not is_table:
+                columns[name] = value
+            elif source is None or is_named(source, name):
+                of_table |= value
+        return cls(
+            columns | of_table, language, settings.get("encoding"), settings.get("data_folder")
+        )
 
     @property
-    def usual(self) -> Self:
-        """The options for rows that sbkit's own readers name."""
-        text_column: Literal[False] | None = False if self.text_column is False else None
-        return replace(self, path_column=None, text_column=text_column)
+    def has_text(self) -> bool:
+        """Whether transcripts are read."""
+        return self.columns.get("text", "") is not None
+
+    def without(self, *roles: str) -> Self:
+        """Return options for a table that has none of these roles."""
+        return replace(self, columns={**self.columns, **dict.fromkeys(roles)})
+
+    def find(self, names: Sequence[str], role: str, table: object) -> str:
+        """Return the column of a role, "" for none; see `find_column`."""
+        return find_column(names, role, self.columns, table) or ""
 
 
 def is_named(source: str, key: str) -> bool:
@@ -129,7 +139,7 @@ def is_named(source: str, key: str) -> bool:
     return key in (source, Path(source).name) or Path(key).absolute() == Path(source)
 
 
-def join_tables(parts: Iterable[Table], file: Path) -> Table:
+def join_tables(parts: Iterable[Table], file: str) -> Table:
     """Join the parts of a file; in JSON Lines, they may have different columns."""
     tables = list(parts)
     rows = [table.rows for table in tables if table.rows.column_names]
@@ -142,7 +152,7 @@ def join_tables(parts: Iterable[Table], file: Path) -> Table:
     )
 
 
-def collect_rows(file: Path, numbered: Iterable[tuple[int, Row | Excluded]]) -> Table:
+def collect_rows(file: str, numbered: Iterable[tuple[int, Row | Excluded]]) -> Table:
     """Collect rows, each with its number in the file."""
     numbers: list[int] = []
     rows: list[Row] = []
@@ -156,23 +166,21 @@ def collect_rows(file: Path, numbered: Iterable[tuple[int, Row | Excluded]]) -> 
     return Table(file, pa.table(text_columns(rows)), numbers, excluded)
 
 
-def read_table(file: Path, encoding: str | None = None) -> Table:
-    """Read a table of any form, compressed if its name says so.
+def read_table(file: Path | str, encoding: str | None = None) -> Table:
+    """Read a table at a path or URL, compressed if its name says so.
 
-    JSON Lines start with a brace. The first line of other tables names the columns and shows the
+    JSON starts with a brace. The first line of other tables names the columns and shows the
     delimiter. With tabs, quotes are plain characters, as in Common Voice.
 
     encoding: None for UTF-8, or UTF-16 with a byte order mark.
     """
+    file = str(file)
     with _open_text(file, encoding) as (lines, encoding):
         numbered = enumerate(lines, start=1)
         filled = ((number, line) for number, line in numbered if line.strip("\t,;| \n"))
         number, first = next(filled, (0, ""))
         if not first:
-            raise DataError(f"{file} is empty.", where=str(file))
-        id = first.partition("|")[0]
-        if id != first and (file.parent / "wavs" / f"{id}.wav").is_file():
-            return _read_ljspeech(file, encoding, first, number)
+            raise DataError(f"{file} is empty.", where=file)
         if first.lstrip()[0] not in "[{":
             return _Delimited(file, encoding, first.rstrip("\r\n"), number).read()
         lines.seek(0)
@@ -186,31 +194,34 @@ def read_table(file: Path, encoding: str | None = None) -> Table:
     return table
 
 
-def read_lines(file: Path, encoding: str | None = None) -> Iterator[str]:
+def read_lines(file: Path | str, encoding: str | None = None) -> Iterator[str]:
     """Yield the lines of a text, compressed if its name says so; raises DataError."""
-    with _open_text(file, encoding) as (lines, _):
+    with _open_text(str(file), encoding) as (lines, _):
         yield from lines
 
 
 @contextmanager
-def _open_text(file: Path, encoding: str | None) -> Iterator[tuple[TextIO, str]]:
+def _open_text(file: str, encoding: str | None) -> Iterator[tuple[TextIO, str]]:
     """Open a text and yield it with its encoding; raise DataError if it is damaged."""
-    if not file.is_file():
-        raise DataError(f"{file} is not a file.", where=str(file))
+    is_remote = "://" in file
+    if not (is_remote or Path(file).is_file()):
+        raise DataError(f"{file} is not a file.", where=file)
     try:
-        encoding = _encoding_of(file, encoding)
-        with fsspec.open(file, "rt", encoding=encoding, compression="infer", newline="") as text:
-            yield text, encoding
+        with access_errors(file) if is_remote else nullcontext():
+            encoding = _encoding_of(file, encoding)
+            text = fsspec.open(file, "rt", encoding=encoding, compression="infer", newline="")
+        with text as lines:
+            yield lines, encoding
     except UnicodeError as error:
         raise _wrong_encoding(file, encoding) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if getattr(error, "errno", None):  # the file cannot be reached
             raise
-        raise DataError(f"{file} is damaged ({error}). Copy it again.", where=str(file)) from error
+        raise DataError(f"{file} is damaged ({error}). Copy it again.", where=file) from error
 
 
-def _read_document(file: Path, lines: TextIO) -> Table | None:
-    """Read a list of objects, or SpeechBrain's object of objects; None for JSON Lines, rewound."""
+def _read_document(file: str, lines: TextIO) -> Table | None:
+    """Read SpeechBrain's object of objects; None for JSON Lines, rewound."""
     filled = (line.strip() for line in lines if line.strip())
     first, second = next(filled, ""), next(filled, "")
     is_lines = first.endswith("}") and second.startswith("{")
@@ -220,61 +231,35 @@ def _read_document(file: Path, lines: TextIO) -> Table | None:
         with suppress(ValueError):
             document = json.load(lines, object_pairs_hook=partial(_unique_keys, file=file))
     lines.seek(0)
-    if isinstance(document, dict) and all(isinstance(row, dict) for row in document.values()):
-        document = [{ID_COLUMNS[0]: id, **row} for id, row in document.items()]
-    if not document or not isinstance(document, list):
+    if not isinstance(document, dict) or not all(isinstance(r, dict) for r in document.values()):
         return None
-    numbered = enumerate(document, start=1)
-    return join_tables(_collect_objects(file, numbered), file)
+    rows = ({USUAL_COLUMNS["id"][0]: id, **row} for id, row in document.items())
+    return join_tables(collect_objects(file, enumerate(rows, start=1)), file)
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with the values of those in it that describe the audio.
+    """Return an object with the values of the one that describes its audio.
 
-    {"wav": {"file": "a.wav", "start": 1}} names a file, and {"segment": {"start": 1, "end": 2}} or
-    {"segment": [1, 2]} times.
+    {"wav": {"file": "a.wav", "start": 1}} is SpeechBrain's form of a part of a file.
     """
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, dict) and plain_name(name) in PATH_COLUMNS:
+        if isinstance(value, dict) and plain_name(name) in USUAL_COLUMNS["path"]:
             inner = {key: item for key, item in value.items() if key not in ("array", "bytes")}
-            path = inner.pop(find_column([*inner], None, PATH_COLUMNS), None)
+            path = inner.pop(find_column([*inner], "path", {}, name) or "", None)
             flat |= {**inner, name: path}
-        elif isinstance(value, dict) and find_part_columns([*value]).start:
-            flat |= {f"{name}_{key}": item for key, item in value.items()}
-        elif isinstance(value, list) and is_span(name, value):
-            flat |= {f"{name}_start": value[0], f"{name}_end": value[1]}
         else:
             flat[name] = value
     return flat
 
 
-def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
-    """Read lines "ID|TEXT", or "ID|WRITTEN|TEXT", with the audio in wavs/ID.wav."""
-    header = "path|written|sentence" if first.count("|") > 1 else "path|sentence"
-    table = _Delimited(file, encoding, header, number - 1, is_quoted=False).read()
-    rows = table.rows
-    if "written" in rows.column_names:
-        starts = [pc.utf8_lower(pc.utf8_slice_codeunits(rows[c], 0, 1)) for c in rows.column_names]
-        if 2 * pc.sum(pc.equal(starts[1], starts[2])).as_py() < len(rows):
-            raise DataError(
-                f"{file} has no header, but the third field is not the text of the second. Add a "
-                "header, such as path|text|speaker.",
-                where=f"{file}:{number}",
-            )
-        spoken = pc.if_else(pc.equal(rows["sentence"], ""), rows["written"], rows["sentence"])
-        rows = rows.set_column(2, "sentence", spoken)
-    paths = pc.binary_join_element_wise("wavs/", rows["path"], ".wav", "")
-    return replace(table, rows=rows.set_column(0, "path", paths))
-
-
-def _encoding_of(file: Path, declared: str | None) -> str:
+def _encoding_of(file: str, declared: str | None) -> str:
     """Return the declared encoding, or what a byte order mark says."""
     for endings, fault in OTHER_FORMATS.items():
-        if file.name.lower().endswith(endings):
-            raise DataError(f"{file} is no table, but {fault}", where=str(file))
+        if file.lower().endswith(endings):
+            raise DataError(f"{file} is no table, but {fault}", where=file)
     if pointer := pointer_sentence(file):
-        raise DataError(pointer, where=str(file))
+        raise DataError(pointer, where=file)
     try:
         if declared and codecs.lookup(declared).name != "utf-8":
             return declared
@@ -285,7 +270,7 @@ def _encoding_of(file: Path, declared: str | None) -> str:
     return "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
-def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
+def _wrong_encoding(file: str, encoding: str | None) -> DataError:
     encoding = encoding or "utf-8-sig"
     with fsspec.open(file, "rb", compression="infer") as stream:
         content: bytes = stream.read()
@@ -301,11 +286,9 @@ def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
 
 
 class _Delimited:
-    """A table with a delimiter, whose header is ``first``, on line ``header``; 0 for none."""
+    """A table with a delimiter, whose header is ``first``, on line ``header``."""
 
-    def __init__(
-        self, file: Path, encoding: str, first: str, header: int, *, is_quoted: bool = True
-    ) -> None:
+    def __init__(self, file: str, encoding: str, first: str, header: int) -> None:
         self._file = file
         self._encoding = encoding
         self._header = header
@@ -313,7 +296,7 @@ class _Delimited:
         fields = first.split(self._delimiter)
         # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
         has_marks = all(re.fullmatch('".*"', field) for field in fields)
-        self.is_quoted = is_quoted and (self._delimiter != "\t" or has_marks)
+        self.is_quoted = self._delimiter != "\t" or has_marks
         if self.is_quoted:
             (fields,) = csv.reader([first], delimiter=self._delimiter)
         self.names = [name.strip() for name in fields]
@@ -339,7 +322,7 @@ class _Delimited:
             if self.is_quoted:
                 self._check_quotes()
             raise DataError(
-                f"{self._file} cannot be read as a table: {error}.", where=str(self._file)
+                f"{self._file} cannot be read as a table: {error}.", where=self._file
             ) from error
         excluded = [
             Excluded(
@@ -351,7 +334,7 @@ class _Delimited:
             if row.text.strip()  # a line of spaces is not a row
         ]
         if not len(table) and not excluded:
-            raise DataError(f"{self._file} has a header but no rows.", where=str(self._file))
+            raise DataError(f"{self._file} has a header but no rows.", where=self._file)
         first = self._header + 1
         lines = np.arange(first, first + len(table) + len(invalid))
         if invalid:
@@ -409,8 +392,8 @@ class _Delimited:
         return read, parse, convert
 
     def _source(self) -> Any:
-        """Return the file for Arrow; if it is compressed, its decompressed stream."""
-        if infer_compression(self._file.name) is None:
+        """Return the file for Arrow; if it is compressed or remote, its decompressed stream."""
+        if infer_compression(self._file) is None and "://" not in self._file:
             return self._file
         return fsspec.open(self._file, "rb", compression="infer").open()
 
@@ -472,19 +455,19 @@ def _shape(name: str) -> str:
 
 def open_tabs(tsv: Path, encoding: str | None) -> "_Delimited | None":
     """Open a table whose first line names its columns, with tabs and no quotes."""
-    with _open_text(tsv, encoding) as (lines, encoding):
+    with _open_text(str(tsv), encoding) as (lines, encoding):
         header = next(lines, "")
     if "\t" not in header:
         return None
-    table = _Delimited(tsv, encoding, header.rstrip("\r\n"), 1)
+    table = _Delimited(str(tsv), encoding, header.rstrip("\r\n"), 1)
     return None if table.is_quoted else table
 
 
-def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS) -> Iterator[Table]:
+def read_objects(file: str, lines: Iterable[str]) -> Iterator[Table]:
     """Read JSON Lines in batches: an object on each line, whose values become text."""
     numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     objects = ((number, _parse(line)) for number, line in numbered)
-    return _collect_objects(file, objects, batch_rows)
+    return collect_objects(file, objects)
 
 
 def _parse(line: str) -> Any:
@@ -504,10 +487,9 @@ def _unique_keys(pairs: Sequence[tuple[str, Any]], file: object = "The line") ->
     return values
 
 
-def _collect_objects(
-    file: Path, numbered: Iterator[tuple[int, Any]], batch_rows: int = BATCH_ROWS
-) -> Iterator[Table]:
-    while batch := list(islice(numbered, batch_rows)):
+def collect_objects(file: str, numbered: Iterator[tuple[int, Any]]) -> Iterator[Table]:
+    """Yield batches of objects, each with its number in the file, as rows of texts."""
+    while batch := list(islice(numbered, BATCH_ROWS)):
         other_values: dict[str, tuple[int, object]] = {}
         rows = [(number, _to_row(number, values, other_values)) for number, values in batch]
         yield replace(collect_rows(file, rows), other_values=other_values)
@@ -517,6 +499,8 @@ def _to_row(
     number: int, values: Any, other_values: dict[str, tuple[int, object]]
 ) -> Row | Excluded:
     """Return the values of an object as text; add those that are no texts to ``other_values``."""
+    if isinstance(values, Excluded):
+        return values
     if not isinstance(values, dict) or not values:
         detail = str(values) if isinstance(values, Exception) else "it is not an object with keys"
         return Excluded("", "not a JSON object", detail)
@@ -543,7 +527,7 @@ def to_manifest(
     table: Table,
     options: TableOptions,
     find_audio: Callable[[str], str | Excluded],
-    folder: Path | None = None,
+    folder: Path | str | None = None,
 ) -> Manifest:
     """Turn the rows of a table into clips.
 
@@ -551,14 +535,16 @@ def to_manifest(
     folder: where `find_audio` looks for plain relative paths. A table with only such paths is read
         by whole columns, three times as fast. None: `find_audio` is called for each row.
     """
-    path = _require_column(table, options.path_column, PATH_COLUMNS, "path_column")
-    text = "" if options.text_column is False else require_text_column(table, options.text_column)
-    id = find_column(table.rows.column_names, None, ID_COLUMNS) or ""
-    table = fill_from_other_columns(table, options)
     rows = table.rows
+    names = rows.column_names
+    path = require_column(table, options, "path")
+    text = require_column(table, options, "text") if options.has_text else ""
+    id, speaker, language = (
+        options.find(names, role, table.file) for role in ("id", "speaker", "language")
+    )
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
-    part, channel = _find_position(table)
+    part, channel = _find_position(table, options)
     if folder and not (id or any(part) or channel):
         files = rows[path].fill_null("")
         if pc.all(pc.match_substring_regex(files, RELATIVE_PATH)).as_py():
@@ -569,69 +555,63 @@ def to_manifest(
     part = part if part.start else PartColumns()  # its column also describes the clip
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
-    names = rename_columns(rows.column_names, (path, text, id, *part, channel))
-    columns = {new: rows[old] for old, new in names.items()}
-    speaker = find_column([*columns], None, SPEAKER_COLUMNS)
-    if speaker is not None:  # a column of another name keeps it, too
-        columns["speaker"] = columns[speaker]
+    new_names = {speaker: "speaker", language: "language"}
+    renamed = rename_columns(names, (path, text, id, *part, channel), new_names)
+    columns = {new: rows[old] for old, new in renamed.items()}
     if "speaker" in columns:  # pandas writes the number 7 as 7.0 beside missing ones
         trimmed = pc.utf8_trim_whitespace(columns["speaker"])
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
-    language = columns.get("language", no_text).fill_null("")
-    columns["language"] = pc.if_else(pc.equal(language, ""), options.language, language)
+    tags = columns.get("language", no_text).fill_null("")
+    columns["language"] = pc.if_else(pc.equal(tags, ""), options.language, tags)
     return Manifest(pa.table(clips | columns), tuple(excluded))
 
 
-def require_text_column(table: Table, name: str | None) -> str:
-    """Return the column of the transcripts; raise DataError if one of them is no text."""
-    text = _require_column(table, name, TEXT_COLUMNS, "text_column")
-    if text in table.other_values:
-        number, value = table.other_values[text]
-        raise DataError(
-            f"{table.file}: the {text} of row {number} is {str(value)[:60]!r}, of the type "
-            f"{type(value).__name__}, but a transcript is a text. Write it in quotes.",
-            where=str(table.file),
-        )
-    return text
-
-
-def _require_column(table: Table, name: str | None, usual: Sequence[str], key: str) -> str:
-    columns: list[str] = table.rows.column_names
-    if not columns and table.excluded:
+def require_column(table: Table, options: TableOptions, role: str) -> str:
+    """Return the column of a role; raise DataError if there is none, or a transcript is no text."""
+    names: list[str] = table.rows.column_names
+    if not names and table.excluded:
         first = table.excluded[0]
         raise DataError(
             f"{table.file} has no row that can be used, such as {first.id}: {first.reason} "
             f"({first.detail}).",
-            where=str(table.file),
+            where=table.file,
         )
-    column = find_column(columns, name, usual)
-    if column:
-        return column
-    hint = " Without transcripts, set `text_column: False`." if key == "text_column" else ""
-    raise DataError(
-        f"{table.file} has none of the columns {', '.join([name] if name else usual)}; it has "
-        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name one as `{key}`, or add a "
-        f"header.{hint}",
-        where=str(table.file),
-    )
+    column = options.find(names, role, table.file)
+    if not column:
+        hint = " Without transcripts, write columns: {text: null}." if role == "text" else ""
+        raise DataError(
+            f"{table.file} has none of the columns {', '.join(USUAL_COLUMNS[role])}; it has "
+            f"{listed(names, max_names=MAX_LISTED_COLUMNS)}. Name one by `columns`, as in columns: "
+            f"{{{role}: {names[-1]}}}, or add a header.{hint}",
+            where=table.file,
+        )
+    if role == "text" and column in table.other_values:
+        number, value = table.other_values[column]
+        raise DataError(
+            f"{table.file}: the {column} of row {number} is {str(value)[:60]!r}, of the type "
+            f"{type(value).__name__}, but a transcript is a text. Write it in quotes.",
+            where=table.file,
+        )
+    return column
 
 
-def join_path(folder: Path, names: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def join_path(folder: Path | str, names: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the paths of files in a folder, as bytes."""
     base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
     return pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
 
 
-def _find_position(table: Table) -> tuple[PartColumns, str]:
+def _find_position(table: Table, options: TableOptions) -> tuple[PartColumns, str]:
     """Return the columns of the part and of the channel; name those that cannot be used."""
     names = table.rows.column_names
-    part = find_part_columns(names)
+    times = [options.find(names, role, table.file) for role in TIME_ROLES]
+    part = PartColumns.choose(*times)
     starts = read_text_column(table.rows, part.start)
     is_time = any(TIME_VALUE.fullmatch(start.strip()) for start in starts)  # or a date, for example
-    if not is_time and (part.start or unused_time_columns(names, part)):
+    if part.start and not is_time:
         part = PartColumns()
-    channel = find_column(names, None, CHANNEL_COLUMNS) or ""
-    unused = unused_time_columns(names, part)
+    channel = options.find(names, "channel", table.file)
+    unused = [] if part.start else unused_time_columns(names, part)
     values = [value for value in read_text_column(table.rows, channel) if value.strip()]
     # Also invalid ones and lists, whose rows are excluded; other values are those of a platform.
     if not any(find_channel(v) is not None or CHANNELS.fullmatch(v.strip()) for v in values):
@@ -640,32 +620,10 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
     if unused:
         note_once(
             f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
-            "Times are start and end, or offset and duration, in seconds; a channel is a number."
+            "Times are start and end, or offset and duration, in seconds; a channel is a number. "
+            "Name others by `columns`."
         )
     return part, channel
-
-
-def fill_from_other_columns(table: Table, options: TableOptions) -> Table:
-    """Fill missing paths, texts and speakers from other columns, unless they differ in a row."""
-    rows = table.rows
-    usual_columns = [(options.path_column, PATH_COLUMNS), (None, SPEAKER_COLUMNS)]
-    if options.text_column is not False:
-        usual_columns.append((options.text_column, TEXT_COLUMNS))
-    for name, usual in usual_columns:
-        columns = find_columns(rows.column_names, name, usual)
-        for other in columns[1:]:
-            first, second = (
-                pc.if_else(pc.equal(rows[column], ""), None, rows[column])
-                for column in (columns[0], other)
-            )
-            if usual != PATH_COLUMNS and pc.any(pc.not_equal(first, second)).as_py():
-                note_once(f"note: {table.file}: {other} differs from {columns[0]}, which is taken.")
-                continue
-            if usual == TEXT_COLUMNS and pc.any(pc.less(first.is_null(), second.is_null())).as_py():
-                note_once(f"note: {table.file}: {other} is taken where {columns[0]} is empty.")
-            index = rows.column_names.index(columns[0])
-            rows = rows.set_column(index, columns[0], pc.coalesce(first, second))
-    return replace(table, rows=rows)
 
 
 def _find_clips(
@@ -699,16 +657,16 @@ def _find_clips(
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
         indices.append(index)
-        base = name.strip().rpartition("/")[2]  # ten times as fast as a Path
+        base = name.strip().rpartition("::")[2].rpartition("/")[2]  # faster than a Path
         ids.append(id.strip() or part_name(base.rpartition(".")[0] or base, part))
         paths.append(os.fsencode(part.path))
         parts.append(part)
         if part.end is not None and not part_names.start:
             stated = f"`{part_names.length or part_names.end}` is {length or end} s"
             excluded.append(Excluded(ids[-1], CUT_SHORT, stated))
-    rows = table.rows
-    if len(indices) < len(rows):
-        rows = rows.take(pa.array(indices, "int64"))
+    is_clip = np.zeros(len(table.rows), bool)
+    is_clip[indices] = True
+    rows = table.rows.filter(pa.array(is_clip))  # whose texts may have any number of bytes
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
     if part_names.start and parts and all(part.is_whole for part in parts):
         note_once(f"{table.file}: each file lasts as long as its part, and is read whole.")
@@ -743,7 +701,8 @@ def audio_folder(table: Table, path: str) -> Path:
 
     path: the column. The first row whose file is in either folder decides.
     """
-    folder, clips = table.file.parent, table.file.parent / CLIPS_FOLDER
+    folder = Path(table.file).parent
+    clips = folder / CLIPS_FOLDER
     for name in read_text_column(table.rows, path) if clips.is_dir() else ():
         if (folder / name).is_file():
             return folder
@@ -790,6 +749,19 @@ def locate(folder: Path, name: str, data_root: str | None = None) -> str | Exclu
         plain = os.path.normpath(path)
         path = plain if os.path.realpath(plain) == os.path.realpath(path) else path
     return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
+
+
+def locate_beside(file: str, name: str) -> str | Excluded:
+    """Return the URL of a file that a table at a URL names, which is reached in the same way."""
+    url = name if "://" in name else f"{file.rpartition('/')[0]}/{name}"
+    if not name or "::" in name or _protocol_of(url) != _protocol_of(file):
+        return Excluded("", "no audio file", f"{name} is not beside {file}")
+    return url
+
+
+def _protocol_of(url: str) -> str:
+    protocol = url.partition("://")[0]
+    return "http" if protocol == "https" else protocol
 
 
 def find_spelling(path: str) -> str | Excluded:

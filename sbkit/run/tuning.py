@@ -54,7 +54,7 @@ class TuningOptions:
     force: replace even a better decoder.
     lm_text: text of the language models, a list of texts or an ARPA file.
     word_lm_order, token_lm_order: n of the n-grams; 0 for none.
-    path_column, text_column, encoding: of the table and the texts.
+    columns, encoding: of the table and the texts.
     """
 
     data: Path | None = None
@@ -65,8 +65,7 @@ class TuningOptions:
     token_lm_order: int | None = None
     beam_size: int | None = None
     attention_rescoring: bool | None = None
-    path_column: str | None = None
-    text_column: str | None = None
+    columns: Mapping[str, Any] | None = None
     encoding: str | None = None
     user_modules: frozenset[str] = frozenset()
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -18,10 +17,10 @@ from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
 from sbkit.data.corpus import Corpus, Row, SettingValues
 from sbkit.data.prepared import prepare
-from sbkit.data.read_manifests import read_manifests
+from sbkit.data.read_manifests import choose_files, find_files, read_files
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.splits import add_texts, sample_counts
-from sbkit.data.tables import COLUMN_KEYS, TableOptions
+from sbkit.data.tables import TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
@@ -78,7 +77,7 @@ def table_settings(model: Path, options: object) -> dict[str, object]:
     """Return the columns and the encoding of tables: those of a command, else those of a run."""
     is_run = not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file()
     declared = read_run_settings(model) if is_run else {}
-    values = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
+    values = {name: getattr(options, name) for name in ("columns", "encoding")}
     return {name: declared.get(name) if v is None else v for name, v in values.items()}
 
 
@@ -108,20 +107,24 @@ def prepare_source(
     language = bundle.config.language or "und"
     has_text = bundle.task.predicts == "text"
     columns = TableOptions.from_settings(settings, language, str(source.absolute()))
-    columns = columns if has_text else replace(columns, text_column=False)
+    columns = columns if has_text else columns.without("text")
+    source = source.absolute()
+    if not source.exists():
+        raise DataError(f"{source} does not exist.", where=str(source))
+    rows: Sequence[Row]
     if source.match(TABLE_NAME.format("*")):
-        manifest = read_spontaneous(source, None, columns)
+        rows = [read_spontaneous(source, None, columns)]
     else:
-        manifest = read_manifests([(source, columns)])
+        rows = read_files([(file, columns) for file in choose_files(find_files(str(source)))])
     split = name_of(source)
     declared = {
-        "manifest": {"test": str(source.absolute())},
+        "manifest": {"test": str(source)},
         "columns": settings.get("columns"),
         "encoding": settings.get("encoding"),
         "language": language,
         "sample_rate": bundle.config.sample_rate,
     }
-    prepared = prepare(declared, TestSource(declared, split, [manifest])).splits[split]
+    prepared = prepare(declared, TestSource(declared, split, rows)).splits[split]
     normalize: Callable[[str], str] = str
     made_from: dict[str, object] = {}
     if has_text:
@@ -129,7 +132,7 @@ def prepare_source(
         made_from = {"table": repr(bundle.config.text_table), "tags": bundle.tokenizer.tags}
     prepared = add_texts(prepared, split, normalize, made_from, keep_empty=True)
     excluded = sorted(prepared.excluded, key=lambda row: row.reason)
-    for reason, rows in groupby(excluded, key=lambda row: row.reason):
-        ids = [row.id for row in rows]
+    for reason, lost in groupby(excluded, key=lambda row: row.reason):
+        ids = [row.id for row in lost]
         logger.warning(printable(f"{split}: {len(ids)} left out, {reason}: {listed(ids)}"))
     return prepared.dataset

@@ -55,7 +55,7 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
         ("mix: {train-b: 0}", "but is {'train-b': 0}. For no row of a source, leave it out."),
         ("where: accents", "`where` must be null or a mapping of texts, but is 'accents'"),
         ("remove_vector_weight_decay: 1", "must be true or false, but is 1"),
-        ("text_column: true", "`text_column` must be false or null or text or a mapping to texts"),
+        ("columns: wrd", "`columns` must be null or a mapping of texts"),
     ],
 )
 def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> None:
