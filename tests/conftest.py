@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from recipes.AsteriskPrompts.corpus import prepare_prompts
-from sbkit.base.content_cache import default_cache
+from sbkit.base.user_folders import cache_folder
 from tests.runs import ROOT, Workplace, make_workplace
 from tests.runtime.bundles import export_all, export_streaming, export_tasks, make_bundle
 
-USERS_CACHE = default_cache()
+USERS_CACHE = cache_folder()
 
 # Imports create a million objects that are never garbage. Scanning them took 4.5 s during the
 # imports, and a tenth of the time of tests that train.

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sbkit.base.content_cache import default_cache
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, note_once, short_value
+from sbkit.base.user_folders import cache_folder
 from sbkit.data.audio_tables import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
@@ -244,7 +244,7 @@ def store_rows(rows: Any) -> Path:
     >>> [file.name for file in store_rows([{"audio": clip, "text": "nothing"}]).iterdir()]
     ['00000.parquet']
     """
-    cache = default_cache()
+    cache = cache_folder()
     digest = hashlib.sha256()
     with disk_errors(cache):
         folder = cache / ROWS_FOLDER
