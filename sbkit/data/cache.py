@@ -200,7 +200,7 @@ def _sources_of(folder: Path) -> list[str]:
     source = _read_record(folder).get("source") or {}
     folders = source.get("data_folder") or ()
     named = [folders] if isinstance(folders, str) else [*folders]
-    return named + [*map(str, _leaves(source.get("manifest") or {}))]
+    return [*named, *map(str, _leaves(source.get("manifest") or {}))]
 
 
 def _leaves(value: Any) -> Iterator[object]:

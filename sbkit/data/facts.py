@@ -3,12 +3,13 @@
 rows, inputs -> digest -> CORPUS/facts/NAME-DIGEST, which one process makes
 """
 
+import atexit
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any
 
 from datasets import Dataset
@@ -39,6 +40,8 @@ def keep_fact(
     for file in _places_of(rows, name, made_from):
         temporary = temporary_path(file)
         try:
+            if file.parent == _session_folder():
+                atexit.register(remove, file.parent)
             file.parent.mkdir(exist_ok=True)
             write(temporary)
             fsync_path(temporary)
@@ -75,7 +78,7 @@ def measure_once(
 
 
 def _folders_of(rows: Dataset) -> list[Path]:
-    """Return the folders for facts: of the prepared corpus that the YAML names, and in the cache."""
+    """Return the folders for facts: of a prepared corpus that the YAML names, and in the cache."""
     files = rows.cache_files
     if not files:  # rows in memory
         return []
@@ -85,9 +88,6 @@ def _folders_of(rows: Dataset) -> list[Path]:
     return [Path(place) / FACTS_FOLDER for place in (declared, folder) if place]
 
 
-@cache
 def _session_folder() -> Path:
-    """Return a folder that is removed when the process ends."""
-    folder = TemporaryDirectory(prefix="sbkit-facts-")
-    _session_folder.folder = folder  # type: ignore[attr-defined] # it is removed with its object
-    return Path(folder.name)
+    """Return the folder for facts that can be kept nowhere else; it is removed at the end."""
+    return Path(gettempdir()) / f"sbkit-facts-{os.getpid()}"
