@@ -264,12 +264,6 @@ def try_lock(descriptor: int, *, if_unsupported: bool = True) -> bool:
     return True
 
 
-def lock_shared(descriptor: int) -> None:
-    """Wait for a shared lock on an open file; do nothing if locks are unsupported."""
-    with suppress(OSError):
-        _lock(descriptor, fcntl.F_RDLCK, wait=True)
-
-
 def _lock(descriptor: int, kind: int, *, wait: bool) -> None:
     """Lock a file by fcntl, for as long as it is open; a kernel without such locks has `flock`.
 

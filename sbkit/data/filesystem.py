@@ -60,18 +60,6 @@ class Storage:
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}"
 
-    def list_files(self, suffixes: Sequence[str]) -> list[str]:
-        """Return the sorted files, in subfolders too, whose names end in one of the suffixes.
-
-        A file on this machine is given by its path, any other by its URL.
-        """
-        with access_errors(self.url):
-            paths: list[str] = self._system.find(self._path)
-        files = sorted(path for path in paths if path.endswith(tuple(suffixes)))
-        if self.folder is not None:
-            return files
-        return [self._system.unstrip_protocol(file) for file in files]
-
     def find(self, pattern: str) -> list[str]:
         """Return the names of the files in the folder that match a pattern, by one listing."""
         with access_errors(self.url):

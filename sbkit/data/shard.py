@@ -387,7 +387,3 @@ def locations_of(table: pa.Table, file: str, *, shard: int, sample_rate: int) ->
     locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
     return pa.table({"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: locations})
 
-
-def has_mix_faults(table: pa.Table) -> bool:
-    """Return whether the mix of any clip's channels loses something."""
-    return bool(pc.any(pc.not_equal(table[MIX_FAULT], "")).as_py())
