@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import soundfile
 from datasets import Audio, Features
