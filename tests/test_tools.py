@@ -66,7 +66,7 @@ def test_runs_start_and_resume_on_an_invented_release(
     arguments = ["--rows=200", f"--folder={tmp_path / 'data'}", "--ranks=2"]
     monkeypatch.setattr(sys, "argv", ["bench_data", *arguments])
     bench_data.main()
-    _, _, _, _, *table = capsys.readouterr().out.splitlines()
+    _, _, _, _, _, *table = capsys.readouterr().out.splitlines()
     assert len(table) == len(outputs) == 5
     for row in table:
         resident, private, pss = map(float, row.split("|")[4:7])

@@ -21,13 +21,15 @@ Figures = Mapping[str, Any]  # of a round, by the title of their column: numbers
 Sides = Mapping[str, Callable[[], Figures]]
 
 
-def measure_once(sides: Sides) -> None:
-    """Measure each side, and print its row of the table."""
+def measure_once(sides: Sides) -> dict[str, Figures]:
+    """Measure each side, print its row of the table, and return its figures."""
+    figures_of: dict[str, Figures] = {}
     columns: list[str] = []
     for name, measure in sides.items():
-        figures = measure()
-        columns = columns or _print_header(figures)
-        _print_row(name, columns, figures)
+        figures_of[name] = measure()
+        columns = columns or _print_header(figures_of[name])
+        _print_row(name, columns, figures_of[name])
+    return figures_of
 
 
 def take_turns(sides: Sides, rounds: int, base: str) -> dict[str, list[Figures]]:

@@ -1,10 +1,10 @@
-"""Measure the start of a run on many hours of data.
+"""Measure the start of a run by its rows, and extrapolate it to a hundred thousand hours.
 
-python -m tools.bench_data --rows 1000000
+python -m tools.bench_data --rows 250000 500000 1000000
 
-Writes a release with Common Voice's columns, whose clips are a few hundred files of noise. A small
-model with lazy audio then starts in new processes, up to its first step. `--folder` keeps the
-release for the next call; `--ranks 1` leaves out the start under torchrun.
+Writes releases with Common Voice's columns, whose clips are a few hundred files of noise. A small
+model with lazy audio then starts in new processes, up to its first step. A line through the sizes
+gives the figures of 72 million rows. `--folder` keeps the releases for the next call.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -42,9 +42,10 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.handlers import log_to_screen
 from sbkit.run.run import Run
 from sbkit.train.brain import Brain
-from tools.bench import Figures, measure_once
+from tools.bench import Figures, Sides, measure_once
 
 SAMPLE_RATE = 16_000
+ALL_ROWS = 72_000_000  # a hundred thousand hours, of clips of 5 s
 ROWS_PER_BLOCK = 100_000  # made and written at a time
 MIN_CLIPS = 256  # of noise; many rows have the same
 MAX_LINKS = 50_000  # to a clip; ext4 allows 65,000
@@ -65,7 +66,7 @@ SMALL = (
 def main() -> None:
     """Print a row for each start: its seconds, and memory with that of workers and all ranks."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[250_000, 500_000, 1_000_000])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--begin", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -73,40 +74,52 @@ def main() -> None:
     if options.begin:
         start_run(*options.begin)
         return
-    with TemporaryDirectory() as folder:
-        measure_starts(Path(folder), options)
+    figures_of: dict[int, Mapping[str, Figures]] = {}
+    for rows in options.rows:
+        with TemporaryDirectory() as folder:
+            data = (options.folder or Path(folder)) / f"{rows}-rows"
+            if not data.exists():
+                write_release(data, rows)
+            print(f"\n{rows:,} rows\n")
+            figures_of[rows] = measure_starts(Path(folder), data, options.ranks)
+    if len(figures_of) > 1:
+        print(f"\nper million rows, and {ALL_ROWS:,} rows by a line through those above\n")
+        starts = figures_of[options.rows[0]]
+        measure_once({start: partial(extrapolate, figures_of, start) for start in starts})
 
 
-def measure_starts(folder: Path, options: argparse.Namespace) -> None:
-    """Write the data unless they exist, and start a run in all ways."""
-    data = options.folder or folder / "data"
-    if not data.exists():
-        write_release(data, options.rows)
+def measure_starts(folder: Path, data: Path, ranks: int) -> Mapping[str, Figures]:
+    """Start a run in all ways, and return the figures of each."""
     run = folder / "run"
     arguments = (f"--data_folder={data}", f"--output_folder={run}", *SMALL)
 
-    def start(*settings: str, ranks: int = 1) -> Figures:
+    def start(*settings: str, anew: bool = False, ranks: int = 1) -> Figures:
+        if anew:
+            shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # of the start before
         of_ranks = launch(folder, [*arguments, *settings], ranks)
         return {
             name: (max if name in LARGEST_FIGURES else sum)(figures[name] for figures in of_ranks)
             for name in of_ranks[0]
         }
 
-    def start_again(check: bool) -> Figures:
-        shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # of the start before
-        return start(f"--check={check}")
-
-    starts: dict[str, Callable[[], Figures]] = {
-        "first": partial(start_again, check=False),
-        "later": partial(start_again, check=False),
-        "later, with the check": partial(start_again, check=True),
+    starts: Sides = {
+        "first": partial(start, "--check=False", anew=True),
+        "later": partial(start, "--check=False", anew=True),
+        "later, with the check": partial(start, "--check=True", anew=True),
         "resumed in the middle of an epoch": start,
+        f"resumed by {ranks} ranks with workers": partial(start, "--num_workers=2", ranks=ranks),
     }
-    if options.ranks > 1:
-        name = f"resumed by {options.ranks} ranks with 2 workers each"
-        starts[name] = partial(start, "--num_workers=2", ranks=options.ranks)
-    print(f"{options.rows:,} rows\n")
-    measure_once(starts)
+    return measure_once(starts)
+
+
+def extrapolate(figures_of: Mapping[int, Mapping[str, Figures]], start: str) -> Figures:
+    """Return the slope of each figure by millions of rows, and its value for `ALL_ROWS`."""
+    lines = {
+        name: np.polyfit([*figures_of], [starts[start][name] for starts in figures_of.values()], 1)
+        for name in ("CPU s", "private", "peak")
+    }
+    slopes = {f"{name} per million": 1e6 * float(line[0]) for name, line in lines.items()}
+    return slopes | {name: float(np.polyval(line, ALL_ROWS)) for name, line in lines.items()}
 
 
 def launch(folder: Path, arguments: Sequence[str], ranks: int) -> list[dict[str, float]]:
@@ -121,15 +134,11 @@ def launch(folder: Path, arguments: Sequence[str], ranks: int) -> list[dict[str,
     )
     if process.returncode != 0:
         raise SbkitError(f"{process.stdout}{process.stderr}\nThe start failed; see above.")
-    of_ranks: list[dict[str, float]] = json.loads(file.read_text())
-    return of_ranks
+    return list(json.loads(file.read_text()))
 
 
 def start_run(file: str, *arguments: str) -> None:
-    """Start training like train.py, and leave at the first step as if it were in mid-epoch.
-
-    file: for the figures of each rank.
-    """
+    """Start training; at the first step write each rank's figures, and leave as in mid-epoch."""
     keep_freed_memory()
     run = Run(*parse_command(["hparams/ctc.yaml", *arguments]))
     fit_batch = Brain.fit_batch
@@ -173,12 +182,14 @@ def measure_processes() -> dict[str, float]:
 
 def write_release(folder: Path, rows: int) -> None:
     """Write a Common Voice release whose clips are links to a few files of noise."""
-    for name in ("noise", "clips"):
-        (folder / name).mkdir(parents=True)
-    sources = []
-    for number, clip in enumerate(_make_noise(rows)):
-        sources.append(folder / "noise" / f"{number}.mp3")
-        soundfile.write(sources[-1], clip, SAMPLE_RATE, format="MP3")
+    (folder / "clips").mkdir(parents=True)
+    random = np.random.default_rng(0)
+    count = max(MIN_CLIPS, -(-rows // MAX_LINKS))
+    seconds = np.clip(random.lognormal(np.log(MEAN_SECONDS) - 0.045, 0.3, count), 2.5, 15.0)
+    longest = random.normal(0, 1000, int(15.0 * SAMPLE_RATE)).astype(np.int16)
+    sources = [folder / f"noise-{number}.mp3" for number in range(count)]
+    for source, length in zip(sources, seconds, strict=True):
+        soundfile.write(source, longest[: int(length * SAMPLE_RATE)], SAMPLE_RATE, format="MP3")
     milliseconds = np.array([round(1000 * declared_seconds(source)) for source in sources])
     empty = asdict(ReleaseRow(client_id="", path="", sentence="", locale="en"))
     for split, numbers, columns in _make_columns(rows):
@@ -191,19 +202,12 @@ def write_release(folder: Path, rows: int) -> None:
             (folder / "clips" / path).hardlink_to(sources[source])
 
 
-def _make_noise(rows: int) -> list[Any]:
-    """Make the audio of a few hundred clips: (S,) int16."""
-    random = np.random.default_rng(0)
-    count = max(MIN_CLIPS, -(-rows // MAX_LINKS))
-    seconds = np.clip(random.lognormal(np.log(MEAN_SECONDS) - 0.045, 0.3, count), 2.5, 15.0)
-    longest = random.normal(0, 1000, int(15.0 * SAMPLE_RATE)).astype(np.int16)
-    return [longest[: int(length * SAMPLE_RATE)] for length in seconds]
-
-
 def _make_columns(rows: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Yield blocks of each split: its name, the numbers of its rows, and columns of texts."""
     random = np.random.default_rng(0)
-    words = _make_words(random)
+    letters = np.array(list("etaoinshrdlu"))
+    lengths = random.integers(2, 9, VOCABULARY_WORDS)
+    words = np.array(["".join(random.choice(letters, length)) for length in lengths])
     first = 0
     for split, size in (("train", rows), ("dev", NUM_EVALUATED), ("test", NUM_EVALUATED)):
         for start in range(first, first + size, ROWS_PER_BLOCK):
@@ -218,12 +222,6 @@ def _make_columns(rows: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
             }
             yield split, numbers, columns
         first += size
-
-
-def _make_words(random: np.random.Generator) -> Any:
-    letters = np.array(list("etaoinshrdlu"))
-    lengths = random.integers(2, 9, VOCABULARY_WORDS)
-    return np.array(["".join(random.choice(letters, length)) for length in lengths])
 
 
 def _append(file: Path, columns: Mapping[str, Any]) -> None:
