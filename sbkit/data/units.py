@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.fs import LocalFileSystem
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import BEYOND_END, AudioPart
@@ -47,7 +48,7 @@ UNREADABLE = "unreadable audio"  # a reason
 MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
 MAX_PROCESSES = 64  # each takes 0.1 GB
 FILES = pa.schema({"path": pa.large_binary(), "size": pa.int64(), "time": pa.int64()})
-STAT_BLOCK, NUM_STAT_THREADS = 2000, 16  # threads wait for a disk, perhaps of another machine
+STAT_BLOCK, NUM_STAT_THREADS = 1000, 32  # threads wait for a disk, perhaps of another machine
 KEY_SEPARATOR = b"\0"  # between a path and a position, which identify a clip
 
 Unit = dict[str, Any]  # of plain values: it may travel to another machine
@@ -251,20 +252,25 @@ def stat_files(paths: pa.Array | pa.ChunkedArray) -> pa.Table:
 
     A file that cannot be reached has the size -1; what is at a URL is not looked at.
     """
-
-    def look(names: Sequence[bytes]) -> list[tuple[int, int]]:
-        return [*map(_look, names)]
-
     blocks = (paths[i : i + STAT_BLOCK].to_pylist() for i in range(0, len(paths), STAT_BLOCK))
     with ThreadPoolExecutor(NUM_STAT_THREADS) as pool:
-        stamps = [*chain.from_iterable(map_ahead(pool, look, blocks))]
+        stamps = [*chain.from_iterable(map_ahead(pool, _look_at_all, blocks))]
     sizes, times = np.array(stamps, np.int64).reshape(-1, 2).T
     return pa.table([paths.cast(pa.large_binary()), sizes, times], schema=FILES)
 
 
+def _look_at_all(names: Sequence[bytes]) -> list[tuple[int, int]]:
+    try:
+        # Threads of `os.stat` fight for Python's lock: 19 CPU seconds for a million, here 5.
+        files = LocalFileSystem().get_file_info([name.decode() for name in names])
+    except (ValueError, OSError):  # a name that is no UTF-8, or looks like a URL
+        return [*map(_look, names)]
+    return [(file.size, file.mtime_ns) if file.is_file else (-1, 0) for file in files]
+
+
 def _look(name: bytes) -> tuple[int, int]:
     try:
-        status = os.stat(name)  # noqa: PTH116 - twice as fast as Path.stat
+        status = os.stat(name)  # noqa: PTH116 - of bytes
     except (OSError, ValueError):  # ValueError: a null character in the name
         return (0, 0) if b"://" in name else (-1, 0)
     return (status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else (-1, 0)
