@@ -80,7 +80,7 @@ def test_parts_are_slices_of_the_whole_file_in_the_cache_and_in_shards(
     assert sorted(streamed) == sorted(RECORDINGS)
     shards = read_shards({"data_folder": str(store), "sample_rate": 16_000}, "train")
     assert len(read_index(Storage(str(store))).splits["train"]) == 1
-    splits = [prepare_manifest(tmp_path, manifest) for manifest in (manifest, manifest, shards)]
+    splits = [prepare_manifest(manifest) for manifest in (manifest, manifest, shards)]
     assert sorted(streamed) == sorted([*RECORDINGS, *RECORDINGS])  # once for the cache
     assert splits[0].fingerprint == splits[1].fingerprint
     for split in splits:
@@ -202,12 +202,12 @@ def test_invalid_part_is_left_out_and_named(
 ) -> None:
     rows = ["talk.flac,10,2,a", "talk.flac,11.99,2,rounded", "talk.flac,78,2.04,clipped"]
     rows += [f"talk.mp3,{n},1,x" for n in range(40)]
-    split = prepare_manifest(tmp_path, read(write_table(folder, [*rows, row])))
+    split = prepare_manifest(read(write_table(folder, [*rows, row])))
     (excluded,) = split.excluded
     assert (excluded.reason, detail in excluded.detail) == (reason, True), excluded
     assert len(split.dataset) == 43
     assert split.dataset["samples"][2] == 2 * 16_000
-    again = prepare_manifest(tmp_path, read(write_table(folder, [*rows, row])))
+    again = prepare_manifest(read(write_table(folder, [*rows, row])))
     assert again.excluded == split.excluded
 
 
@@ -248,7 +248,7 @@ def test_parts_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
     durations = {"duration_ms": "1000"}
     clips = [replace(clip, columns=durations) for clip in read(whole_table(folder))]
     with pytest.raises(SbkitError, match="lazy` decodes whole files, but some clips are parts"):
-        prepare(tmp_path, clips, store="lazy")
+        prepare(clips, audio_store="lazy")
 
 
 def test_every_form_selects_the_channel_of_a_speaker(folder: Path, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_every_form_selects_the_channel_of_a_speaker(folder: Path, tmp_path: Pat
     for source in ("table.csv", "nemo.json", "kaldi", "kaldi5", "cuts.jsonl"):
         manifest = read(tmp_path / source)
         assert [part.channel for part in manifest.parts] == [1, 0], source
-        split = prepare_manifest(tmp_path, manifest)
+        split = prepare_manifest(manifest)
         assert split.excluded == []
         for row, side in zip(read_rows(split.dataset, range(2)), sides.T[::-1], strict=True):
             assert np.array_equal(row["audio"], side), source
@@ -297,7 +297,7 @@ def test_channels_that_are_no_channel_of_the_file_are_left_out(tmp_path: Path) -
     assert [(row.reason, row.detail) for row in manifest.excluded] == [
         ("invalid channel", "[0, 1] is not one channel, counted from 0"),
     ]
-    split = prepare_manifest(tmp_path, manifest)
+    split = prepare_manifest(manifest)
     assert "has no channel 2: it has 2, counted from 0" in split.excluded[-1].detail
     assert len(split.dataset) == 58
 
@@ -359,7 +359,7 @@ def test_cuts_sound_as_lhotse_reads_them(folder: Path, tmp_path: Path) -> None:
     cuts = lhotse.CutSet.from_cuts([whole]).trim_to_supervisions().to_eager()
     for name, cut_set in (("whole.jsonl", [whole]), ("cuts.jsonl.gz", cuts)):
         lhotse.CutSet.from_cuts(cut_set).to_file(tmp_path / name)
-        split = prepare_manifest(tmp_path, read(tmp_path / name))
+        split = prepare_manifest(read(tmp_path / name))
         rows = [*read_rows(split.dataset, range(len(split.dataset)))]
         assert [row["text"] for row in rows] == ["text 0", "text 1", "text 2"]
         for row, cut in zip(rows, cuts, strict=True):

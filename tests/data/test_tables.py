@@ -561,7 +561,7 @@ def test_cell_of_any_size_is_shortened_and_is_no_path_of_a_part(
     row = {"id": "u1", "path": "gone.wav", "text": "hi", "start": 0, "end": 1, column: cell}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     with pytest.raises(SbkitError) as error:
-        prepare_manifest(tmp_path, read(tmp_path / "a.jsonl"))
+        prepare_manifest(read(tmp_path / "a.jsonl"))
     assert len(str(error.value)) <= 600
 
 
@@ -576,7 +576,7 @@ def test_decoded_samples_in_parquet_are_read(tmp_path: Path) -> None:
     samples = np.sin(np.arange(16_000) / 20).tolist()
     cell = {"array": samples, "sampling_rate": 16_000, "path": None}
     pq.write_table(pa.table({"audio": [cell], "sentence": ["one"]}), tmp_path / "t.parquet")
-    prepared = prepare_manifest(tmp_path, read(tmp_path / "t.parquet"))
+    prepared = prepare_manifest(read(tmp_path / "t.parquet"))
     assert prepared.dataset["samples"] == [16_000]
 
 
@@ -600,7 +600,7 @@ def test_duration_without_a_start_is_the_first_seconds(
     ends = [(row.id, row.reason, row.detail) for row in manifest.excluded]
     cut = (manifest.ids[0], CUT_SHORT, f"`{column}` is {stated} s")
     assert ends == ([cut] if end and "offset" not in column else [])
-    assert len(prepare_manifest(tmp_path, manifest).excluded) == len(ends)  # and is not refused
+    assert len(prepare_manifest(manifest).excluded) == len(ends)  # and is not refused
 
 
 @pytest.mark.parametrize("name", ["b.mp3", "b", "sub/b.mp3"])
@@ -632,4 +632,4 @@ def test_name_is_found_in_another_form(name: str, disk: str, table: str, tmp_pat
     (tmp_path / "t.csv").write_text(f"path,sentence\n{normalize(table, name)},one\n")
     manifest = read(tmp_path / "t.csv")
     assert [os.fsencode(clip.path) for clip in manifest] == [path]
-    assert not prepare_manifest(tmp_path, manifest).excluded
+    assert not prepare_manifest(manifest).excluded

@@ -103,7 +103,7 @@ def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
     manifest = read_shards({"data_folder": str(folder), "sample_rate": 16_000}, "train")
     assert manifest.excluded == ()
     assert len({*manifest.ids}) == len(manifest)  # also if tars have equal names
-    split = prepare_manifest(folder, manifest, normalize=str, keep_empty=True).dataset
+    split = prepare_manifest(manifest, normalize=str, keep_empty=True).dataset
     return {row["sentence"]: row["audio"] for row in read_rows(split, range(len(split)))}
 
 
