@@ -113,6 +113,10 @@ class Corpus:
             self.keys = {"corpus": "fresh_corpus"}
             self.sources = {"fresh_corpus": MODULE, "fresh_helper": "change = str.upper\n"}
 
+    def edit(self, **values: Any) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
     def edit_row(self, index: int, **values: Any) -> None:
         vars(self.splits["train"][index]).update(values)
 
@@ -233,23 +237,23 @@ KEYS: dict[str, tuple[object, ...]] = {
 VERSIONS = ("soxr", "num2words", "ours")
 EDITS: dict[str, dict[str, Edit]] = {
     "text": {
-        "change": lambda corpus: corpus.edit_row(0, text="Ward 1."),
-        "replace": lambda corpus: corpus.edit_row(0, text="Work 1."),
-        "rename": lambda corpus: vars(corpus).update(text_column="transcription"),
-        "remove": lambda corpus: corpus.edit_row(1, text=""),
-        "add": lambda corpus: corpus.edit_row(2, text="Now 1 word."),
+        "change": partial(Corpus.edit_row, index=0, text="Ward 1."),
+        "replace": partial(Corpus.edit_row, index=0, text="Work 1."),
+        "rename": partial(Corpus.edit, text_column="transcription"),
+        "remove": partial(Corpus.edit_row, index=1, text=""),
+        "add": partial(Corpus.edit_row, index=2, text="Now 1 word."),
     },
     "audio": {
-        "change": lambda corpus: corpus.edit_row(0, audio=tone(20)),
-        "replace": lambda corpus: corpus.edit_row(0, audio=tone(28)),  # as long as before
-        "rename": lambda corpus: corpus.edit_row(1, file="renamed.wav"),
-        "remove": lambda corpus: corpus.edit_row(0, audio=None),
-        "add": lambda corpus: corpus.edit_row(0, audio=tone(22)),
+        "change": partial(Corpus.edit_row, index=0, audio=tone(20)),
+        "replace": partial(Corpus.edit_row, index=0, audio=tone(28)),  # as long as before
+        "rename": partial(Corpus.edit_row, index=1, file="renamed.wav"),
+        "remove": partial(Corpus.edit_row, index=0, audio=None),
+        "add": partial(Corpus.edit_row, index=0, audio=tone(22)),
     },
     "table": {
-        "change": lambda corpus: corpus.edit_row(1, speaker="s7"),
+        "change": partial(Corpus.edit_row, index=1, speaker="s7"),
         "replace": lambda corpus: corpus.splits.update(dev=corpus.splits["dev"][::-1]),
-        "rename": lambda corpus: vars(corpus).update(train="other"),
+        "rename": partial(Corpus.edit, train="other"),
         "remove": lambda corpus: corpus.splits["train"].pop(0),
         "add": lambda corpus: corpus.splits["train"].append(Row("9.wav", "New.", "s9", tone(40))),
     },
@@ -273,10 +277,7 @@ EDITS: dict[str, dict[str, Edit]] = {
         for key, values in KEYS.items()
         for value in (*values, None)
     },
-    "versions": {
-        name: lambda corpus, name=name: vars(corpus).update(version_of=name)  # type: ignore[misc]
-        for name in VERSIONS
-    },
+    "versions": {name: partial(Corpus.edit, version_of=name) for name in VERSIONS},
 }
 TABLES = {"csv": "csv", "parquet": "parquet", "tar": "tar", "url": "parquet"}  # endings by form
 FORMS = ("release", "lazy", "archive", "module", *TABLES)
@@ -365,7 +366,7 @@ def test_edited_corpus_is_as_with_an_empty_cache(form: str, thing: str, tmp_path
     seen = observe(corpus, folder, used)
     assert not seen.startswith("error"), seen
     expected = {repr(corpus): seen}
-    edits = {**EDITS[thing], "undo": lambda corpus: vars(corpus).update(vars(original))}
+    edits = {**EDITS[thing], "undo": partial(Corpus.edit, **vars(original))}
     for change, edit in edits.items():
         edit(corpus)
         write(corpus, folder, renamed=change == "replace")
