@@ -346,11 +346,7 @@ def observe(corpus: Corpus, folder: Path, cache: Path, *options: str) -> str:
 @pytest.mark.slow(60)
 @pytest.mark.parametrize(
     ("form", "thing"),
-    [
-        (form, thing)
-        for thing in EDITS
-        for form in FORMS_OF[thing]
-    ],
+    [(form, thing) for thing in EDITS for form in FORMS_OF[thing]],
 )
 def test_edited_corpus_is_as_with_an_empty_cache(form: str, thing: str, tmp_path: Path) -> None:
     folder, used = tmp_path / "corpus", tmp_path / "used"
