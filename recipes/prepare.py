@@ -135,8 +135,14 @@ def with_column(
         def write(file: Path, split: Dataset = split) -> None:
             file.write_text("".join(f"{text}\n" for text in compute(split)), encoding="utf-8")
 
-        file = keep_fact(split, column, {"identity": identity, "modules": code}, write)
-        texts = file.read_text(encoding="utf-8").split("\n")[:-1]
+        def read(file: Path, count: int = len(split)) -> list[str]:
+            texts = file.read_text(encoding="utf-8").split("\n")[:-1]
+            if len(texts) != count:
+                raise ValueError(f"{file} has another number of texts")
+            return texts
+
+        made_from = {"identity": identity, "modules": code}
+        texts = keep_fact(split, column, made_from, write, read)
         kept = split.select_columns([other for other in split.column_names if other != column])
         named[name] = kept.add_column(column, texts)
     return with_fingerprints(splits.with_named(named), column)

@@ -8,9 +8,10 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, TypeVar
 
 from datasets import Dataset
 
@@ -21,22 +22,30 @@ from sbkit.data.units import digest_of
 
 FACTS_FOLDER = "facts"
 
+Fact = TypeVar("Fact")
+
 logger = logging.getLogger(__name__)
 
 
 def keep_fact(
-    rows: Dataset, name: str, made_from: Mapping[str, object], write: Callable[[Path], None]
-) -> Path:
-    """Return the file that an earlier call has written for these rows and inputs, or write it.
+    rows: Dataset,
+    name: str,
+    made_from: Mapping[str, object],
+    write: Callable[[Path], None],
+    read: Callable[[Path], Fact],
+) -> Fact:
+    """Return what an earlier call has kept for these rows and inputs, or write it.
 
     It lies in the corpus; if that is read-only, in the cache.
 
     name: of what is kept; `CODE_VERSIONS` has the version of the code that makes it.
     made_from: plain data that names all inputs but the rows and our code.
     write: writes the file, whose path it is given.
+    read: reads it; raises OSError or ValueError if it is damaged.
     """
-    if file := find_fact(rows, name, made_from):
-        return file
+    fact = find_fact(rows, name, made_from, read)
+    if fact is not None:
+        return fact
     for file in _places_of(rows, name, made_from):
         temporary = temporary_path(file)
         try:
@@ -45,7 +54,7 @@ def keep_fact(
             file.parent.mkdir(exist_ok=True)
             write(temporary)
             fsync_path(temporary)
-            return temporary.replace(file)
+            return read(temporary.replace(file))
         except OSError as error:  # a corpus may be read-only, or its disk full
             failure = error
             logger.info(f"note: {file} cannot be kept, because {error}")
@@ -54,9 +63,14 @@ def keep_fact(
     raise failure
 
 
-def find_fact(rows: Dataset, name: str, made_from: Mapping[str, object]) -> Path | None:
-    """Return the file of `keep_fact`, None if there is none."""
-    return next(filter(Path.exists, _places_of(rows, name, made_from)), None)
+def find_fact(
+    rows: Dataset, name: str, made_from: Mapping[str, object], read: Callable[[Path], Fact]
+) -> Fact | None:
+    """Return what `keep_fact` has kept, None if there is nothing, or if it is damaged."""
+    for file in _places_of(rows, name, made_from):
+        with suppress(OSError, ValueError, EOFError):
+            return read(file)
+    return None
 
 
 def _places_of(rows: Dataset, name: str, made_from: Mapping[str, object]) -> list[Path]:
@@ -73,7 +87,11 @@ def measure_once(
     def write(file: Path) -> None:
         file.write_text(to_json(measure()), encoding="utf-8")
 
-    file = keep_fact(rows, name, made_from, write)
+    return keep_fact(rows, name, made_from, write, read_json)
+
+
+def read_json(file: Path) -> Any:
+    """Read a fact of plain data."""
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -83,8 +101,10 @@ def _folders_of(rows: Dataset) -> list[Path]:
     if not files:  # rows in memory
         return []
     folder = Path(files[0]["filename"]).parent
-    record = json.loads((folder / CORPUS_FILE).read_text(**ENCODING))
-    declared = record["about"].get("folder")
+    declared = None
+    with suppress(OSError, ValueError):
+        record = json.loads((folder / CORPUS_FILE).read_text(**ENCODING))
+        declared = record["about"].get("folder")
     return [Path(place) / FACTS_FOLDER for place in (declared, folder) if place]
 
 

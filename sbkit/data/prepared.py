@@ -250,7 +250,7 @@ def _stat_clips(sources: Sources) -> pa.Table:
 def _write_table(file: Path, table: pa.Table) -> None:
     content = pa.BufferOutputStream()
     with pa.ipc.new_stream(content, table.schema) as writer:
-        writer.write_table(table)
+        writer.write_table(table.combine_chunks())
     write_bytes_atomically(file, content.getvalue().to_pybytes())
 
 

@@ -347,7 +347,7 @@ class SplitFacts:
 
     def __init__(self, split: str) -> None:
         self._split = split
-        self._num_rows = 0
+        self._num_rows = self._num_used = 0
         self._excluded: list[Excluded] = []
         self._filtered = Counter[str]()
         self._digest = hashlib.sha256()  # of ids, sentences, lengths and audio
@@ -355,6 +355,7 @@ class SplitFacts:
 
     def add(self, block: Manifest) -> pa.Table:
         """Return the rows of a located block as they are written."""
+        self._num_used += len(block)
         self._num_rows += len(block) + len(block.excluded)
         self._excluded += [replace(row, split=self._split) for row in block.excluded]
         self._filtered.update(block.filtered)
@@ -386,6 +387,7 @@ class SplitFacts:
         """Return the facts; raises DataError if too many rows are unusable."""
         check_loss(self._split, self._excluded, self._num_rows)
         return {
+            "rows": self._num_used,
             "digest": self._digest.hexdigest(),
             "fingerprint": self._fingerprint.hexdigest()[:NUM_DIGITS],
             "excluded": [asdict(row) for row in self._excluded],
@@ -402,7 +404,10 @@ def read_split(
     folder: Path, name: str, facts: Mapping[str, Any], ending: str = ""
 ) -> PreparedSplit:
     """Map the rows of a split."""
-    table = MemoryMappedTable.from_file(str(folder / f"{name}{ending}.arrow"))
+    file = folder / f"{name}{ending}.arrow"
+    table = MemoryMappedTable.from_file(str(file))
+    if len(table) != facts["rows"]:
+        raise ValueError(f"{file} has another number of rows")
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(table, fingerprint=facts["fingerprint"])
     excluded = [Excluded(**row) for row in facts["excluded"]]

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 from datasets.table import ConcatenationTable, MemoryMappedTable
 
 from sbkit.base.arrays import Bools, Counts
+from sbkit.base.code_versions import code_state
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
@@ -25,6 +27,7 @@ from sbkit.data.manifest import Excluded, check_locale, to_texts
 from sbkit.data.prepared import PreparedData
 from sbkit.data.rows import PreparedSplit
 from sbkit.data.shard import AUDIO
+from sbkit.data.units import digest_of
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import text_table
 from sbkit.text.tokenizer import Tokenizer
@@ -94,11 +97,16 @@ def add_texts(
             for sentences in read_texts(split.dataset, "sentence"):
                 writer.write_table(pa.table([[*map(normalize, sentences)]], schema))
 
-    file = keep_fact(split.dataset, "texts", made_from, write)
-    texts = MemoryMappedTable.from_file(str(file))
+    def read(file: Path) -> MemoryMappedTable:
+        texts = MemoryMappedTable.from_file(str(file))
+        if len(texts) != len(split.dataset):
+            raise ValueError(f"{file} has another number of texts")
+        return texts
+
+    texts = keep_fact(split.dataset, "texts", made_from, write, read)
     rows = ConcatenationTable.from_tables([split.dataset.data, texts], axis=1)
-    digest = hashlib.sha256(f"{split.dataset._fingerprint} {file.name}".encode()).hexdigest()
-    dataset = datasets.Dataset(rows, fingerprint=digest[:16])
+    fingerprint = digest_of([split.dataset._fingerprint, made_from, code_state("texts")])
+    dataset = datasets.Dataset(rows, fingerprint=fingerprint)
     if keep_empty:
         return replace(split, dataset=dataset)
     is_empty = pc.equal(pc.utf8_trim_whitespace(texts.table["text"]), "").to_numpy()
@@ -285,7 +293,8 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Trans
 
     if type(tokenizer) is Tokenizer:
         made_from = {"tokenizer": hashlib.sha256(tokenizer.content).hexdigest()}
-        counts = np.load(keep_fact(split, "token_counts", made_from, write), mmap_mode="r")
+        read = partial(np.load, mmap_mode="r")
+        counts = keep_fact(split, "token_counts", made_from, write, read)
     else:  # of another class, whose code may change
         counts = count()
     characters, tokens, needed, refused, unknown = counts

@@ -22,7 +22,7 @@ from sbkit.base.imports import user_sources
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
-from sbkit.data.facts import find_fact, keep_fact
+from sbkit.data.facts import find_fact, keep_fact, read_json
 from sbkit.data.splits import spread_rows
 from sbkit.distributed.ranks import (
     from_main_rank,
@@ -212,13 +212,13 @@ def measure_normalization(
     def write(file: Path) -> None:
         file.write_text(json.dumps((sums, frames)))
 
-    file = inputs and find_fact(inputs.rows, STATISTICS, inputs.made_from)
-    earlier = gather_over_ranks(json.loads(file.read_text()) if file else None)[0]
+    known = inputs and find_fact(inputs.rows, STATISTICS, inputs.made_from, read_json)
+    earlier = gather_over_ranks(known)[0]
     sums, frames = earlier or _sum_features(compute, batches, device, num_bins=len(norms[0].mean))
     if earlier:
         logger.info("The mean and deviation of the features are those of an earlier run.")
     elif inputs is not None:
-        keep_fact(inputs.rows, STATISTICS, inputs.made_from, write)
+        keep_fact(inputs.rows, STATISTICS, inputs.made_from, write, read_json)
     for norm in norms:
         norm.set_statistics(torch.tensor(sums, dtype=widest_float(device)), torch.tensor(frames))
 

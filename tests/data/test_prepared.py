@@ -1,22 +1,17 @@
 """A prepared corpus by commands only: killed, shared, copied, read-only, damaged, and pruned."""
 
-import ctypes
-import json
 import os
 import shutil
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from sbkit.commands.cli import run as sbkit
+from tests.calls import NOTE_READS, Reads
 from tests.data.test_fresh import (
-    NEEDS_OUT,
-    OUT,
     YAML,
     Corpus,
     Row,
@@ -28,56 +23,25 @@ from tests.data.test_fresh import (
 )
 from tests.processes import Process
 from tests.runs import TINY, TINY_VOICE, Workplace, losses_of, train_here
+from tests.shortage import obeying_modes
 
 # ---- what issue 91 changes
 
-READS_ONCE = pytest.mark.xfail(reason="audio is hashed before it is decoded, and again after it")
-KEEPS_TIMES = pytest.mark.xfail(reason="a file system's time of change is looked at as well")
 
-# Note each audio file that a process opens.
-NOTE_READS = """
-import os, sys
-def note(event, arguments):
-    log = os.environ.get("NOTED_READS")
-    if log and event == "open" and str(arguments[0]).endswith(".wav"):
-        with open(log, "a") as file:
-            file.write(f"{arguments[0]}\\n")
-sys.addaudithook(note)
-"""
 START = f"{NOTE_READS}\nfrom sbkit.commands.cli import main\nmain()"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _note_reads() -> None:
-    exec(NOTE_READS)
-
-
 @pytest.fixture
-def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file that lists the audio files that are opened from now on."""
-    log = tmp_path / "reads"
-    log.touch()
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text(NOTE_READS)  # for processes of a process
-    monkeypatch.setenv("NOTED_READS", str(log))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    return log
+def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
+    return Reads(tmp_path, monkeypatch)
 
 
-def counts_of(reads: Path) -> Counter[str]:
-    counts = Counter(Path(line).name for line in reads.read_text().splitlines())
-    reads.write_text("")
-    return counts
-
-
-def make_corpus(folder: Path, form: str = "release", count: int = 4) -> Corpus:
-    """Write a corpus with so many clips in each split."""
-    corpus = Corpus(form)
-    for number, rows in enumerate(corpus.splits.values()):
-        rows[:] = [
-            Row(f"{number}-{n}.wav", f"Word {n}.", f"s{n}", tone(n + number * count))
-            for n in range(count)
-        ]
+def make_corpus(folder: Path, count: int = 4, first: int = 0) -> Corpus:
+    """Write a release with so many clips in each split; `first`: the number of the first tone."""
+    corpus = Corpus("release")
+    for rows in corpus.splits.values():
+        numbers = range(first, first := first + count)
+        rows[:] = [Row(f"{n}.wav", f"Word {n}.", f"s{n}", tone(n)) for n in numbers]
     write(corpus, folder)
     return corpus
 
@@ -86,43 +50,44 @@ def make_corpus(folder: Path, form: str = "release", count: int = 4) -> Corpus:
 
 
 def test_another_text_or_limit_decodes_nothing_and_adds_no_audio(
-    tmp_path: Path, own_cache: Path, reads: Path
+    tmp_path: Path, own_cache: Path, reads: Reads
 ) -> None:
     corpus = make_corpus(tmp_path / "corpus", count=20)
     before = observe(corpus, tmp_path / "corpus", own_cache)
     audio = sum(len(row.audio or b"") for row in chain(*corpus.splits.values()))
-    size = size_of(own_cache)
-    assert set(counts_of(reads)) == {row.file for row in chain(*corpus.splits.values())}
+    size = size_of_tables(own_cache)
+    assert set(reads.take()) == {row.file for row in chain(*corpus.splits.values())}
     for key, value in (("text", {"case": "keep"}), ("max_seconds", 0.125), ("language", "de")):
         corpus.edit_key(key, value)
         seen = observe(corpus, tmp_path / "corpus", own_cache)
         assert difference(seen, before)
-        assert not counts_of(reads)
+        assert not reads.take()
         before = seen
-    assert size_of(own_cache) - size < audio
+    assert size_of_tables(own_cache) - size < audio
+    for file in [*(tmp_path / "corpus").rglob("*.*")]:
+        os.utime(file)
+    assert not difference(observe(corpus, tmp_path / "corpus", own_cache), before)
 
 
-def size_of(folder: Path) -> int:
-    """Return the bytes of the Arrow files in a folder."""
+def size_of_tables(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*.arrow"))
 
 
-@READS_ONCE
-def test_three_starts_read_each_audio_file_once(tmp_path: Path, reads: Path) -> None:
+def test_three_starts_read_each_audio_file_once(tmp_path: Path, reads: Reads) -> None:
     corpus = make_corpus(tmp_path / "corpus")
-    for cache in (tmp_path / "cache",) * 3:
-        observe(corpus, tmp_path / "corpus", cache)
-    assert {*counts_of(reads).values()} == {1}
+    for _ in range(3):
+        observe(corpus, tmp_path / "corpus", tmp_path / "cache")
+    assert {*reads.take().values()} == {1}
 
 
-def test_starts_at_once_wait_for_each_other_and_end_alike(tmp_path: Path, reads: Path) -> None:
+def test_starts_at_once_wait_for_each_other_and_end_alike(tmp_path: Path, reads: Reads) -> None:
     corpus = make_corpus(tmp_path / "corpus", count=40)
     starts = [start(corpus, tmp_path, f"--report={tmp_path / name}") for name in "abc"]
     outputs = [process.communicate(timeout=120) for process in starts]
     assert [process.returncode for process in starts] == [0, 0, 0], outputs
-    counts_of(reads)
+    reads.take()
     seen = observe(corpus, tmp_path / "corpus", tmp_path / "cache")
-    assert not counts_of(reads)
+    assert not reads.take()
     for name in "abc":
         report = sorted((tmp_path / name).iterdir())
         assert not difference("".join(file.read_text() for file in report), seen)
@@ -136,7 +101,7 @@ def start(corpus: Corpus, folder: Path, *options: str) -> Process:
 
 def test_killed_preparation_goes_on_and_loses_one_shard(tmp_path: Path, own_cache: Path) -> None:
     corpus = make_corpus(tmp_path / "corpus", count=200)
-    options = (OUT, str(tmp_path / "out"), "--shard-size=20kB")
+    options = ("--out", str(tmp_path / "out"), "--shard-size=20kB")
     process = start(corpus, tmp_path, *options)
     deadline = time.monotonic() + 60
     while len([*(tmp_path / "out").glob("[!.]*.parquet")]) < 3 and time.monotonic() < deadline:
@@ -157,7 +122,7 @@ def test_killed_preparation_goes_on_and_loses_one_shard(tmp_path: Path, own_cach
 def write_out(corpus: Corpus, folder: Path, out: Path, *options: str) -> None:
     """Write a prepared corpus to a folder of its own."""
     forget()
-    assert sbkit(["prepare", YAML, *corpus.options(folder), OUT, str(out), *options]) == 0
+    assert sbkit(["prepare", YAML, *corpus.options(folder), "--out", str(out), *options]) == 0
 
 
 def read_out(out: Path) -> str:
@@ -167,10 +132,9 @@ def read_out(out: Path) -> str:
     return observe(corpus, out, out.parent / f"cache of {out.name}").replace(str(out), "OUT")
 
 
-# ---- edits that the others of test_fresh.py are not
+# ---- edits that test_fresh.py has not
 
 
-@KEEPS_TIMES
 def test_edit_that_keeps_size_and_time_is_found_by_again_only(
     tmp_path: Path, own_cache: Path
 ) -> None:
@@ -184,26 +148,19 @@ def test_edit_that_keeps_size_and_time_is_found_by_again_only(
     assert not difference(seen, observe(corpus, tmp_path / "corpus", tmp_path / "empty"))
 
 
-def test_file_with_another_time_changes_nothing(tmp_path: Path, own_cache: Path) -> None:
-    corpus = make_corpus(tmp_path / "corpus")
-    before = observe(corpus, tmp_path / "corpus", own_cache)
-    for file in [*(tmp_path / "corpus").rglob("*.*")]:
-        os.utime(file)
-    assert not difference(observe(corpus, tmp_path / "corpus", own_cache), before)
-
-
-@pytest.mark.parametrize("form", ["csv", "parquet", "tar", "url"])
+@pytest.mark.parametrize("form", ["csv", "tar", "url"])
 def test_corpus_written_again_is_as_in_an_empty_folder(form: str, tmp_path: Path) -> None:
     corpus = Corpus(form)
-    for number, values in enumerate(({}, {"text": "Wart 1."}, {"audio": tone(8)})):
+    write(corpus, tmp_path / "corpus")
+    write_out(corpus, tmp_path / "corpus", tmp_path / "out")
+    for number, values in enumerate(({"text": "Wart 1."}, {"audio": tone(8)})):
         corpus.edit_row(0, **values)
         write(corpus, tmp_path / "corpus")
-        seen = []
-        for out in (tmp_path / "out", tmp_path / f"empty {number}"):
+        outs = tmp_path / "out", tmp_path / f"empty {number}"
+        for out in outs:
             write_out(corpus, tmp_path / "corpus", out)
-            seen.append(read_out(out))
-        assert not seen[0].startswith("error")
-        assert not difference(*seen)
+        seen, expected = map(read_out, outs)
+        assert not difference(seen, expected) and not seen.startswith("error")
 
 
 @pytest.mark.slow(60)
@@ -212,7 +169,7 @@ def test_run_on_edited_corpus_is_as_with_an_empty_cache(
     yaml: str, tiny: Sequence[str], workplace: Workplace, tmp_path: Path
 ) -> None:
     """Token counts, symbols, pitch and statistics of features decide its losses."""
-    release = shutil.copytree(workplace.release, tmp_path / "release")
+    release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
     words = ("train.py", f"hparams/{yaml}.yaml", f"--data_folder={release}", *tiny)
     losses = []
     for run, cache in (("first", "used"), ("second", "used"), ("third", "empty")):
@@ -223,27 +180,12 @@ def test_run_on_edited_corpus_is_as_with_an_empty_cache(
             clips = sorted((release / "clips").iterdir())
             shutil.copy(clips[0], clips[-1])
             table = release / "train.tsv"
-            table.write_text(table.read_text().replace("e", "o", 30))
+            head, _, _ = table.read_text().rstrip().rpartition("\t")
+            table.write_text(f"{head}\tAnother sentence.\n")
     assert losses[1] == losses[2] != losses[0]
 
 
 # ---- shared, copied, damaged, and pruned
-
-
-@contextmanager
-def obeying_modes() -> Iterator[None]:
-    """Be refused what the modes of files forbid, even as root."""
-    libc = ctypes.CDLL(None)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    before = (ctypes.c_uint32 * 6)()
-    assert libc.capget(header, before) == 0
-    other = (ctypes.c_uint32 * 6)(*before)
-    other[0] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-    assert libc.capset(header, other) == 0
-    try:
-        yield
-    finally:
-        libc.capset(header, before)
 
 
 @pytest.mark.slow(10)
@@ -251,7 +193,7 @@ def test_moved_corpus_that_is_read_only_can_be_trained_on(
     workplace: Workplace, tmp_path: Path
 ) -> None:
     data = f"--data_folder={workplace.release}"
-    assert sbkit(["prepare", YAML, data, OUT, str(tmp_path / "written")]) == 0
+    assert sbkit(["prepare", YAML, data, "--out", str(tmp_path / "written")]) == 0
     shared = (tmp_path / "written").rename(tmp_path / "shared")
     for path in (shared, *shared.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -276,24 +218,23 @@ def test_damaged_cache_gives_the_same_or_an_error(tmp_path: Path, own_cache: Pat
 
 
 def test_prune_removes_the_corpora_that_are_gone(
-    tmp_path: Path, own_cache: Path, reads: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, own_cache: Path, reads: Reads, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gone, here = make_corpus(tmp_path / "gone"), make_corpus(tmp_path / "here", count=5)
+    gone, here = make_corpus(tmp_path / "gone"), make_corpus(tmp_path / "here", first=30)
     observe(gone, tmp_path / "gone", own_cache)
     expected = observe(here, tmp_path / "here", own_cache)
-    (own_cache / "notes").mkdir()
-    (own_cache / "notes" / "mine.txt").write_text("of the user")
+    own_file = own_cache / "notes" / "mine.txt"
+    own_file.parent.mkdir()
+    own_file.write_text("of the user")
     shutil.rmtree(tmp_path / "gone")
-    counts_of(reads)
-    capsys.readouterr()
-    assert sbkit(["cache"]) == 0
-    listing = capsys.readouterr().out
-    assert str(tmp_path / "gone") in listing and str(tmp_path / "here") in listing
-    assert sbkit(["cache", "prune"]) == 0
-    assert "removed" in capsys.readouterr().out
-    assert sbkit(["cache"]) == 0
-    listing = capsys.readouterr().out
-    assert str(tmp_path / "gone") not in listing and str(tmp_path / "here") in listing
-    assert (own_cache / "notes" / "mine.txt").is_file()
+    reads.take()
+    listings = []
+    for action in ("list", "prune", "list"):
+        capsys.readouterr()
+        assert sbkit(["cache", action]) == 0
+        listings.append(capsys.readouterr().out)
+    for name, is_listed in (("gone", [True, True, False]), ("here", [True, False, True])):
+        assert [str(tmp_path / name) in listing for listing in listings] == is_listed
+    assert own_file.is_file()
     assert not difference(observe(here, tmp_path / "here", own_cache), expected)
-    assert not counts_of(reads)
+    assert not reads.take()
