@@ -228,7 +228,7 @@ def reason_of(error: AudioError) -> str:
 def list_shards(storage: Storage, prefix: str = "") -> dict[str, list[str]]:
     """Return the names of the shards of each unit, sorted; [] for a unit that is not whole."""
     shards: dict[str, list[str]] = {}
-    for name in sorted(storage.find(f"{prefix}*.parquet")):
+    for name in sorted(storage.find(prefix, ".parquet")):
         shard = name.removesuffix(".parquet")
         shards.setdefault(unit_of(shard), []).append(shard)
     return {

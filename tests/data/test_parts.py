@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from sbkit.data.sharded_corpus import ShardOptions, read_index, write_shards
+from sbkit.data.sharded_corpus import read as read_shards
 
 from recipes.OwnData import corpus as own_data
 from sbkit.audio import io
@@ -20,8 +22,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.filesystem import Storage
 from sbkit.data.manifest import Manifest
 from sbkit.data.shard import read_rows
-from sbkit.data.sharded_corpus import ShardOptions, read_index, write_shards
-from sbkit.data.sharded_corpus import read as read_shards
 from tests.calls import note_calls
 from tests.data.test_splits import prepare, prepare_manifest
 

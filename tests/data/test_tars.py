@@ -10,6 +10,9 @@ import lhotse
 import numpy as np
 import pytest
 import webdataset
+from sbkit.data.sharded_corpus import ShardOptions, write_shards
+from sbkit.data.sharded_corpus import read as read_shards
+from tests.data.test_cache import write_tar
 
 from sbkit.audio.io import encode_audio, read_audio
 from sbkit.base.errors import SbkitError
@@ -18,10 +21,7 @@ from sbkit.data import read_manifests
 from sbkit.data.filesystem import Storage
 from sbkit.data.read_manifests import TableFolders, list_tables
 from sbkit.data.shard import read_rows
-from sbkit.data.sharded_corpus import ShardOptions, write_shards
-from sbkit.data.sharded_corpus import read as read_shards
 from sbkit.data.tables import TableOptions
-from tests.data.test_cache import write_tar
 from tests.data.test_splits import prepare_manifest
 from tests.runs import rows_of
 
