@@ -65,7 +65,9 @@ def read_prepared(recordings: Path, supervisions: Path, options: TableOptions) -
     recording_set = lhotse.RecordingSet.from_file(recordings)
     supervision_set = lhotse.SupervisionSet.from_file(supervisions)
     cuts = lhotse.CutSet.from_manifests(recording_set, supervision_set)
-    table = join_tables(_read_batches(iter(cuts), recordings, options, MANIFEST_ROWS), str(recordings))
+    table = join_tables(
+        _read_batches(iter(cuts), recordings, options, MANIFEST_ROWS), str(recordings)
+    )
     known_ids = {recording.id for recording in recording_set}
     detail = f"{recordings.name} has no recording of it"
     missing = [

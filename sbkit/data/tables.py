@@ -608,7 +608,7 @@ def _find_position(table: Table, options: TableOptions) -> tuple[PartColumns, st
     part = PartColumns.choose(*times)
     starts = read_text_column(table.rows, part.start)
     is_time = any(TIME_VALUE.fullmatch(start.strip()) for start in starts)  # or a date, for example
-    if part.start and not is_time:
+    if not is_time and (part.start or unused_time_columns(names, part)):
         part = PartColumns()
     channel = options.find(names, "channel", table.file)
     unused = [] if part.start else unused_time_columns(names, part)
