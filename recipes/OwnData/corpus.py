@@ -1,6 +1,6 @@
 """Read the manifests that the user names: files, folders or URLs for each split.
 
-manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kaldi/noisy}}
+manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: saved}}
 manifest: {all: a.csv}                  has a column `split`, or is split by its speakers
 manifest: {all: folder}                 has files or folders named train, dev (validation) and test
 """
@@ -37,7 +37,6 @@ from sbkit.data.corpus import (
     check_shares,
     deal_speakers,
 )
-from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Excluded, Manifest, part_name, to_texts
 from sbkit.data.read_manifests import (
     TableFolders,
@@ -221,7 +220,7 @@ def _is_table_folder(source: str) -> bool:
     if "://" in source or source.endswith(TAR_SUFFIXES):
         return True
     folder = Path(source)
-    is_one_table = is_arrow_dataset(folder) or is_kaldi(folder) or find_metadata(folder)
+    is_one_table = is_arrow_dataset(folder) or find_metadata(folder)
     return folder.is_dir() and not is_one_table and bool(list_tables(source))
 
 

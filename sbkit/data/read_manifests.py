@@ -1,4 +1,4 @@
-"""Read what a user names: tables, Kaldi folders, datasets, rows in memory and table folders.
+"""Read what a user names: tables, datasets, rows in memory and table folders.
 
 A table folder has tars, parquet or JSON Lines files, here or at a URL. They are read in batches,
 because such a corpus may fit neither into memory nor on the disk.
@@ -42,8 +42,6 @@ from sbkit.data.columns import (
     plain_name,
 )
 from sbkit.data.filesystem import Storage, access_errors, disk_errors, unpacking_errors
-from sbkit.data.kaldi import is_kaldi, read_kaldi
-from sbkit.data.lhotse_cuts import cuts_of_tar, is_cut_manifest, read_cuts, read_shar
 from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.tables import (
     DATA_ROOT,
@@ -62,9 +60,9 @@ from sbkit.data.tables import (
 from sbkit.data.tars import TAR_SUFFIXES, nemo_manifest, read_tar
 
 TABLE_SUFFIXES = (".parquet", ".jsonl")
-FOLDER_MARKS = ("/state.json", "/wav.scp")  # in a saved dataset and in a folder of Kaldi
+FOLDER_MARK = "/state.json"  # in a saved dataset
 TABLE_NAME = re.compile(
-    r"\.(parquet|tar|tar\.gz|tgz|(jsonl|csv|tsv|json)(\.gz|\.bz2|\.xz|\.zst)?)$|/wav\.scp$"
+    r"\.(parquet|tar|tar\.gz|tgz|(jsonl|csv|tsv|json)(\.gz|\.bz2|\.xz|\.zst)?)$"
 )
 # A role in a name; see https://huggingface.co/docs/hub/datasets-file-names-and-splits
 ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
@@ -104,10 +102,6 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
 
 def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]:
     """Read the rows of a file or folder, and return the options that name their columns."""
-    if is_kaldi(source):
-        return read_kaldi(source, options), options.usual
-    if is_cut_manifest(source):
-        return read_cuts(source, options), options.usual
     if is_arrow_dataset(source):
         return _read_arrow_dataset(source, options), options
     if metadata := find_metadata(source):
@@ -122,8 +116,8 @@ def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]
                     where=str(source),
                 )
         raise DataError(
-            f"{source} is neither a data folder of Kaldi nor a dataset of save_to_disk, and has no "
-            "metadata.csv or metadata.jsonl.",
+            f"{source} is no dataset of save_to_disk, and has no metadata.csv or metadata.jsonl. "
+            "Folders of Kaldi and Lhotse are named in `data_folder`.",
             where=str(source),
         )
     return read_table(source, options.encoding), options
@@ -401,11 +395,10 @@ class TableFolders:
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
-            cuts = cuts_of_tar(file) if file.endswith(TAR_SUFFIXES) else None
-            tables = self._read_tables(file, cuts, partial(_write_audio, audio_folder))
+            tables = self._read_tables(file, partial(_write_audio, audio_folder))
             options = self.options
             if file.endswith(TAR_SUFFIXES):  # whose readers name the path
-                options = options.usual if cuts else replace(options, path_column=None)
+                options = replace(options, path_column=None)
             for index, table in enumerate(tables):
                 if index >= start_batch:
                     # A recording is fetched once for all of its parts.
@@ -418,10 +411,8 @@ class TableFolders:
                     yield replace(manifest, excluded=tuple(excluded))
                 shutil.rmtree(audio_folder, ignore_errors=True)
 
-    def _read_tables(self, file: str, cuts: str | None, write_audio: WriteAudio) -> Iterator[Table]:
-        if cuts is not None:
-            yield from read_shar(file, cuts, self.options, BATCH_ROWS, write_audio)
-        elif file.endswith(TAR_SUFFIXES):
+    def _read_tables(self, file: str, write_audio: WriteAudio) -> Iterator[Table]:
+        if file.endswith(TAR_SUFFIXES):
             yield from read_tar(file, self.options, BATCH_ROWS, write_audio)
         elif file.endswith(".jsonl"):
             encoding = self.options.encoding or "utf-8-sig"
@@ -441,10 +432,8 @@ def list_tables(source: str) -> list[str]:
 def _choose_tables(files: Sequence[str]) -> list[str]:
     """Return the tars, or else the tables; JSON, which may describe these, if it is alone."""
     tars = [file for file in files if file.endswith(TAR_SUFFIXES)]
-    # The other fields of Lhotse Shar are features, for example.
-    shar = [file for file in tars if cuts_of_tar(file)]
     tables = [file for file in files if not re.search(r"\.json(\.\w+)?$", file)]
-    return shar or tars or tables or [*files]
+    return tars or tables or [*files]
 
 
 def find_splits(source: str) -> dict[str, list[str]]:
@@ -457,8 +446,8 @@ def find_splits(source: str) -> dict[str, list[str]]:
     storage = Storage(source)
     depth = len(PurePosixPath(storage.folder or storage.url).parts)
     files = {file for file in storage.list_files([""]) if TABLE_NAME.search(file)}
-    folders = {file.rpartition("/")[0] for file in files if file.endswith(FOLDER_MARKS)}
-    inside = tuple(f"{folder}/" for folder in folders)  # such as split8/1/wav.scp of Kaldi
+    folders = {file.rpartition("/")[0] for file in files if file.endswith(FOLDER_MARK)}
+    inside = tuple(f"{folder}/" for folder in folders)
     by_role: dict[str, list[str]] = {}
     for path in sorted(path for path in folders | files if not path.startswith(inside)):
         names = PurePosixPath(path).parts[depth:]
@@ -476,7 +465,7 @@ def file_version(file: str) -> str:
     """Return text that changes when the file or its manifest does, such as a hash of the times."""
     with access_errors(file):
         filesystem, path = fsspec.url_to_fs(file)
-        manifest = file.endswith(TAR_SUFFIXES) and (cuts_of_tar(file) or nemo_manifest(file))
+        manifest = file.endswith(TAR_SUFFIXES) and nemo_manifest(file)
         return " ".join(str(filesystem.ukey(part)) for part in (path, manifest) if part)
 
 
