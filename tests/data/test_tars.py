@@ -1,4 +1,4 @@
-"""Tars of WebDataset, NeMo and Lhotse Shar become shards; broken and hostile ones are refused."""
+"""Tars of WebDataset and NeMo become shards; broken and hostile ones are refused."""
 
 import json
 import tarfile
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-import lhotse
 import numpy as np
 import pytest
 import webdataset
@@ -15,11 +14,12 @@ from sbkit.audio.io import encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import read_manifests
+from sbkit.data.corpus import corpus_of
 from sbkit.data.filesystem import Storage
+from sbkit.data.manifest import Manifest
 from sbkit.data.read_manifests import TableFolders, list_tables
 from sbkit.data.shard import read_rows
 from sbkit.data.sharded_corpus import ShardOptions, write_shards
-from sbkit.data.sharded_corpus import read as read_shards
 from sbkit.data.tables import TableOptions
 from tests.data.test_cache import write_tar
 from tests.data.test_splits import prepare_manifest
@@ -83,24 +83,12 @@ def write_nemo(folder: Path, clips: Mapping[Path, str]) -> None:
     (folder / "tarred_audio_manifest.json").write_text("\n".join(lines), encoding="utf-8")
 
 
-def write_shar(folder: Path, clips: Mapping[Path, str]) -> None:
-    cuts = []
-    for clip, text in clips.items():
-        cut = lhotse.Recording.from_file(clip).to_cut()
-        speech = lhotse.SupervisionSegment(cut.id, cut.recording_id, 0, cut.duration, text=text)
-        cut.supervisions = [speech]
-        cuts.append(cut)
-    folder.mkdir()
-    cut_set = lhotse.CutSet.from_cuts(cuts)
-    cut_set.to_shar(folder, fields={"recording": "flac"}, shard_size=3)
-    write_tar(folder / "features.000000.tar", ("a.llc", b"..."))
-
-
 def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
     options = TableOptions(language="en", path_column="wav")  # a key of tables, not of tars
     tables = TableFolders(tuple(list_tables(str(source))), options)
     write_shards(Storage(str(folder)), OPTIONS, {"train": tables}, {"train": ["train"]})
-    manifest = read_shards({"data_folder": str(folder), "sample_rate": 16_000}, "train")
+    corpus = corpus_of({"data_folder": str(folder), "sample_rate": 16_000})
+    manifest = Manifest.join(corpus.blocks("train"))
     assert manifest.excluded == ()
     assert len({*manifest.ids}) == len(manifest)  # also if tars have equal names
     split = prepare_manifest(folder, manifest, normalize=str, keep_empty=True).dataset
@@ -108,7 +96,7 @@ def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "write", [write_webdataset, write_json_pairs, write_text_pairs, write_nemo, write_shar]
+    "write", [write_webdataset, write_json_pairs, write_text_pairs, write_nemo]
 )
 def test_tars_give_the_clips(
     clips: dict[Path, str], tmp_path: Path, write: object, monkeypatch: pytest.MonkeyPatch
@@ -134,18 +122,6 @@ def test_text_column_names_the_text_of_a_sample_or_says_that_there_is_none(
     tables = TableFolders((str(tmp_path / "a.tar"),), options)
     (manifest,) = tables.read(str(tmp_path / "a.tar"), tmp_path, 0)
     assert (manifest.sentences, manifest.excluded) == (["hi" if text_column else ""], ())
-
-
-def test_shar_of_too_few_recordings_is_refused(clips: dict[Path, str], tmp_path: Path) -> None:
-    write_shar(tmp_path / "shar", clips)
-    tar = tmp_path / "shar/recording.000000.tar"
-    with tarfile.open(tar) as file:
-        fifth = [member.offset for member in file][4]
-    tar.write_bytes(tar.read_bytes()[:fifth])
-    with pytest.raises(
-        SbkitError, match=r"cannot be read after cut 2 \(EOFError: 3 were expected\)"
-    ):
-        to_shards(tmp_path / "shar", tmp_path / "shards")
 
 
 def test_nemo_has_parts_and_members_without_rows(clips: dict[Path, str], tmp_path: Path) -> None:
