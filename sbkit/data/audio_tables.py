@@ -214,8 +214,10 @@ class ArrowFile(NamedTuple):
 
 
 @contextmanager
-def open_arrow(file: str, max_rows: int = MAX_BATCH_ROWS) -> Iterator[ArrowFile]:
+def open_arrow(file: str, max_rows: int | None = None) -> Iterator[ArrowFile]:
     """Open a file whose rows are read in batches of bounded size."""
+
+    max_rows = max_rows or MAX_BATCH_ROWS
 
     def batch_rows(num_rows: int, num_bytes: int) -> int:
         return max(1, min(max_rows, num_rows * MAX_BATCH_BYTES // max(num_bytes, 1)))
