@@ -248,7 +248,7 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
 
 
 @pytest.mark.slow
-def test_score_reads_text_column_and_encoding_of_the_run(overfitted: Path, tmp_path: Path) -> None:
+def test_score_reads_columns_and_encoding_of_the_run(overfitted: Path, tmp_path: Path) -> None:
     run, table = tmp_path / "run", overfitted / "release/said.tsv"
     shutil.copytree(overfitted / "run", run)
     yaml = (run / "hyperparams.yaml").read_text()

@@ -167,7 +167,7 @@ def find_splits(source: str, files: Sequence[SourceFile]) -> dict[str, list[Sour
     The names of folders count first, and one with two roles does not.
     """
     by_role: dict[str, list[SourceFile]] = {}
-    for file in files if len(files) > 1 else ():
+    for file in files if [file.path for file in files] != [source] else ():
         names = (*file.folders, file.name)
         roles = [{ROLE_OF[word] for word in ROLE_NAME.findall(name.lower())} for name in names]
         role = next((min(named) for named in roles if len(named) == 1), "")

@@ -105,7 +105,7 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
     (tmp_path / name).write_bytes(TEXT_FILES[name])
     table = orthography("en")
     assert [*read_sentences([tmp_path / name], table)] == ["call the office"]
-    settings = {"text_column": "said"}  # of the manifests; other tables have usual names
+    settings = {"columns": {"text": "said"}}  # of the manifests; other tables have usual names
     assert [*read_sentences([tmp_path / name], table, settings)] == ["call the office"]
 
 
