@@ -95,7 +95,6 @@ TEXT_FILES = {
     "e.jsonl": b'{"audio_filepath": "a.wav", "text": "Call the office."}\n{"text": null}\n',
     "f.json": b'{"a": {"wav": "a.wav", "wrd": "call the office"}}',
     "rows.txt": b'{"text": "Call the office"}\n',
-    "mixed.jsonl": b'{"sentence": "Call the office"}\n{"text": ""}\n',
     "g.parquet": parquet({"audio": [b"RIFF\0"], "text": ["Call the office"]}),
 }
 
