@@ -216,7 +216,6 @@ class ArrowFile(NamedTuple):
 @contextmanager
 def open_arrow(file: str, max_rows: int | None = None) -> Iterator[ArrowFile]:
     """Open a file whose rows are read in batches of bounded size."""
-
     max_rows = max_rows or MAX_BATCH_ROWS
 
     def batch_rows(num_rows: int, num_bytes: int) -> int:

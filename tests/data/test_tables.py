@@ -108,7 +108,7 @@ def test_stray_quotes_lose_no_row(delimiter: str, tmp_path: Path) -> None:
             manifest = read(file)
         except SbkitError as error:
             refused += 1
-            number = int(str(error).partition("on line ")[2].split()[0])
+            number = int(str(error).partition(": line ")[2].split()[0])
             assert rows[number - 2][1].startswith('"')
             continue
         lost = {int(row.id.removeprefix("row ")) - 2 for row in manifest.excluded}
@@ -185,7 +185,7 @@ def test_cells_are_found_by_every_usual_name(lines: list[str], clips: Rows, tmp_
 )
 def test_quote_that_swallows_rows_is_refused_by_its_line(lines: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    with pytest.raises(SbkitError, match="a quotation mark opens a field on line 2") as refused:
+    with pytest.raises(SbkitError, match="a.csv: line 2 opens a quotation mark") as refused:
         read(tmp_path / "a.csv")
     assert refused.value.where == f"{tmp_path / 'a.csv'}:2"
 
