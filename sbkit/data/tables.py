@@ -35,36 +35,37 @@ from sbkit.data.columns import (
     CHANNELS,
     CUT_SHORT,
     INVALID_PART,
-    MAX_LISTED_COLUMNS,
     TIME_ROLES,
     TIME_VALUE,
     USUAL_COLUMNS,
     PartColumns,
     find_channel,
-    find_column,
+    find_columns,
     parse_span,
     plain_name,
-    rename_columns,
     to_seconds,
     unused_time_columns,
 )
 from sbkit.data.filesystem import access_errors
-from sbkit.data.manifest import Excluded, Manifest, part_columns, part_name, text_columns, to_texts
+from sbkit.data.manifest import (
+    Excluded,
+    Manifest,
+    part_columns,
+    part_name,
+    text_columns,
+    to_texts,
+    unreserved_name,
+)
 
+MAX_LISTED_COLUMNS = 30  # in an error
 DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BATCH_ROWS = 50_000  # that are Python objects at a time
 SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
-PARTS = "Write a table with a row for each part: path, start, end and sentence."
-OTHER_FORMATS = {  # by ending: what a user takes for a table, and what to do
-    (".xlsx", ".xlsm", ".xls", ".ods", ".numbers"): "a workbook. Save it as CSV UTF-8.",
-    (".stm", ".ctm"): f"a transcript of NIST's scoring. {PARTS}",
-    (".srt", ".vtt"): f"subtitles. {PARTS}",
-    (".textgrid",): f"an annotation of Praat. {PARTS}",
-    (".eaf",): f"an annotation of ELAN. {PARTS}",
-}
+WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
+ANNOTATIONS = (".stm", ".ctm", ".srt", ".vtt", ".textgrid", ".eaf")
 CLIPS_FOLDER = "clips"  # of a Common Voice release
 DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
 
@@ -128,8 +129,27 @@ class TableOptions:
         return replace(self, columns={**self.columns, **dict.fromkeys(roles)})
 
     def find(self, names: Sequence[str], role: str, table: object) -> str:
-        """Return the column of a role, "" for none; see `find_column`."""
-        return find_column(names, role, self.columns, table) or ""
+        """Return the column that is named for a role, else the one with a usual name, "" for none.
+
+        Raises ConfigError if the table lacks the named one, and DataError if it has two usual ones.
+        """
+        if role in self.columns:
+            named = self.columns[role] or ""
+            found = [name for name in names if name.lower() == named.lower()]
+            if named and not found:
+                raise ConfigError(
+                    f"`columns.{role}` is {named}, but {table} has no such column. It has "
+                    f"{listed(names, max_names=MAX_LISTED_COLUMNS)}."
+                )
+            return found[0] if named else ""
+        usual = find_columns(names, role)
+        if len(usual) > 1:
+            raise DataError(
+                f"{table} has several columns for the {role}: {listed(usual)}. Choose one by "
+                f"`columns`, as in columns: {{{role}: {usual[0]}}}.",
+                where=f"{table}",
+            )
+        return usual[0] if usual else ""
 
 
 def is_named(source: str, key: str) -> bool:
@@ -250,7 +270,7 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, dict) and plain_name(name) in USUAL_COLUMNS["path"]:
             inner = {key: item for key, item in value.items() if key not in ("array", "bytes")}
-            path = inner.pop(find_column([*inner], "path", {}, name) or "", None)
+            path = inner.pop(TableOptions().find([*inner], "path", name), None)
             flat |= {**inner, name: path}
         else:
             flat[name] = value
@@ -259,9 +279,14 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _encoding_of(file: str, declared: str | None) -> str:
     """Return the declared encoding, or what a byte order mark says."""
-    for endings, fault in OTHER_FORMATS.items():
-        if file.lower().endswith(endings):
-            raise DataError(f"{file} is no table, but {fault}", where=file)
+    if file.lower().endswith(WORKBOOKS):
+        raise DataError(f"{file} is a workbook. Save it as CSV UTF-8.", where=file)
+    if file.lower().endswith(ANNOTATIONS):
+        raise DataError(
+            f"{file} is no table. Write one with a row for each part: path, start, end and "
+            "sentence.",
+            where=file,
+        )
     if pointer := pointer_sentence(file):
         raise DataError(pointer, where=file)
     try:
@@ -525,8 +550,12 @@ def to_manifest(
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     new_names = {speaker: "speaker", language: "language"}
-    renamed = rename_columns(names, (path, text, id, *part, channel), new_names)
-    columns = {new: rows[old] for old, new in renamed.items()}
+    used = (path, text, id, *part, channel)
+    columns = {
+        new_names.get(name) or unreserved_name(name): rows[name]
+        for name in names
+        if name not in used
+    }
     if "speaker" in columns:  # pandas writes the number 7 as 7.0 beside missing ones
         trimmed = pc.utf8_trim_whitespace(columns["speaker"])
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
@@ -637,8 +666,6 @@ def _find_clips(
     is_clip[indices] = True
     rows = table.rows.filter(pa.array(is_clip))  # whose texts may have any number of bytes
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
-    if part_names.start and parts and all(part.is_whole for part in parts):
-        note_once(f"{table.file}: each file lasts as long as its part, and is read whole.")
     if not all(part.is_file for part in parts):
         clips |= part_columns(parts)
     return clips, rows

@@ -394,7 +394,7 @@ def test_check_locale_accepts_regions_and_a_few_rows_of_another_language() -> No
 
 NOT_TABLES = {  # by ending
     **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "a workbook. Save it as CSV UTF-8"),
-    **dict.fromkeys((".srt", ".VTT"), "subtitles. Write a table"),
+    **dict.fromkeys((".srt", ".VTT"), "no table. Write one"),
     **dict.fromkeys((".stm", ".TextGrid", ".eaf"), "path, start, end and sentence"),
 }
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
