@@ -15,13 +15,14 @@ from sbkit.base.units import MICROSECONDS
 from sbkit.data.corpus import corpus_of
 from sbkit.data.manifest import Manifest
 from tests.recipes.test_librispeech import SPLITS, root, settings
+from tests.stores import read_split
 
 assert root  # a fixture
 CUTS = Path(__file__).parent / "lhotse_cuts.jsonl"  # as Lhotse 1.33 wrote them
 
 
 def read(folder: Path, split: str, **options: object) -> Manifest:
-    return Manifest.join(corpus_of(settings(folder, **options)).blocks(split))
+    return read_split(settings(folder, **options), split)
 
 
 @pytest.fixture
