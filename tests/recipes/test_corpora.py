@@ -136,7 +136,7 @@ def test_corpus_of_refuses_unknown_data(settings: dict[str, object], words: str)
         corpus_of(settings)
 
 
-@pytest.mark.parametrize("name", ["CommonVoice", "LibriSpeech", "Lhotse"])
+@pytest.mark.parametrize("name", ["CommonVoice", "LibriSpeech"])
 def test_corpus_of_a_folder_needs_data_folder(name: str) -> None:
     settings = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
     with pytest.raises(SbkitError, match="`data_folder` names none"):
