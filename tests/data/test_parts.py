@@ -15,13 +15,13 @@ from sbkit.audio import io
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, read_audio, read_parts
 from sbkit.base.errors import SbkitError
+from sbkit.data.corpus import corpus_of
 from sbkit.data.filesystem import Storage
 from sbkit.data.manifest import Manifest
 from sbkit.data.shard import read_rows
 from sbkit.data.sharded_corpus import ShardOptions, read_index, write_shards
 from tests.calls import note_calls
 from tests.data.test_splits import prepare, prepare_manifest
-from tests.stores import read_split
 
 RECORDINGS = {"talk.mp3": 44_100, "talk.flac": 48_000}  # Hz
 TIMES = [0.0, 1.2345678, 61.00003, 75.5, 76.5]  # seconds; a block has 60
@@ -44,7 +44,8 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def read(source: Path, **settings: object) -> Manifest:
-    return read_split({"manifest": {"train": str(source)}, **settings}, "train")
+    all_settings = {"manifest": {"train": str(source)}, "language": "en", **settings}
+    return Manifest.join(corpus_of(all_settings).blocks("train"))
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> Path:
@@ -72,7 +73,8 @@ def test_parts_are_slices_of_the_whole_file_in_the_cache_and_in_shards(
     options = ShardOptions(sample_rate=16_000, store="flac", shard_bytes=10**9, seed=7)
     write_shards(Storage(str(store)), options, {"train": manifest}, {"train": ["train"]})
     assert sorted(streamed) == sorted(RECORDINGS)
-    shards = read_split({"data_folder": str(store), "sample_rate": 16_000}, "train")
+    corpus = corpus_of({"data_folder": str(store), "sample_rate": 16_000})
+    shards = Manifest.join(corpus.blocks("train"))
     assert len(read_index(Storage(str(store))).splits["train"]) == 1
     splits = [prepare_manifest(tmp_path, manifest) for manifest in (manifest, manifest, shards)]
     assert sorted(streamed) == sorted([*RECORDINGS, *RECORDINGS])  # once for the cache

@@ -14,7 +14,9 @@ from sbkit.audio.io import encode_audio, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import read_manifests
+from sbkit.data.corpus import corpus_of
 from sbkit.data.filesystem import Storage
+from sbkit.data.manifest import Manifest
 from sbkit.data.read_manifests import TableFolders, list_tables
 from sbkit.data.shard import read_rows
 from sbkit.data.sharded_corpus import ShardOptions, write_shards
@@ -22,7 +24,6 @@ from sbkit.data.tables import TableOptions
 from tests.data.test_cache import write_tar
 from tests.data.test_splits import prepare_manifest
 from tests.runs import rows_of
-from tests.stores import read_split
 
 OPTIONS = ShardOptions(sample_rate=16_000, store="flac", shard_bytes=10**9, seed=7)
 
@@ -86,7 +87,8 @@ def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
     options = TableOptions(language="en", path_column="wav")  # a key of tables, not of tars
     tables = TableFolders(tuple(list_tables(str(source))), options)
     write_shards(Storage(str(folder)), OPTIONS, {"train": tables}, {"train": ["train"]})
-    manifest = read_split({"data_folder": str(folder), "sample_rate": 16_000}, "train")
+    corpus = corpus_of({"data_folder": str(folder), "sample_rate": 16_000})
+    manifest = Manifest.join(corpus.blocks("train"))
     assert manifest.excluded == ()
     assert len({*manifest.ids}) == len(manifest)  # also if tars have equal names
     split = prepare_manifest(folder, manifest, normalize=str, keep_empty=True).dataset
