@@ -10,13 +10,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbkit.base.errors import DataError
 from sbkit.base.imports import require_package
 from sbkit.base.units import MICROSECONDS, SAMPLE_RATE
-from sbkit.data.cache import unpack_corpus
 from sbkit.data.corpus import Corpus, SettingValues, named_folder, splits_by_prefix
 from sbkit.data.filesystem import UNPACKING_ERRORS
 from sbkit.data.manifest import Clip, Excluded
@@ -38,24 +38,23 @@ class Lhotse(Corpus):
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
         """Check whether a folder has such files."""
-        folder = named_folder(settings)
-        return folder is not None and bool(_find_splits(folder))
+        return bool(_find_splits(settings))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
         """Return the splits of each role: the key ``splits``, else train*, dev* and test*."""
-        return splits_by_prefix([*self._find_splits()], self.settings)
+        return splits_by_prefix([*_find_splits(self.settings)], self.settings)
 
     def files(self) -> list[Path]:
         """Return the folders of the manifests."""
-        files = self._find_splits().values()
-        return [*dict.fromkeys(file.parent for split_files in files for file in split_files)]
+        files = chain.from_iterable(_find_splits(self.settings).values())
+        return [*dict.fromkeys(file.parent for file in files)]
 
     def read(self, split: str) -> Iterator[Clip | Excluded]:
         """Yield the clips, with the columns speaker, language and gender."""
         require_package("lhotse", extra="corpora")
-        for file in self._find_splits()[split]:
-            is_kaldi, is_of_cuts = file.name == "wav.scp", "cuts" in file.name
-            read = _read_kaldi if is_kaldi else _read_cuts if is_of_cuts else _read_supervisions
+        for file in _find_splits(self.settings)[split]:
+            read = _read_supervisions if "supervisions_" in file.name else _read_cuts
+            read = _read_kaldi if file.name == "wav.scp" else read
             try:
                 yield from (self._to_clip(file, *row) for row in read(file))
             # Lhotse asserts, and takes the fields that it needs from mappings.
@@ -63,9 +62,6 @@ class Lhotse(Corpus):
                 raise DataError(
                     f"{file} cannot be read by Lhotse ({type(error).__name__}: {str(error)[:200]})."
                 ) from error
-
-    def _find_splits(self) -> dict[str, list[Path]]:
-        return _find_splits(unpack_corpus(self.settings["data_folder"]))
 
     def _to_clip(
         self, file: Path, recording: "Recording | None", speech: "SupervisionSegment"
@@ -90,6 +86,9 @@ class Lhotse(Corpus):
                 ".save_audios('audio').to_file('cuts_train.jsonl.gz')"
             )
         start, end = max(speech.start, 0), min(speech.end, recording.duration)
+        if start >= end:
+            times = f"from {speech.start:g} to {speech.end:g} s of {recording.duration:g} s"
+            return Excluded(speech.id, "outside of its recording", times)
         labels = {
             "speaker": speech.speaker,
             "language": speech.language or single_language_tag(self.settings["language"]),
@@ -107,16 +106,19 @@ class Lhotse(Corpus):
         )
 
 
-def _find_splits(folder: Path) -> dict[str, list[Path]]:
+def _find_splits(settings: SettingValues) -> dict[str, list[Path]]:
     """Return the manifests of each split, or the wav.scp of a folder of Kaldi."""
+    folder = named_folder(settings)
     splits: dict[str, list[Path]] = defaultdict(list)
+    if folder is None:
+        return splits
     for file in sorted(folder.glob("*.jsonl*")):
         if match := MANIFEST.fullmatch(file.name):
             splits[match[1]].append(file)
     for file in sorted(file for name in IN_FOLDERS for file in folder.glob(f"*/{name}")):
         pattern = "wav.scp" if file.name == "wav.scp" else "cuts.*jsonl*"
         splits[file.parent.name] = sorted(file.parent.glob(pattern))
-    return dict(splits)
+    return splits
 
 
 Rows = Iterator[tuple["Recording | None", "SupervisionSegment"]]

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.arrays import Counts
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.data.corpus import DEFAULT_SHARES, RELEASE_SPLITS, deal_speakers
 from sbkit.data.manifest import DURATION_COLUMN, Manifest, are_distinct, hash_texts
@@ -170,9 +170,6 @@ def read_spontaneous(
             if count := sum(name in RELEASE_SPLITS and name != stated for name, stated in pairs):
                 rows_chosen = plural(count, "row")
                 logger.info(f"{file.name}: the splits of {rows_chosen} are chosen by speaker")
-        elif not split_rows and split not in RELEASE_SPLITS:
-            names = ", ".join(sorted({*RELEASE_SPLITS, *splits}))
-            raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
     indices = [row for row in split_rows if own.is_filled[row]]
     num_empty = len(split_rows) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag

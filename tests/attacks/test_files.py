@@ -12,12 +12,12 @@ import torch
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpus import corpus_of
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.initialize import initialize_from
 from tests.attacks.hostile import ESCAPE, refused, watched
 from tests.runtime.bundles import make_run
+from tests.stores import read_split
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ TABLES = {
 
 def read_table(file: Path) -> None:
     """Read a table as training does."""
-    [*corpus_of({"manifest": {"train": str(file)}, "language": "en"}).blocks("train")]
+    read_split({"manifest": {"train": str(file)}}, "train")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -59,8 +59,8 @@ def test_kaldi_folder_with_a_command_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "data/train"
     folder.mkdir(parents=True)
     (folder / "wav.scp").write_text(f"a touch {tmp_path}/canary |\n")
-    corpus = corpus_of({"data_folder": str(folder.parent), "language": "en"})
-    refused(lambda: [*corpus.blocks("train")], tmp_path / "canary")
+    settings = {"data_folder": str(folder.parent)}
+    refused(partial(read_split, settings, "train"), tmp_path / "canary")
 
 
 # -- weights to start from -------------------------------------------------------------------------

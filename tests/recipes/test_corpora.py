@@ -1,47 +1,121 @@
-"""The choice of the corpus, and manifests that a user names."""
+"""The classes of corpora, their choice, and the splits of their speakers."""
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from recipes.AsteriskPrompts import corpus as asterisk_prompts
-from recipes.CommonVoice import corpus as common_voice
-from recipes.OwnData import corpus as own_data
-from recipes.prepare import corpus_of
+import recipes
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpus import check_shares, deal_speakers, describe_corpus, splits_of
+from sbkit.data.corpus import check_shares, corpora, corpus_of, deal_speakers
+from tests.stores import read_split
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_corpora_do_not_import_each_other() -> None:
-    corpora = {file.parent.name for file in (ROOT / "recipes").glob("*/corpus.py")}
+    names = {file.parent.name for file in (ROOT / "recipes").glob("*/corpus.py")}
     for file in (ROOT / "recipes").glob("*/*.py"):
         named = set(re.findall(r"from recipes\.(\w+)", file.read_text()))
-        assert not named & corpora - {file.parent.name}, file
+        assert not named & names - {file.parent.name}, file
 
 
-def test_corpus_of_follows_the_yaml(tmp_path: Path) -> None:
-    assert corpus_of({"data_folder": None}) is asterisk_prompts
-    assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
-    assert corpus_of({"corpus": "recipes.CommonVoice.corpus"}) is common_voice
-    (tmp_path / "fr" / "clips").mkdir(parents=True)
-    assert corpus_of({"data_folder": str(tmp_path)}) is common_voice
-    assert corpus_of({"data_folder": str(tmp_path / "fr")}) is common_voice
+def test_commands_on_data_import_neither_torch_nor_lhotse() -> None:
+    code = "import sys; from sbkit.data.corpus import corpora; corpora(); print(*sys.modules)"
+    output = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert not {"torch", "lhotse"} & {*output.split()}
+
+
+LAYOUTS = {  # a file of each folder, by the class that recognizes it
+    "fr/clips/a.mp3": "CommonVoice",
+    "clips/a.mp3": "CommonVoice",
+    "ss-corpus-en.tsv": "CommonVoice",
+    "train-960/84/7/84-7.trans.txt": "LibriSpeech",
+    "LibriSpeech/dev/84-7.trans.txt": None,
+    "LibriSpeech/dev/84/84-7.trans.txt": "LibriSpeech",
+    "a_supervisions_train.jsonl.gz": "Lhotse",
+    "train/wav.scp": "Lhotse",
+    "train/cuts.000000.jsonl.gz": "Lhotse",
+    "train.tsv": None,
+    "metadata.csv": None,
+    "sbkit-shards.json": "ShardedCorpus",
+}
+
+
+@pytest.mark.parametrize("file", LAYOUTS)
+def test_a_folder_is_recognized_by_one_class(file: str, tmp_path: Path) -> None:
+    settings = {"data_folder": str(tmp_path)}
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).touch()
+    if LAYOUTS[file]:
+        assert type(corpus_of(settings)).__name__ == LAYOUTS[file]
+    else:
+        with pytest.raises(SbkitError, match=rf"data_folder must be .* but {tmp_path} is none"):
+            corpus_of(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"data_folder": None}, "AsteriskPrompts"),
+        ({"manifest": {"train": "a.csv"}, "data_folder": "/data"}, "OwnData"),
+        ({"corpus": "recipes.FestvoxRu.corpus"}, "FestvoxRu"),
+    ],
+)
+def test_keys_choose_a_class(settings: dict[str, object], name: str) -> None:
+    assert type(corpus_of(settings)).__name__ == name
+
+
+def test_a_folder_of_two_layouts_needs_the_key_corpus(tmp_path: Path) -> None:
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "cuts_train.jsonl").touch()
+    choices = "`corpus: recipes.CommonVoice.corpus` or `corpus: recipes.Lhotse.corpus`"
+    with pytest.raises(SbkitError, match=choices):
+        corpus_of({"data_folder": str(tmp_path)})
+
+
+MODULE = """
+from sbkit import Clip, Corpus
+class Notes(Corpus):
+    layout = "a folder of notes"
+    @classmethod
+    def recognizes(cls, settings):
+        return str(settings.get("data_folder")).endswith("notes")
+    def splits(self):
+        return {"train": ("a", "b"), "valid": ("dev",)}
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a corpus in a second place of the package `recipes`."""
+    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    (tmp_path / "X").mkdir()
+    return tmp_path / "X"
+
+
+def test_a_corpus_is_added_in_one_folder(package: Path) -> None:
+    (package / "corpus.py").write_text(MODULE)
+    assert corpora()["recipes.X.corpus"].__name__ == "Notes"
+    with pytest.raises(SbkitError, match="data_folder must be .* a folder of notes .* is none"):
+        corpus_of({"data_folder": str(package)})
+    settings = {"data_folder": "/data/notes", "splits": {"train": "a", "test": "b"}}
+    corpus = corpus_of(settings)
+    assert corpus.roles() == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
+    assert corpus.describe() == {"name": "notes", "license": None}
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"data_folder": f"{ROOT}/docs"}, "has none of these layouts"),
-        ({"data_folder": __file__}, "is not a folder"),
+        ({"data_folder": "/no/folder"}, "data_folder must be .* but /no/folder does not exist"),
         ({"data_folder": "http://127.0.0.1:1/shards"}, "cannot be reached"),
         ({"corpus": "recipes.nothing"}, "cannot be imported"),
-        ({"corpus": "json"}, "has no function splits and no read"),
+        ({"corpus": "json"}, "json of a corpus must have one class derived .* but has none"),
     ],
 )
 def test_corpus_of_refuses_unknown_data(settings: dict[str, object], words: str) -> None:
@@ -53,22 +127,20 @@ def test_corpus_of_refuses_unknown_data(settings: dict[str, object], words: str)
 def test_corpus_of_a_folder_needs_data_folder(name: str) -> None:
     settings = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
     with pytest.raises(SbkitError, match="`data_folder` names none"):
-        corpus_of(settings).splits(settings)
+        corpus_of(settings).splits()
 
 
-def test_describe_corpus_returns_name_and_license() -> None:
-    corpus = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
+def test_default_corpus_has_a_name_and_the_licenses_of_its_languages() -> None:
+    corpus = corpus_of({"language": ["en", "es", "ru"]}).describe()
     assert corpus == {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0 and CC-BY-3.0"}
-    own: Any = SimpleNamespace(about=lambda settings: {"name": "mine", "license": "mit"})
-    assert describe_corpus(own, {"corpus": "my.corpus"})["name"] == "mine"
-    for settings, name in (({"data_folder": "/data/cv-fr/"}, "cv-fr"), ({}, None)):
-        assert describe_corpus(common_voice, settings) == {"name": name, "license": None}
 
 
-def test_key_splits_applies_to_a_user_corpus() -> None:
-    module: Any = SimpleNamespace(splits=lambda _: {"train": ("a", "b"), "valid": ("dev",)})
-    splits = splits_of(module, {"splits": {"train": "a", "test": "b"}})
-    assert splits == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
+def test_page_of_corpora_has_each_class() -> None:
+    page = (ROOT / "docs/corpora.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| [")]
+    for corpus in corpora().values():
+        words = corpus.layout or corpus.name or "`manifest`"
+        assert sum(words in row for row in rows) == 1, words
 
 
 @pytest.mark.parametrize("shares", [{"dev": 0.1, "test": 0.1}, {"dev": 0.4, "test": 0.5}])
@@ -91,12 +163,11 @@ def test_releases_of_two_languages_are_one_corpus(tmp_path: Path) -> None:
             rows = f"path\tsentence\na.mp3\thi\n{language}.mp3\tyo\n"
             (tmp_path / language / f"{split}.tsv").write_text(rows)
     settings = {"data_folder": str(tmp_path), "language": ["en", "es"]}
-    corpus = corpus_of(settings)
-    clips = corpus.read(settings, "dev")
+    clips = [*read_split(settings, "dev")]
     assert [clip.id for clip in clips] == ["en/clips/a.mp3", "en", "es/clips/a.mp3", "es"]
     assert [clip.columns["language"] for clip in clips] == ["en", "en", "es", "es"]
-    assert corpus.splits(settings)["valid"] == ("dev",)
+    assert corpus_of(settings).splits()["valid"] == ("dev",)
     settings |= {"splits": {"train": "validated"}}
-    assert corpus.splits(settings)["train"] == ("validated",)
+    assert corpus_of(settings).splits()["train"] == ("validated",)
     with pytest.raises(SbkitError, match="Choose among: dev, test, train, validated"):
-        corpus.splits(settings | {"splits": {"test": "other"}})
+        corpus_of(settings | {"splits": {"test": "other"}}).splits()
