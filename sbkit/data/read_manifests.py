@@ -184,12 +184,13 @@ def read_files(
     """Return the rows of tables as one manifest, and the files with audio inside."""
     parts: list[tuple[str, Manifest]] = []
     audio_tables: list[Manifest | AudioTable] = []
-    is_inside: dict[str, bool] = {}  # of a folder at a URL, the first file tells it
+    is_inside: dict[str, bool] = {}  # of a folder at a URL, the first file of a kind tells it
     for file, options in files:
-        folder = file.path.rpartition("/")[0] if "://" in file.path else file.path
-        if folder not in is_inside:
-            is_inside[folder] = _is_audio_table(file.path, options)
-        if is_inside[folder]:
+        alike = file.path.rpartition("/")[0] if "://" in file.path else file.path
+        alike += Path(file.name).suffix
+        if alike not in is_inside:
+            is_inside[alike] = _is_audio_table(file.path, options)
+        if is_inside[alike]:
             audio_tables.append(AudioTable(file.path, file.version, options, file.partition))
         else:
             parts.append((file.name, _read_manifest(file, options)))

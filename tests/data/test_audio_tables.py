@@ -177,6 +177,13 @@ def test_classes_have_names_and_pictures_are_left_out(tmp_path: Path) -> None:
     assert manifest[0].columns["speaker"] == bytes(range(240, 256)).hex()
 
 
+def test_audio_of_a_dataset_may_be_only_a_path(tmp_path: Path) -> None:
+    audio = [{"bytes": None, "path": "clips/a.wav"}]
+    table = pa.table({"audio": audio, "path": ["/gone/a.wav"], "sentence": ["hi"]})
+    pq.write_table(table, tmp_path / "cv.parquet")
+    assert [clip.path for clip in read_table(tmp_path / "cv.parquet")] == [tmp_path / "clips/a.wav"]
+
+
 def test_rows_that_a_file_lacks_are_named(tmp_path: Path) -> None:
     broken = [("._a.wav", b"of macOS"), ("lost.json", b"{}"), ("x.wav", b"x"), ("x.json", b"[")]
     more = [("y.wav", b"y"), ("y.flac", b"y"), ("z.wav", WAVS[0]), ("z.json", b'{"text": "hi"}')]

@@ -309,18 +309,6 @@ def test_read_table_accepts_every_form_of_a_row(tmp_path: Path, way: str) -> Non
     assert manifest.excluded == ()
 
 
-def test_table_may_have_no_transcripts(tmp_path: Path) -> None:
-    table = "path\tTranscript\tlanguage\na.mp3\t\tde\n"
-    for content in (table, f"{table}\t\tde\n"):  # a bad row, too
-        file = write(tmp_path, content)
-        (clip,) = read_release(file, TableOptions(columns={"text": None}, language="en"))
-        columns = {"Transcript": "", "language": "de"}
-        assert clip == Clip("a", tmp_path / "clips/a.mp3", "", columns)
-        file.write_text(content.replace("Transcript", "words"))
-        with pytest.raises(SbkitError, match="write columns: {text: null}"):
-            read_release(file, TableOptions(language="en"))
-
-
 @pytest.mark.parametrize(
     ("row", "reason", "detail"),
     [
@@ -371,13 +359,6 @@ def test_to_manifest_by_columns_equals_by_rows(tmp_path: Path) -> None:
         (id, tmp_path / "clips" / name)
         for id, name in zip(["a", "b.c", "A_2", "é"], [*names, "é.mp3"], strict=True)
     ]
-
-
-def test_columns_with_reserved_names_are_renamed(tmp_path: Path) -> None:
-    row = 'path\tsentence\tsamples\tclient_id\tweight\na.wav\t"hi\t9\tann\t61 kg\n'
-    (clip,) = read_manifest(write(tmp_path, row))
-    columns = {"manifest_samples": "9", "speaker": "ann", "manifest_weight": "61 kg"}
-    assert clip == Clip("a", tmp_path / "clips/a.wav", '"hi', {**columns, "language": "en"})
 
 
 def locales(*tags: str) -> Manifest:
