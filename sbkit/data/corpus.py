@@ -164,7 +164,8 @@ def corpus_of(settings: SettingValues) -> Corpus:
         return choices.popitem()[1](settings)
     if choices:
         raise ConfigError(
-            f"`data_folder`: {data_folder} is {' and '.join(c.layout for c in choices.values())}. "
+            f"data_folder: {data_folder} has several layouts: "
+            f"{'; '.join(corpus.layout for corpus in choices.values())}. "
             f"Choose one by `corpus: {'` or `corpus: '.join(choices)}`."
         )
     layouts = [corpus.layout for corpus in corpora().values() if corpus.layout]
@@ -172,7 +173,7 @@ def corpus_of(settings: SettingValues) -> Corpus:
     if "://" in str(data_folder):
         state = "has no such index, or cannot be reached"
     raise DataError(
-        f"`data_folder` must be {', '.join(layouts[:-1])} or {layouts[-1]}, but {data_folder} "
+        f"data_folder must be {', '.join(layouts[:-1])} or {layouts[-1]}, but {data_folder} "
         f"{state}. Tables are named in `manifest: {{train: FILE, dev: FILE}}`."
     )
 
