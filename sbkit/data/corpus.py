@@ -102,7 +102,7 @@ class Corpus:
         paths = [path.absolute() for path in files]
         inside = (sorted(path.iterdir()) if path.is_dir() else [path] for path in paths)
         stats = [(path, path.stat()) for path in chain(*inside) if path.is_file()]
-        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+        return [[str(p), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for p, stat in stats]
 
     def blocks(self, split: str) -> Iterator[Manifest | AudioTable]:
         """Yield the rows of one split in blocks, and tables with audio."""

@@ -58,7 +58,7 @@ TABLE_NAME = re.compile(
 ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")  # of a folder of clips
 STATE = "state.json"  # of a dataset that `save_to_disk` wrote: names its files
-STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
+STAMPS = (*("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created"))
 DELTA_LOG, DELETION_VECTORS = "_delta_log", "deletionVectors"
 DELTA_LINE = "from deltalake import DeltaTable; print(*DeltaTable({!r}).file_uris())"
 ICEBERG_LINE = (
@@ -136,8 +136,7 @@ def find_files(source: str) -> list[SourceFile]:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    stamp = next((info[key] for key in STAMPS if info.get(key)), "")
-    return f"{info.get('size')} {stamp}"
+    return " ".join(str(info[key]) for key in STAMPS if info.get(key))
 
 
 def _list_delta(folder: str) -> set[str]:

@@ -385,4 +385,3 @@ def locations_of(table: pa.Table, file: str, *, shard: int, sample_rate: int) ->
     fields = list(AUDIO_TYPE)
     locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
     return pa.table({"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: locations})
-
