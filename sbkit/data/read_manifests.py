@@ -58,7 +58,10 @@ TABLE_NAME = re.compile(
 ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")  # of a folder of clips
 STATE = "state.json"  # of a dataset that `save_to_disk` wrote: names its files
-STAMPS = (*("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created"))
+STAMPS = (  # in what fsspec tells of a file
+    *("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated"),
+    "created",
+)
 DELTA_LOG, DELETION_VECTORS = "_delta_log", "deletionVectors"
 DELTA_LINE = "from deltalake import DeltaTable; print(*DeltaTable({!r}).file_uris())"
 ICEBERG_LINE = (
