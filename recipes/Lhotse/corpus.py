@@ -52,11 +52,12 @@ class Lhotse(Corpus):
     def read(self, split: str) -> Iterator[Clip | Excluded]:
         """Yield the clips, with the columns speaker, language and gender."""
         require_package("lhotse", extra="corpora")
+        language = single_language_tag(self.settings["language"])
         for file in _find_splits(self.settings)[split]:
             read = _read_supervisions if "supervisions_" in file.name else _read_cuts
             read = _read_kaldi if file.name == "wav.scp" else read
             try:
-                yield from (self._to_clip(file, *row) for row in read(file))
+                yield from (self._to_clip(file, language, *row) for row in read(file))
             # Lhotse asserts, and takes the fields that it needs from mappings.
             except (*UNPACKING_ERRORS, AssertionError, LookupError, TypeError) as error:
                 raise DataError(
@@ -64,7 +65,11 @@ class Lhotse(Corpus):
                 ) from error
 
     def _to_clip(
-        self, file: Path, recording: "Recording | None", speech: "SupervisionSegment"
+        self,
+        file: Path,
+        language: str,
+        recording: "Recording | None",
+        speech: "SupervisionSegment",
     ) -> Clip | Excluded:
         if recording is None:
             return Excluded(
@@ -82,8 +87,9 @@ class Lhotse(Corpus):
         if source.type != "file":
             raise DataError(
                 f"{file}: the audio of {speech.id} is not a file but of the type {source.type}. "
-                f"Write files by Lhotse: CutSet.from_shar(in_dir={str(file.parent)!r})"
-                ".save_audios('audio').to_file('cuts_train.jsonl.gz')"
+                "Write files by Lhotse: CutSet.from_cuts(cut.drop_custom('shard_origin') for cut "
+                f"in CutSet.from_shar(in_dir={str(file.parent)!r}).save_audios('audio'))"
+                ".to_file('cuts_train.jsonl.gz')"
             )
         start, end = max(speech.start, 0), min(speech.end, recording.duration)
         if start >= end:
@@ -91,7 +97,7 @@ class Lhotse(Corpus):
             return Excluded(speech.id, "outside of its recording", times)
         labels = {
             "speaker": speech.speaker,
-            "language": speech.language or single_language_tag(self.settings["language"]),
+            "language": speech.language or language,
             "gender": speech.gender,
         }
         return Clip(

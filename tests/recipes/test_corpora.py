@@ -41,7 +41,6 @@ LAYOUTS = {  # a file of each folder, by the class that recognizes it
     "train/cuts.000000.jsonl.gz": "Lhotse",
     "train.tsv": None,
     "metadata.csv": None,
-    "sbkit-shards.json": "ShardedCorpus",
 }
 
 
