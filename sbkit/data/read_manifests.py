@@ -94,6 +94,9 @@ class SourceFile:
 
 def find_files(source: str) -> list[SourceFile]:
     """Return a file, or the tables in a folder or below a URL, from one listing."""
+    if "://" not in source:  # the folder of a table may have a million clips
+        metadata = (Path(source, name) for name in METADATA)
+        source = str(next(filter(Path.is_file, metadata), source))
     with access_errors(source):
         system, root = fsspec.url_to_fs(source)
         infos: dict[str, dict[str, Any]] = {}
