@@ -2,7 +2,7 @@
 
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -14,9 +14,16 @@ from datasets.table import InMemoryTable
 
 from sbkit.audio.io import encode_audio
 from sbkit.data.clip_decoding import STORE_FORMATS
+from sbkit.data.corpus import corpus_of
+from sbkit.data.manifest import Manifest
 from sbkit.data.shard import AUDIO, AUDIO_TYPE
 
 FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # deleted when Python ends
+
+
+def read_split(settings: Mapping[str, object], split: str) -> Manifest:
+    """Read a split of the corpus that settings choose, in English unless they say otherwise."""
+    return Manifest.join(corpus_of({"language": "en", **settings}).blocks(split))
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_other_forms(folder: Path, split: str, text_of: Mapping[Path, str]) -> None:
     """Write clips as a Kaldi folder, parts of files, a saved dataset and a tar of WebDataset."""
-    from tests.data.test_tars import write_text_pairs  # needs the extra `corpora`
+    from tests.data.test_audio_tables import write_tar  # needs the extra `corpora`
 
     kaldi = folder / "kaldi" / split
     kaldi.mkdir(parents=True)
@@ -211,7 +211,10 @@ def write_other_forms(folder: Path, split: str, text_of: Mapping[Path, str]) -> 
     audio = {"audio": [*map(str, text_of)], "text": [*text_of.values()]}
     dataset = datasets.Dataset.from_dict(audio).cast_column("audio", datasets.Audio())
     dataset.save_to_disk(folder / "saved" / split)
-    write_text_pairs(folder / "tars" / split, text_of)
+    members = [(clip.name, clip.read_bytes()) for clip in text_of]
+    members += [(f"{clip.stem}.txt", text.encode()) for clip, text in text_of.items()]
+    (folder / "tars" / split).mkdir(parents=True)
+    write_tar(folder / "tars" / split / "clips.tar.gz", *sorted(members))
 
 
 @pytest.fixture

@@ -248,12 +248,15 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
 
 
 @pytest.mark.slow
-def test_score_reads_text_column_and_encoding_of_the_run(overfitted: Path, tmp_path: Path) -> None:
+def test_score_reads_columns_and_encoding_of_the_run(overfitted: Path, tmp_path: Path) -> None:
     run, table = tmp_path / "run", overfitted / "release/said.tsv"
     shutil.copytree(overfitted / "run", run)
     yaml = (run / "hyperparams.yaml").read_text()
-    for key, value in (("text_column", "said"), ("encoding", "utf-16-le")):
-        yaml = yaml.replace(f"{key}: null", f"{key}: {value}")
+    for old, new in (
+        ("columns: {}", "columns: {text: said}"),
+        ("encoding: null", "encoding: utf-16-le"),
+    ):
+        yaml = yaml.replace(old, new)
     (run / "hyperparams.yaml").write_text(yaml)
     header, *rows = (overfitted / "release/test.tsv").read_text().splitlines()
     lines = [f"{header.replace('sentence', 'said')}\tsentence", *(f"{row}\toh" for row in rows)]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -48,77 +48,79 @@ _LINK = re.compile(r"\[([^\]]+)\]\(")
 
 
 class CommonVoice(Corpus):
-    """A release of Common Voice."""
+    """Scripted or Spontaneous Speech, in one language or several."""
 
-    layout = "a release of Common Voice"
+    layout = "a release of Common Voice, with TSVs and clips/"
 
     @classmethod
     def recognizes(cls, settings: SettingValues) -> bool:
-        """Check whether a folder has TSVs or ``clips/``, itself or in the folder of a language."""
+        """Check for clips/ or a table of Spontaneous Speech, also in the folder of a language."""
         folder = named_folder(settings)
-        patterns = ("*.tsv", "clips", "*/clips", f"*/{TABLE_NAME.format('*')}")
+        names = ("clips", TABLE_NAME.format("*"))
+        patterns = [*names, *(f"*/{name}" for name in names)]
         return folder is not None and any(any(folder.glob(pattern)) for pattern in patterns)
 
     def splits(self) -> Mapping[str, tuple[str, ...]]:
         """Return the splits of each role: the key ``splits``, else train, dev and test."""
-        if _find_spontaneous(self.settings):
-            available = [*RELEASE_SPLITS, UNASSIGNED]
-            return resolve_splits(self.settings.get("splits"), USUAL_SPLITS, available)
-        if not self.settings.get("splits"):
-            _find_releases(self.settings, *chain.from_iterable(USUAL_SPLITS.values()))
+        chosen = self.settings.get("splits")
+        if self._find_tables():
+            return resolve_splits(chosen, USUAL_SPLITS, [*RELEASE_SPLITS, UNASSIGNED])
+        if not chosen:
+            self._find_releases(*RELEASE_SPLITS)
             return USUAL_SPLITS
-        names = [_split_names(release) for release in _find_releases(self.settings).values()]
-        return resolve_splits(
-            self.settings["splits"], USUAL_SPLITS, sorted(set.intersection(*names))
-        )
+        names = [_split_names(release) for release in self._find_releases().values()]
+        return resolve_splits(chosen, USUAL_SPLITS, sorted(set.intersection(*names)))
 
     def files(self) -> list[Path]:
-        """Return the folders of the tables, for `sbkit.data.prepared_splits`."""
-        folders = [table.parent for table in _find_spontaneous(self.settings).values()]
-        return folders or [*_find_releases(self.settings).values()]
+        """Return the folders of the tables."""
+        folders = [table.parent for table in self._find_tables().values()]
+        return folders or [*self._find_releases().values()]
 
     def read(self, split: str) -> Iterator[Manifest]:
         """Read one split; training on ``validated`` leaves out its rows that are in dev or test."""
-        settings = self.settings
-        options = TableOptions.from_settings(settings)
-        if tables := _find_spontaneous(settings):
-            folders = settings.get(JOINED_FOLDERS) or [settings["data_folder"]]
-            run_tables = [
-                table
-                for folder in folders
-                for table in _find_spontaneous({**settings, "data_folder": folder}).values()
-            ]
-            parts = []
-            for tag, table in tables.items():
-                beside = [other for other in run_tables if other != table]
-                own_options = replace(options, language=tag)
-                parts.append((tag, read_spontaneous(table, split, own_options, beside)))
-            manifest = Manifest.join_named(parts, *(table.parent for table in tables.values()))
-            return manifest.blocks()
-        releases = _find_releases(settings, split)
-        chosen = settings.get("splits") or {}
+        options = TableOptions.from_settings(self.settings)
+        if tables := self._find_tables():
+            return self._read_tables(tables, split, options).blocks()
+        releases = self._find_releases(split)
+        chosen = self.settings.get("splits") or {}
         train = to_names(chosen.get("train") or RELEASE_SPLITS[0])
         valid = to_names(chosen.get("valid") or RELEASE_SPLITS[1])
         release = next(iter(releases.values()))
-        is_empty = all(_has_no_rows(release / f"{name}.tsv") for name in RELEASE_SPLITS[1:])
         has_one = len(train) == len(releases) == 1 and split in (*train, *RELEASE_SPLITS[1:])
-        if is_empty and has_one and RELEASE_SPLITS[1] in valid:
-            note_once(
-                f"note: dev and test of {release} are empty: speakers of {train[0]} are dealt."
-            )
-            manifest = Manifest.join(read_releases(releases, train[0], options))
-            named = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
-            speakers = [speaker or f"clip {id}" for speaker, id in named]
-            split_of = deal_speakers(
-                {*speakers}, check_shares(settings.get("split_shares")), release
-            )
-            name = "train" if split in train else split
-            dealt = manifest.filter(np.array([split_of[speaker] == name for speaker in speakers]))
-            return (dealt if split in train else Manifest(dealt.rows)).blocks()
+        if has_one and RELEASE_SPLITS[1] in valid and _has_empty_evaluation(release):
+            return self._deal(releases, train[0], split, options).blocks()
         blocks = read_releases(releases, split, options)
         if split == VALIDATED and split in train:
             return _without_evaluation(blocks, releases, options)
         return blocks
+
+    def _read_tables(
+        self, tables: Mapping[str, Path], split: str, options: TableOptions
+    ) -> Manifest:
+        folders = self.settings.get(JOINED_FOLDERS) or [self.settings["data_folder"]]
+        joined = [CommonVoice({**self.settings, "data_folder": folder}) for folder in folders]
+        run_tables = [table for corpus in joined for table in corpus._find_tables().values()]
+        parts = []
+        for tag, table in tables.items():
+            beside = [other for other in run_tables if other != table]
+            own_options = replace(options, language=tag)
+            parts.append((tag, read_spontaneous(table, split, own_options, beside)))
+        return Manifest.join_named(parts, *(table.parent for table in tables.values()))
+
+    def _deal(
+        self, releases: Mapping[str, Path], train: str, split: str, options: TableOptions
+    ) -> Manifest:
+        """Deal the speakers of the training split to dev and test, which are empty."""
+        (release,) = releases.values()
+        note_once(f"note: dev and test of {release} are empty: speakers of {train} are dealt.")
+        manifest = Manifest.join(read_releases(releases, train, options))
+        named = zip(read_text_column(manifest.rows, "speaker"), manifest.ids, strict=True)
+        speakers = [speaker or f"clip {id}" for speaker, id in named]
+        shares = check_shares(self.settings.get("split_shares"))
+        split_of = deal_speakers({*speakers}, shares, release)
+        name = RELEASE_SPLITS[0] if split == train else split
+        dealt = manifest.filter(np.array([split_of[speaker] == name for speaker in speakers]))
+        return dealt if split == train else Manifest(dealt.rows)
 
     def about(self) -> Mapping[str, str]:
         """Return the names and the licenses that the datasheets state, for a model card."""
@@ -137,10 +139,59 @@ class CommonVoice(Corpus):
                 licenses.append(" ".join((link or section)[1].split()))
         return {"name": " and ".join(names), "license": " and ".join(dict.fromkeys(licenses))}
 
+    def _find_tables(self) -> dict[str, Path]:
+        """Return the table of each language; {} for a release of Scripted Speech."""
+        folder = unpack_corpus(self.settings.get("data_folder"))
+        tags = language_tags(self.settings.get("language"))
+        tables = {tag: table for tag in tags if (table := find_table(folder, tag))}
+        names = [table.name for table in sorted(folder.glob(TABLE_NAME.format("*")))]
+        if len(tables) < len(tags) and (names or tables):
+            missing = TABLE_NAME.format(next(tag for tag in tags if tag not in tables))
+            raise DataError(
+                f"data_folder: {folder} has no {missing}, but "
+                f"{', '.join(names) or 'tables of other languages'}. Set `language` to the one in "
+                "its name."
+            )
+        return tables
 
-def _has_no_rows(table: Path) -> bool:
-    """Check whether a table has a header only, as in a small language."""
-    return table.is_file() and len([*islice(filter(str.strip, read_lines(table)), 2)]) < 2
+    def _find_releases(self, *splits: str) -> dict[str, Path]:
+        """Return the folder with the TSVs of each language, which must have these splits."""
+        tags = language_tags(self.settings["language"])
+        folder = unpack_corpus(self.settings["data_folder"])
+        releases = {tag: _find_release(folder, tag, splits) for tag in tags}
+        if len(set(releases.values())) < len(releases):
+            raise ConfigError(
+                f"`language` names {', '.join(releases)}, but {folder} is of one language."
+            )
+        return releases
+
+
+def _find_release(folder: Path, language: str, splits: Sequence[str]) -> Path:
+    """Return a folder with TSVs: itself, or the folder of the language in it."""
+    check_language(language)  # it becomes the name of a folder
+    has_tables = any(folder.glob("*.tsv"))
+    release = folder if has_tables or not (folder / language).is_dir() else folder / language
+    names = [*(f"{split}.tsv" for split in splits), "clips"]
+    if missing := [name for name in names if not (release / name).exists()]:
+        available = ", ".join(sorted(_split_names(release)))  # of a delta, which has no train
+        raise DataError(
+            f"data_folder: {release} has no {', '.join(missing)}. Name the folder of a release of "
+            f"Common Voice, or choose with `splits` among its splits: {available or 'none'}."
+        )
+    return release
+
+
+def _split_names(release: Path) -> set[str]:
+    return {tsv.stem for tsv in release.glob("*.tsv")} - OTHER_TABLES
+
+
+def _has_empty_evaluation(release: Path) -> bool:
+    """Check whether dev and test have a header only, as in a small language."""
+    tables = [release / f"{name}.tsv" for name in RELEASE_SPLITS[1:]]
+    return all(
+        table.is_file() and len([*islice(filter(str.strip, read_lines(table)), 2)]) < 2
+        for table in tables
+    )
 
 
 def _without_evaluation(
@@ -160,54 +211,3 @@ def _without_evaluation(
         is_evaluated = pc.is_in(block.rows["audio"], value_set=evaluated).to_numpy()
         filtered = {"also in dev or test": int(is_evaluated.sum())}
         yield replace(block.filter(~is_evaluated), filtered=filtered)
-
-
-def _find_spontaneous(settings: SettingValues) -> dict[str, Path]:
-    """Return the table of each language; {} for a release of Scripted Speech."""
-    folder = unpack_corpus(settings.get("data_folder"))
-    all_tables = sorted(folder.glob(TABLE_NAME.format("*")))
-    tags = language_tags(settings.get("language"))
-    tables = {tag: find_table(folder, tag) for tag in tags}
-    missing = [tag for tag, table in tables.items() if table is None]
-    if missing and (all_tables or len(missing) < len(tags)):
-        present = ", ".join(table.name for table in all_tables) or "tables of other languages"
-        raise DataError(
-            f"data_folder: {folder} has no {TABLE_NAME.format(missing[0])}, but {present}. Set "
-            "`language` to the one in its name."
-        )
-    return {tag: table for tag, table in tables.items() if table is not None}
-
-
-def _find_releases(settings: SettingValues, *splits: str) -> dict[str, Path]:
-    folder, tags = settings["data_folder"], language_tags(settings["language"])
-    releases = {tag: _find_release(folder, tag, splits) for tag in tags}
-    if len(set(releases.values())) < len(releases):
-        raise ConfigError(
-            f"`language` names {', '.join(releases)}, but {folder} is of one language."
-        )
-    return releases
-
-
-def _find_release(data_folder: str | Path | None, language: str, splits: Sequence[str]) -> Path:
-    """Return the folder with the TSVs: ``data_folder``, or the folder of the language in it."""
-    check_language(language)  # it becomes the name of a folder
-    tsvs = ", ".join(f"{split}.tsv" for split in splits or RELEASE_SPLITS)
-    advice = f"Name the folder of a Common Voice release, with {tsvs} and clips/."
-    release = unpack_corpus(data_folder)
-    if not release.is_dir():
-        raise DataError(f"data_folder: {release} is not a folder. {advice}")
-    if not any(release.glob("*.tsv")) and (release / language).is_dir():
-        release /= language
-    missing = [f"{split}.tsv" for split in splits if not (release / f"{split}.tsv").is_file()]
-    if not (release / "clips").is_dir():
-        missing.append("clips/")
-    if missing:
-        if available := _split_names(release):  # a delta release has no train, dev or test
-            names = ", ".join(sorted(available))
-            advice += f" Or choose among its splits, {names}, with `splits`."
-        raise DataError(f"data_folder: {release} has no {', '.join(missing)}. {advice}")
-    return release
-
-
-def _split_names(release: Path) -> set[str]:
-    return {tsv.stem for tsv in release.glob("*.tsv")} - OTHER_TABLES

@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 
 from sbkit.audio.io import SUFFIXES
-from sbkit.base.errors import DataError
 from sbkit.base.files import read_text_lines
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.corpus import Corpus, SettingValues, named_folder, splits_by_prefix
@@ -33,22 +32,14 @@ class LibriSpeech(Corpus):
 
     def splits(self) -> Mapping[str, tuple[str, ...]]:
         """Return the splits of each role: the key ``splits``, else train-*, dev-* and test-*."""
-        return splits_by_prefix(_split_names(self._find_root()), self.settings)
+        root = _root(unpack_corpus(self.settings["data_folder"]))
+        return splits_by_prefix(_split_names(root), self.settings)
 
     def read(self, split: str) -> Iterator[Manifest]:
         """Read one split, with the columns speaker, chapter, language and, if known, gender."""
-        root = self._find_root()
+        root = _root(unpack_corpus(self.settings["data_folder"]))
         language = single_language_tag(self.settings["language"])
         return Manifest.of(_read_split(root, split, language), root).blocks()
-
-    def _find_root(self) -> Path:
-        folder = unpack_corpus(self.settings["data_folder"])
-        if not self.recognizes(self.settings):
-            raise DataError(
-                f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "
-                "train-clean-100/SPEAKER/CHAPTER/*.trans.txt and .flac."
-            )
-        return _root(folder)
 
 
 def _root(folder: Path) -> Path:

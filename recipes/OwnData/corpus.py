@@ -266,13 +266,16 @@ def _list_files(key: str, sources: Sequence[str]) -> list[SourceFile]:
         if "://" not in source and not Path(source).exists():
             raise ConfigError(f"`{key}`: {source} does not exist.")
         found = find_files(source)
+        if key == f"manifest.{ALL_SPLITS}":
+            files += found
+            continue
         by_role = find_splits(source, found)
-        if len(by_role) > 1 and key != f"manifest.{ALL_SPLITS}":
+        if len(by_role) > 1:
             raise DataError(
                 f"`{key}`: {source} has files for {', '.join(sorted(by_role))}. Write "
                 f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
             )
-        files += found
+        files += choose_files(found)
     return files
 
 

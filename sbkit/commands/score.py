@@ -1,7 +1,7 @@
 """`sbkit score` and `sbkit compare`: figures of a model on any data, and of two or more runs.
 
 A model is scored without training or writing into a run. It is a bundle, or a run, which is
-exported first. The data (tables, folders of Kaldi, saved datasets) is prepared as for training;
+exported first. The data (tables, saved datasets) is prepared as for training;
 whole clips are transcribed and scored.
 
 The files of `--out`, where SET is the name of a source or test set:

@@ -91,16 +91,22 @@ class AudioTable:
         return [row - start for row in self.rows[first:end]]
 
 
+@contextmanager
+def _reading(file: str, line: int = 0) -> Iterator[None]:
+    failure = f"cannot be read after row {line}"
+    with access_errors(file), unpacking_errors(file, failure, fix="Copy it again."):
+        yield
+
+
 def _named_errors(file: str, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yield batches, and name the file and the last good row where it cannot be read."""
-    line: int | str = 0
+    line = 0  # of the last row
     while True:
-        failure = f"is damaged, or not a file of its kind, after row {line}"
-        with access_errors(file), unpacking_errors(file, failure, fix="Copy it again."):
+        with _reading(file, line):
             batch = next(batches, None)
         if batch is None:
             return
-        line = max([line, *map(int, batch[0].lines)], key=int)
+        line = max([line, *map(int, batch[0].lines)])
         yield batch
 
 
@@ -181,7 +187,7 @@ def _read_members(tar: tarfile.TarFile, file: str) -> Iterator[tuple[str, str, b
 
 
 def _to_row(file: str, key: str, members: Mapping[str, bytes]) -> dict[str, Any] | Excluded:
-    audio = [suffix for suffix in members if Path(f".{suffix}").suffix.lower() in AUDIO_SUFFIXES]
+    audio = [suffix for suffix in members if Path(f"_.{suffix}").suffix.lower() in AUDIO_SUFFIXES]
     if len(audio) != 1:
         reason = "several audio files" if audio else "no audio"
         return Excluded(key, reason, f"it consists of {', '.join(members)}")
@@ -208,8 +214,9 @@ class ArrowFile(NamedTuple):
 
 
 @contextmanager
-def open_arrow(file: str, max_rows: int = MAX_BATCH_ROWS) -> Iterator[ArrowFile]:
+def open_arrow(file: str, max_rows: int | None = None) -> Iterator[ArrowFile]:
     """Open a file whose rows are read in batches of bounded size."""
+    max_rows = max_rows or MAX_BATCH_ROWS
 
     def batch_rows(num_rows: int, num_bytes: int) -> int:
         return max(1, min(max_rows, num_rows * MAX_BATCH_BYTES // max(num_bytes, 1)))
@@ -257,7 +264,7 @@ def find_audio_column(schema: pa.Schema, options: TableOptions, file: str) -> st
 
 def has_audio(file: str, options: TableOptions) -> bool:
     """Check whether the rows of a file have the audio itself, not only paths of files."""
-    with access_errors(file), open_arrow(file, max_rows=10) as arrow:
+    with _reading(file), open_arrow(file, max_rows=10) as arrow:
         column = find_audio_column(arrow.schema, options, file)
         if not column or is_text(arrow.schema, column):
             return False
@@ -267,7 +274,7 @@ def has_audio(file: str, options: TableOptions) -> bool:
 
 def read_paths(file: str, options: TableOptions) -> Table:
     """Read a file whose rows have paths of audio files."""
-    with open_arrow(file) as arrow:
+    with _reading(file), open_arrow(file) as arrow:
         column = find_audio_column(arrow.schema, options, file)
 
         def read() -> Iterator[pa.Table]:
@@ -284,7 +291,7 @@ def read_paths(file: str, options: TableOptions) -> Table:
 
 def read_texts(file: str, options: TableOptions) -> Table:
     """Read the rows of a file without their audio."""
-    with access_errors(file), open_arrow(file) as arrow:
+    with _reading(file), open_arrow(file) as arrow:
         audio = find_audio_column(arrow.schema, options, file)
         names = [name for name in arrow.schema.names if name != audio]
         return join_tables(_to_tables(arrow.read(names), file), file)

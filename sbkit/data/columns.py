@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sbkit.audio.io import AudioPart, declared_seconds
-from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
-from sbkit.data.manifest import DURATION_COLUMN, Excluded, unreserved_name
+from sbkit.data.manifest import DURATION_COLUMN, Excluded
 
-MAX_LISTED_COLUMNS = 30  # in an error
 STOP_COLUMN = "stop"  # of SpeechBrain: with it, whole numbers count samples
 USUAL_COLUMNS: Mapping[str, tuple[str, ...]] = {  # by role, the keys of `columns`
     "path": (
@@ -72,45 +69,6 @@ def find_columns(names: Sequence[str], role: str) -> list[str]:
     if role in TIME_ROLES:
         plain = {name: UNIT.sub("", text) for name, text in plain.items()}
     return [name for name in names if plain[name] in USUAL_COLUMNS[role]]
-
-
-def find_column(
-    names: Sequence[str], role: str, columns: Mapping[str, str | None], table: object
-) -> str | None:
-    """Return the column that ``columns`` names for a role, else the one with a usual name.
-
-    None where ``columns`` says that there is none, or no name is usual. Raises ConfigError if the
-    table lacks the named one, and DataError if it has two usual ones.
-    """
-    if role in columns:
-        named = columns[role]
-        found = [name for name in names if named and name.lower() == named.lower()]
-        if named and not found:
-            raise ConfigError(
-                f"`columns.{role}` is {named}, but {table} has no such column. It has "
-                f"{listed(names, max_names=MAX_LISTED_COLUMNS)}."
-            )
-        return next(iter(found), None)
-    usual = find_columns(names, role)
-    if len(usual) > 1:
-        raise DataError(
-            f"{table} has several columns for the {role}: {listed(usual)}. Choose one by `columns`,"
-            f" as in columns: {{{role}: {usual[0]}}}.",
-            where=f"{table}",
-        )
-    return next(iter(usual), None)
-
-
-def rename_columns(
-    names: Sequence[str], used: Collection[str], new_names: Mapping[str, str]
-) -> dict[str, str]:
-    """Map the names of a table's columns, except those used for the clip, to sbkit's names.
-
-    A reserved name gets the prefix ``manifest_``.
-    """
-    return {
-        name: new_names.get(name) or unreserved_name(name) for name in names if name not in used
-    }
 
 
 def role_of(split: str) -> str | None:

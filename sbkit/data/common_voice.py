@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.arrays import Counts
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.data.corpus import DEFAULT_SHARES, RELEASE_SPLITS, deal_speakers
 from sbkit.data.manifest import DURATION_COLUMN, Manifest, are_distinct, hash_texts
@@ -33,7 +33,7 @@ from sbkit.data.tables import (
     TableOptions,
     join_path,
     locate_clip,
-    open_tabs,
+    read_blocks,
     read_table,
     read_text_column,
     to_manifest,
@@ -83,23 +83,16 @@ def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
     """Return whether each row of some tables is a whole file, which no other row names."""
     hashes: list[Counts] = []
     for tsv in tsvs:
-        table = open_tabs(tsv, options.encoding)
-        names = [] if table is None else table.names
-        path = options.find(names, "path", tsv)
-        others = [options.find(names, role, tsv) for role in ("id", "channel", "start")]
-        if table is None or not path or any(others):
-            return False
-        num_blocks = len(hashes)
-        try:
-            for block in table.read_blocks(path):
-                clip_names = block.rows[path]
-                if not pc.all(pc.match_substring_regex(clip_names, PLAIN_CLIP)).as_py():
-                    return False
-                hashes.append(hash_texts(clip_names))
-        except pa.ArrowInvalid:
-            return False
-        if len(hashes) == num_blocks:  # the table has a header only
-            return False
+        for block in read_blocks(tsv, options.encoding):
+            names = block.rows.column_names
+            path = options.find(names, "path", tsv)
+            others = [options.find(names, role, tsv) for role in ("id", "channel", "start")]
+            if not path or any(others) or block.excluded:
+                return False
+            clip_names = block.rows[path]
+            if not pc.all(pc.match_substring_regex(clip_names, PLAIN_CLIP)).as_py():
+                return False
+            hashes.append(hash_texts(clip_names))
     return are_distinct(hashes)
 
 
@@ -107,8 +100,7 @@ def _read_release(tsv: Path, options: TableOptions, is_plain: bool) -> Iterator[
     """Yield the blocks of a TSV, with a column ``duration_ms``; one block if it is not plain."""
     clips = tsv.parent / CLIPS_FOLDER
     durations = _read_durations(tsv.parent / DURATIONS_FILE, clips)
-    opened = open_tabs(tsv, options.encoding) if is_plain else None
-    tables = [read_table(tsv, options.encoding)] if opened is None else opened.read_blocks()
+    tables = read_blocks(tsv, options.encoding) if is_plain else [read_table(tsv, options.encoding)]
     for table in tables:
         manifest = to_manifest(table, options, partial(locate_clip, clips), clips)
         rows = manifest.rows
@@ -178,9 +170,6 @@ def read_spontaneous(
             if count := sum(name in RELEASE_SPLITS and name != stated for name, stated in pairs):
                 rows_chosen = plural(count, "row")
                 logger.info(f"{file.name}: the splits of {rows_chosen} are chosen by speaker")
-        elif not split_rows and split not in RELEASE_SPLITS:
-            names = ", ".join(sorted({*RELEASE_SPLITS, *splits}))
-            raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
     indices = [row for row in split_rows if own.is_filled[row]]
     num_empty = len(split_rows) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag

@@ -102,7 +102,7 @@ class Corpus:
         paths = [path.absolute() for path in files]
         inside = (sorted(path.iterdir()) if path.is_dir() else [path] for path in paths)
         stats = [(path, path.stat()) for path in chain(*inside) if path.is_file()]
-        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+        return [[str(p), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for p, stat in stats]
 
     def blocks(self, split: str) -> Iterator[Manifest | AudioTable]:
         """Yield the rows of one split in blocks, and tables with audio."""
@@ -164,7 +164,8 @@ def corpus_of(settings: SettingValues) -> Corpus:
         return choices.popitem()[1](settings)
     if choices:
         raise ConfigError(
-            f"`data_folder`: {data_folder} is {' and '.join(c.layout for c in choices.values())}. "
+            f"data_folder: {data_folder} has several layouts: "
+            f"{'; '.join(corpus.layout for corpus in choices.values())}. "
             f"Choose one by `corpus: {'` or `corpus: '.join(choices)}`."
         )
     layouts = [corpus.layout for corpus in corpora().values() if corpus.layout]
@@ -172,7 +173,7 @@ def corpus_of(settings: SettingValues) -> Corpus:
     if "://" in str(data_folder):
         state = "has no such index, or cannot be reached"
     raise DataError(
-        f"`data_folder` must be {', '.join(layouts[:-1])} or {layouts[-1]}, but {data_folder} "
+        f"data_folder must be {', '.join(layouts[:-1])} or {layouts[-1]}, but {data_folder} "
         f"{state}. Tables are named in `manifest: {{train: FILE, dev: FILE}}`."
     )
 

@@ -4,7 +4,6 @@ A table names files. Parquet, Arrow and tars have the audio inside, unless their
 """
 
 import hashlib
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,8 +25,6 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, note_once, short_value
 from sbkit.base.user_folders import cache_folder
 from sbkit.data.audio_tables import (
-    MAX_BATCH_BYTES,
-    MAX_BATCH_ROWS,
     TAR_SUFFIXES,
     AudioTable,
     add_partition,
@@ -37,7 +34,7 @@ from sbkit.data.audio_tables import (
     to_file,
 )
 from sbkit.data.columns import ROLE_OF, find_columns
-from sbkit.data.filesystem import access_errors, disk_errors, unpacking_errors
+from sbkit.data.filesystem import access_errors, disk_errors
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
     DATA_ROOT,
@@ -61,7 +58,10 @@ TABLE_NAME = re.compile(
 ROLE_NAME = re.compile(rf"(?<![^\W\d_])({'|'.join(ROLE_OF)})(?![^\W\d_])")
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.tsv")  # of a folder of clips
 STATE = "state.json"  # of a dataset that `save_to_disk` wrote: names its files
-STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
+STAMPS = (  # in what fsspec tells of a file
+    *("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated"),
+    "created",
+)
 DELTA_LOG, DELETION_VECTORS = "_delta_log", "deletionVectors"
 DELTA_LINE = "from deltalake import DeltaTable; print(*DeltaTable({!r}).file_uris())"
 ICEBERG_LINE = (
@@ -69,6 +69,8 @@ ICEBERG_LINE = (
     "StaticTable.from_metadata({!r}).scan().plan_files()))"
 )
 ROWS_FOLDER = "corpora/rows-{}"  # in the cache
+FILE_BYTES = 1 << 25  # of stored rows
+STREAMED_ROWS = 16  # of a dataset, in memory at a time
 CONTENTS = frozenset({"array", "bytes", "path"})  # of audio, as `datasets` gives it
 
 
@@ -92,6 +94,9 @@ class SourceFile:
 
 def find_files(source: str) -> list[SourceFile]:
     """Return a file, or the tables in a folder or below a URL, from one listing."""
+    if "://" not in source:  # the folder of a table may have a million clips
+        metadata = (Path(source, name) for name in METADATA)
+        source = str(next(filter(Path.is_file, metadata), source))
     with access_errors(source):
         system, root = fsspec.url_to_fs(source)
         infos: dict[str, dict[str, Any]] = {}
@@ -137,8 +142,7 @@ def find_files(source: str) -> list[SourceFile]:
 
 
 def _version(info: Mapping[str, Any]) -> str:
-    stamp = next((info[key] for key in STAMPS if info.get(key)), "")
-    return f"{info.get('size')} {stamp}"
+    return " ".join(str(info[key]) for key in STAMPS if info.get(key))
 
 
 def _list_delta(folder: str) -> set[str]:
@@ -168,7 +172,7 @@ def find_splits(source: str, files: Sequence[SourceFile]) -> dict[str, list[Sour
     The names of folders count first, and one with two roles does not.
     """
     by_role: dict[str, list[SourceFile]] = {}
-    for file in files if len(files) > 1 else ():
+    for file in files if [file.path for file in files] != [source] else ():
         names = (*file.folders, file.name)
         roles = [{ROLE_OF[word] for word in ROLE_NAME.findall(name.lower())} for name in names]
         role = next((min(named) for named in roles if len(named) == 1), "")
@@ -185,12 +189,13 @@ def read_files(
     """Return the rows of tables as one manifest, and the files with audio inside."""
     parts: list[tuple[str, Manifest]] = []
     audio_tables: list[Manifest | AudioTable] = []
-    is_inside: dict[str, bool] = {}  # of a folder at a URL, the first file tells it
+    is_inside: dict[str, bool] = {}  # of a folder at a URL, the first file of a kind tells it
     for file, options in files:
-        folder = file.path.rpartition("/")[0] if "://" in file.path else file.path
-        if folder not in is_inside:
-            is_inside[folder] = _is_audio_table(file.path, options)
-        if is_inside[folder]:
+        alike = file.path.rpartition("/")[0] if "://" in file.path else file.path
+        alike += Path(file.name).suffix
+        if alike not in is_inside:
+            is_inside[alike] = _is_audio_table(file.path, options)
+        if is_inside[alike]:
             audio_tables.append(AudioTable(file.path, file.version, options, file.partition))
         else:
             parts.append((file.name, _read_manifest(file, options)))
@@ -201,16 +206,14 @@ def read_files(
 def _is_audio_table(file: str, options: TableOptions) -> bool:
     if not file.endswith(ARROW_SUFFIXES):
         return file.endswith(TAR_SUFFIXES)
-    with unpacking_errors(file, "cannot be read as parquet or Arrow", fix="Write it again."):
-        return has_audio(file, options)
+    return has_audio(file, options)
 
 
 def read_rows(file: SourceFile, options: TableOptions) -> Table:
     """Read the rows of a table as texts."""
     if not file.path.endswith(ARROW_SUFFIXES):
         return add_partition(read_table(file.path, options.encoding), file.partition)
-    with unpacking_errors(file.path, "cannot be read as parquet or Arrow", fix="Write it again."):
-        return add_partition(read_paths(file.path, options), file.partition)
+    return add_partition(read_paths(file.path, options), file.partition)
 
 
 def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
@@ -253,10 +256,9 @@ def store_rows(rows: Any) -> Path:
             new = Path(temporary, "new")
             new.mkdir()
             for number, batch in enumerate(_batch(map(_to_stored, _to_records(rows)))):
-                buffer = io.BytesIO()
-                pq.write_table(_to_columns(batch), buffer)
-                digest.update(buffer.getbuffer())
-                (new / f"{number:05}.parquet").write_bytes(buffer.getbuffer())
+                file = new / f"{number:05}.parquet"
+                pq.write_table(_to_columns(batch), file)
+                digest.update(file.read_bytes())
             if not any(new.iterdir()):
                 raise DataError("There are no rows.")
             folder = folder.with_name(folder.name.format(digest.hexdigest()[:16]))
@@ -272,7 +274,7 @@ def _batch(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         batch.append(row)
         audio = (value["bytes"] for value in row.values() if _is_audio(value))
         size += 100 + sum(len(content or b"") for content in audio)
-        if size >= MAX_BATCH_BYTES:
+        if size >= FILE_BYTES:
             yield batch
             batch, size = [], 0
     if any(batch):
@@ -300,7 +302,7 @@ def _to_records(rows: Any) -> Iterator[Mapping[str, Any]]:
             if isinstance(feature, datasets.Audio):
                 rows = rows.cast_column(name, datasets.Audio(decode=False))
         if not (isinstance(rows, datasets.Dataset) and rows.format["type"] == "custom"):
-            tables = map(name_classes, rows.with_format("arrow").iter(MAX_BATCH_ROWS))
+            tables = map(name_classes, rows.with_format("arrow").iter(STREAMED_ROWS))
             rows = chain.from_iterable(table.to_pylist() for table in tables)
     elif hasattr(rows, "iterrows"):  # a DataFrame
         rows = rows.to_dict("records")

@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from fsspec.utils import infer_compression
 from pyarrow import csv as arrow_csv
 
 from sbkit.audio.containers import AudioError
@@ -36,37 +35,37 @@ from sbkit.data.columns import (
     CHANNELS,
     CUT_SHORT,
     INVALID_PART,
-    MAX_LISTED_COLUMNS,
     TIME_ROLES,
     TIME_VALUE,
     USUAL_COLUMNS,
     PartColumns,
     find_channel,
-    find_column,
+    find_columns,
     parse_span,
     plain_name,
-    rename_columns,
     to_seconds,
     unused_time_columns,
 )
 from sbkit.data.filesystem import access_errors
-from sbkit.data.manifest import Excluded, Manifest, part_columns, part_name, text_columns, to_texts
+from sbkit.data.manifest import (
+    Excluded,
+    Manifest,
+    part_columns,
+    part_name,
+    text_columns,
+    to_texts,
+    unreserved_name,
+)
 
+MAX_LISTED_COLUMNS = 30  # in an error
 DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus
 DELIMITERS = "\t,;|"  # a table of one column has the first
-BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
-BATCH_ROWS = 50_000  # of JSON Lines
+BATCH_ROWS = 50_000  # that are Python objects at a time
 SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
-PARTS = "Write a table with a row for each part: path, start, end and sentence."
-OTHER_FORMATS = {  # by ending: what a user takes for a table, and what to do
-    (".xlsx", ".xlsm", ".xls", ".ods", ".numbers"): "a workbook. Save it as CSV UTF-8.",
-    (".stm", ".ctm"): f"a transcript of NIST's scoring. {PARTS}",
-    (".srt", ".vtt"): f"subtitles. {PARTS}",
-    (".textgrid",): f"an annotation of Praat. {PARTS}",
-    (".eaf",): f"an annotation of ELAN. {PARTS}",
-}
+WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
+ANNOTATIONS = (".stm", ".ctm", ".srt", ".vtt", ".textgrid", ".eaf")
 CLIPS_FOLDER = "clips"  # of a Common Voice release
 DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
 
@@ -130,8 +129,27 @@ class TableOptions:
         return replace(self, columns={**self.columns, **dict.fromkeys(roles)})
 
     def find(self, names: Sequence[str], role: str, table: object) -> str:
-        """Return the column of a role, "" for none; see `find_column`."""
-        return find_column(names, role, self.columns, table) or ""
+        """Return the column that is named for a role, else the one with a usual name, "" for none.
+
+        Raises ConfigError if the table lacks the named one, and DataError if it has two usual ones.
+        """
+        if role in self.columns:
+            named = self.columns[role] or ""
+            found = [name for name in names if name.lower() == named.lower()]
+            if named and not found:
+                raise ConfigError(
+                    f"`columns.{role}` is {named}, but {table} has no such column. It has "
+                    f"{listed(names, max_names=MAX_LISTED_COLUMNS)}."
+                )
+            return found[0] if named else ""
+        usual = find_columns(names, role)
+        if len(usual) > 1:
+            raise DataError(
+                f"{table} has several columns for the {role}: {listed(usual)}. Choose one by "
+                f"`columns`, as in columns: {{{role}: {usual[0]}}}.",
+                where=f"{table}",
+            )
+        return usual[0] if usual else ""
 
 
 def is_named(source: str, key: str) -> bool:
@@ -167,7 +185,12 @@ def collect_rows(file: str, numbered: Iterable[tuple[int, Row | Excluded]]) -> T
 
 
 def read_table(file: Path | str, encoding: str | None = None) -> Table:
-    """Read a table at a path or URL, compressed if its name says so.
+    """Read a table as a whole; see `read_blocks`."""
+    return join_tables(read_blocks(file, encoding), str(file))
+
+
+def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table]:
+    """Yield the rows of a table at a path or URL in blocks, compressed if its name says so.
 
     JSON starts with a brace. The first line of other tables names the columns and shows the
     delimiter. With tabs, quotes are plain characters, as in Common Voice.
@@ -175,34 +198,37 @@ def read_table(file: Path | str, encoding: str | None = None) -> Table:
     encoding: None for UTF-8, or UTF-16 with a byte order mark.
     """
     file = str(file)
-    with _open_text(file, encoding) as (lines, encoding):
+    with _open_text(file, encoding) as lines:
         numbered = enumerate(lines, start=1)
-        filled = ((number, line) for number, line in numbered if line.strip("\t,;| \n"))
+        filled = ((number, line) for number, line in numbered if line.strip("\t,;| \r\n"))
         number, first = next(filled, (0, ""))
         if not first:
             raise DataError(f"{file} is empty.", where=file)
         if first.lstrip()[0] not in "[{":
-            return _Delimited(file, encoding, first.rstrip("\r\n"), number).read()
+            yield from _Delimited(file, first.rstrip("\r\n"), number).read(iter(lines))
+            return
         lines.seek(0)
-        table = _read_document(file, lines) or join_tables(read_objects(file, lines), file)
-    if not table.rows.column_names:
-        fault = table.excluded[0].detail if table.excluded else "it is empty"
-        raise DataError(
-            f"{file} looks like JSON Lines, but line 1 is not an object ({fault}).",
-            where=f"{file}:1",
-        )
-    return table
+        rows = _read_document(lines, file)
+        lines.seek(0)
+        for block in collect_objects(file, rows or _read_objects(lines)):
+            if not block.rows.column_names:
+                raise DataError(
+                    f"{file} looks like JSON Lines, but line 1 is not an object "
+                    f"({block.excluded[0].detail}).",
+                    where=f"{file}:1",
+                )
+            yield block
 
 
 def read_lines(file: Path | str, encoding: str | None = None) -> Iterator[str]:
     """Yield the lines of a text, compressed if its name says so; raises DataError."""
-    with _open_text(str(file), encoding) as (lines, _):
+    with _open_text(str(file), encoding) as lines:
         yield from lines
 
 
 @contextmanager
-def _open_text(file: str, encoding: str | None) -> Iterator[tuple[TextIO, str]]:
-    """Open a text and yield it with its encoding; raise DataError if it is damaged."""
+def _open_text(file: str, encoding: str | None) -> Iterator[TextIO]:
+    """Open a text; raise DataError if it is damaged."""
     is_remote = "://" in file
     if not (is_remote or Path(file).is_file()):
         raise DataError(f"{file} is not a file.", where=file)
@@ -211,7 +237,7 @@ def _open_text(file: str, encoding: str | None) -> Iterator[tuple[TextIO, str]]:
             encoding = _encoding_of(file, encoding)
             text = fsspec.open(file, "rt", encoding=encoding, compression="infer", newline="")
         with text as lines:
-            yield lines, encoding
+            yield lines
     except UnicodeError as error:
         raise _wrong_encoding(file, encoding) from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -220,21 +246,19 @@ def _open_text(file: str, encoding: str | None) -> Iterator[tuple[TextIO, str]]:
         raise DataError(f"{file} is damaged ({error}). Copy it again.", where=file) from error
 
 
-def _read_document(file: str, lines: TextIO) -> Table | None:
-    """Read SpeechBrain's object of objects; None for JSON Lines, rewound."""
+def _read_document(lines: TextIO, file: str) -> Iterator[tuple[int, Any]] | None:
+    """Return the rows of SpeechBrain's object of objects; None for JSON Lines."""
     filled = (line.strip() for line in lines if line.strip())
     first, second = next(filled, ""), next(filled, "")
-    is_lines = first.endswith("}") and second.startswith("{")
-    lines.seek(0)
-    document = None
-    if not is_lines:
-        with suppress(ValueError):
-            document = json.load(lines, object_pairs_hook=partial(_unique_keys, file=file))
-    lines.seek(0)
-    if not isinstance(document, dict) or not all(isinstance(r, dict) for r in document.values()):
+    if first.endswith("}") and second.startswith("{"):
         return None
-    rows = ({USUAL_COLUMNS["id"][0]: id, **row} for id, row in document.items())
-    return join_tables(collect_objects(file, enumerate(rows, start=1)), file)
+    lines.seek(0)
+    with suppress(ValueError):
+        document = json.load(lines, object_pairs_hook=partial(_unique_keys, file=file))
+        if isinstance(document, dict) and all(isinstance(r, dict) for r in document.values()):
+            rows = ({USUAL_COLUMNS["id"][0]: id, **row} for id, row in document.items())
+            return enumerate(rows, start=1)
+    return None
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,7 +270,7 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, dict) and plain_name(name) in USUAL_COLUMNS["path"]:
             inner = {key: item for key, item in value.items() if key not in ("array", "bytes")}
-            path = inner.pop(find_column([*inner], "path", {}, name) or "", None)
+            path = inner.pop(TableOptions().find([*inner], "path", name), None)
             flat |= {**inner, name: path}
         else:
             flat[name] = value
@@ -255,9 +279,14 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _encoding_of(file: str, declared: str | None) -> str:
     """Return the declared encoding, or what a byte order mark says."""
-    for endings, fault in OTHER_FORMATS.items():
-        if file.lower().endswith(endings):
-            raise DataError(f"{file} is no table, but {fault}", where=file)
+    if file.lower().endswith(WORKBOOKS):
+        raise DataError(f"{file} is a workbook. Save it as CSV UTF-8.", where=file)
+    if file.lower().endswith(ANNOTATIONS):
+        raise DataError(
+            f"{file} is no table. Write one with a row for each part: path, start, end and "
+            "sentence.",
+            where=file,
+        )
     if pointer := pointer_sentence(file):
         raise DataError(pointer, where=file)
     try:
@@ -288,19 +317,16 @@ def _wrong_encoding(file: str, encoding: str | None) -> DataError:
 class _Delimited:
     """A table with a delimiter, whose header is ``first``, on line ``header``."""
 
-    def __init__(self, file: str, encoding: str, first: str, header: int) -> None:
+    def __init__(self, file: str, first: str, header: int) -> None:
         self._file = file
-        self._encoding = encoding
         self._header = header
         self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
-        fields = first.split(self._delimiter)
         # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
-        has_marks = all(re.fullmatch('".*"', field) for field in fields)
-        self.is_quoted = self._delimiter != "\t" or has_marks
-        if self.is_quoted:
-            (fields,) = csv.reader([first], delimiter=self._delimiter)
-        self.names = [name.strip() for name in fields]
-        counts = Counter(name.lower() for name in self.names if name)
+        has_marks = all(re.fullmatch('".*"', field) for field in first.split(self._delimiter))
+        self._is_quoted = self._delimiter != "\t" or has_marks
+        (fields,) = self._parse([first])
+        self._names = [name.strip() for name in fields]
+        counts = Counter(name.lower() for name in self._names if name)
         if counts.total() > len(counts):
             name = counts.most_common(1)[0][0]
             raise DataError(
@@ -308,136 +334,115 @@ class _Delimited:
                 where=f"{file}:{header}",
             )
 
-    def read(self) -> Table:
-        try:
-            table, invalid = self._parse()
-            if invalid and self._delimiter == "\t" and not self.is_quoted:
-                self._check_line_breaks(table, {row.number for row in invalid})
-            breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns)
-            if any(breaks) or any("\n" in row.text for row in invalid):
-                self._check_quotes()
-        except pa.ArrowInvalid as error:
-            if "UTF8" in str(error):
-                raise _wrong_encoding(self._file, self._encoding) from error
-            if self.is_quoted:
-                self._check_quotes()
-            raise DataError(
-                f"{self._file} cannot be read as a table: {error}.", where=self._file
-            ) from error
-        excluded = [
-            Excluded(
-                f"row {row.number}",
-                "wrong number of fields",
-                f"{row.actual_columns} instead of {row.expected_columns}",
-            )
-            for row in invalid
-            if row.text.strip()  # a line of spaces is not a row
-        ]
-        if not len(table) and not excluded:
-            raise DataError(f"{self._file} has a header but no rows.", where=self._file)
-        first = self._header + 1
-        lines = np.arange(first, first + len(table) + len(invalid))
-        if invalid:
-            lines = np.setdiff1d(lines, [row.number for row in invalid])
-        rows = pa.table({name: table[index] for index, name in enumerate(self.names) if name})
-        return Table(self._file, rows, lines, excluded)
-
-    def _parse(self) -> tuple[pa.Table, list[arrow_csv.InvalidRow]]:
-        """Read the rows below the header as text, and those with a wrong number of fields."""
-        invalid: list[arrow_csv.InvalidRow] = []
-
-        def skip(row: arrow_csv.InvalidRow) -> str:
-            invalid.append(row)
-            return "skip"
-
-        read, parse, convert = self._options()
-        try:
-            return arrow_csv.read_csv(self._source(), read, parse, convert), []
-        except pa.ArrowInvalid:
-            # Threads do not number rows. One of them may also release the handler after Python has
-            # ended, which aborts the process ("terminate called without an active exception").
-            read.use_threads = False
-            parse.invalid_row_handler = skip
-            return arrow_csv.read_csv(self._source(), read, parse, convert), invalid
-
-    def read_blocks(self, *columns: str) -> Iterator[Table]:
-        """Yield all columns in blocks, or some; raises ArrowInvalid if a line is not a row."""
-        read, parse, convert = self._options()
-        convert.include_columns = [str(self.names.index(name)) for name in columns]
-        names = columns or self.names
-        first = self._header + 1
-        with arrow_csv.open_csv(self._source(), read, parse, convert) as reader:
-            for batch in reader:
-                rows = pa.table({name: batch[index] for index, name in enumerate(names) if name})
-                yield Table(self._file, rows, range(first, first + len(rows)))
-                first += len(rows)
-
-    def _options(
-        self,
-    ) -> tuple[arrow_csv.ReadOptions, arrow_csv.ParseOptions, arrow_csv.ConvertOptions]:
-        names = [str(index) for index in range(len(self.names))]
-        read = arrow_csv.ReadOptions(
-            column_names=names,
-            skip_rows=self._header,
-            block_size=BLOCK_BYTES,
-            encoding=self._encoding.removesuffix("-sig"),
-        )
-        parse = arrow_csv.ParseOptions(
+    def _parse(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        return csv.reader(
+            lines,
             delimiter=self._delimiter,
-            quote_char='"' if self.is_quoted else False,
-            newlines_in_values=self.is_quoted,
+            quoting=csv.QUOTE_MINIMAL if self._is_quoted else csv.QUOTE_NONE,
         )
-        text = dict.fromkeys(names, pa.string())
-        convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
-        return read, parse, convert
 
-    def _source(self) -> Any:
-        """Return the file for Arrow; if it is compressed or remote, its decompressed stream."""
-        if infer_compression(self._file) is None and "://" not in self._file:
-            return self._file
-        return fsspec.open(self._file, "rb", compression="infer").open()
+    def read(self, lines: Iterator[str]) -> Iterator[Table]:
+        """Yield the rows below the header, without those that have too few or many fields."""
+        number = self._header + 1
+        while plain := [*islice(lines, BATCH_ROWS)]:
+            rows = self._parse_plain(plain)
+            if rows is None:
+                yield from self._read_rows(chain(plain, lines), number)
+                return
+            yield Table(self._file, rows, range(number, number + len(rows)))
+            number += len(rows)
+        if number == self._header + 1:
+            raise self._no_rows()
 
-    def _check_line_breaks(self, table: pa.Table, invalid: set[int]) -> None:
-        """Raise DataError if a quoted field of a table with tabs goes on in the next line."""
-        first = self._header + 1
-        numbers = range(first, first + len(table) + len(invalid))
-        for row, number in enumerate(number for number in numbers if number not in invalid):
-            last = table.columns[-1][row].as_py() if number + 1 in invalid else ""
-            if last.startswith('"') and not last.endswith('"'):
-                raise DataError(
-                    f"{self._file}: a quotation mark opens a field on line {number} and closes on "
-                    "another. Write the text on one line.",
-                    where=f"{self._file}:{number}",
-                )
+    def _parse_plain(self, lines: Sequence[str]) -> pa.Table | None:
+        """Parse lines without quotes and faults ten times as fast; return None for others."""
+        text = "".join(lines)
+        if self._is_quoted and '"' in text:
+            return None
+        names = [str(index) for index in range(len(self._names))]
+        try:
+            table = arrow_csv.read_csv(
+                pa.py_buffer(text.encode()),
+                arrow_csv.ReadOptions(column_names=names),
+                arrow_csv.ParseOptions(delimiter=self._delimiter, quote_char=False),
+                arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        if len(table) != len(lines):  # some are blank
+            return None
+        named = zip(self._names, table.columns, strict=True)
+        return pa.table({name: column for name, column in named if name})
 
-    def _check_quotes(self) -> None:
+    def _read_rows(self, lines: Iterable[str], number: int) -> Iterator[Table]:
+        """Yield rows from line ``number`` on, of which each may have more lines."""
+        numbered = self._number_rows(lines, number)
+        has_rows = number > self._header + 1
+        while batch := list(islice(numbered, BATCH_ROWS)):
+            has_rows = True
+            rows = [(number, row) for number, row in batch if not isinstance(row, Excluded)]
+            columns = [*zip(*(row for _, row in rows), strict=True)] or [()] * len(self._names)
+            named = zip(self._names, columns, strict=True)
+            table = pa.table({name: pa.array(texts, pa.string()) for name, texts in named if name})
+            excluded = [row for _, row in batch if isinstance(row, Excluded)]
+            yield Table(self._file, table, [number for number, _ in rows], excluded)
+        if not has_rows:
+            raise self._no_rows()
+
+    def _no_rows(self) -> DataError:
+        return DataError(f"{self._file} has a header but no rows.", where=self._file)
+
+    def _number_rows(
+        self, lines: Iterable[str], number: int
+    ) -> Iterator[tuple[int, list[str] | Excluded]]:
+        parts: list[str] = []  # the lines of the current row
+
+        def record() -> Iterator[str]:
+            for line in lines:
+                parts.append(line)
+                yield line
+
+        last = ""  # field of the row before
+        rows = self._parse(record())
+        while True:
+            try:
+                fields = next(rows, None)
+            except csv.Error as error:
+                raise self._fault(number, f"cannot be read ({error})") from error
+            if fields is None:
+                return
+            if len(parts) > 1:
+                self._check_quotes(parts, number)
+            if len(fields) == len(self._names):
+                yield number, fields
+            elif "".join(fields).strip():  # a line of spaces is not a row
+                if last.startswith('"') and not last.endswith('"') and not self._is_quoted:
+                    raise self._fault(number - 1, "opens a quotation mark. Write it on one line")
+                detail = f"{len(fields)} instead of {len(self._names)}"
+                yield number, Excluded(f"row {number}", "wrong number of fields", detail)
+            last = fields[-1] if fields else ""
+            number += len(parts)
+            parts.clear()
+
+    def _check_quotes(self, parts: Sequence[str], number: int) -> None:
         """Raise DataError if a quotation mark joins several rows to one field."""
-        with _open_text(self._file, self._encoding) as (lines, _):
-            parts: list[str] = []  # the lines of the current row
+        reader = csv.reader(parts, delimiter=self._delimiter, strict=True)
+        is_closed = True
+        try:
+            next(reader)
+        except csv.Error:  # a closing mark within a field, or none
+            is_closed = False
+        if not is_closed or any(self._is_row(part, parts[0]) for part in parts[1:]):
+            raise self._fault(
+                number,
+                "opens a quotation mark that closes on another row, or never. Double the marks "
+                'within a field ("")',
+            )
 
-            def record() -> Iterator[str]:
-                for line in lines:
-                    parts.append(line)
-                    yield line
-
-            reader = csv.reader(record(), delimiter=self._delimiter, strict=True)
-            number = 0  # of lines before the row
-            while True:
-                number += len(parts)
-                parts.clear()
-                try:
-                    next(reader, None)
-                    is_right = not any(self._is_row(part, parts[0]) for part in parts[1:])
-                except csv.Error:  # a closing mark within a field, or none
-                    is_right = len(parts) == 1
-                if not is_right:
-                    raise DataError(
-                        f"{self._file}: a quotation mark opens a field on line {number + 1} and "
-                        'closes on another row, or never. Double the marks within a field ("").',
-                        where=f"{self._file}:{number + 1}",
-                    )
-                if not parts:
-                    return
+    def _fault(self, number: int, fault: str) -> DataError:
+        return DataError(f"{self._file}: line {number} {fault}.", where=f"{self._file}:{number}")
 
     def _is_row(self, line: str, first: str) -> bool:
         """Check whether a line in a field is a row: its fields, and a file or a similar name."""
@@ -445,7 +450,7 @@ class _Delimited:
         has_file = any(field.strip(' "').lower().endswith(SUFFIXES) for field in fields)
         shape = _shape(fields[0])
         is_alike = not shape.isalpha() and shape == _shape(first.split(self._delimiter)[0])
-        return (has_file or is_alike) and len(fields) == len(self.names)
+        return (has_file or is_alike) and len(fields) == len(self._names)
 
 
 def _shape(name: str) -> str:
@@ -453,21 +458,10 @@ def _shape(name: str) -> str:
     return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", name.strip(' "')))
 
 
-def open_tabs(tsv: Path, encoding: str | None) -> "_Delimited | None":
-    """Open a table whose first line names its columns, with tabs and no quotes."""
-    with _open_text(str(tsv), encoding) as (lines, encoding):
-        header = next(lines, "")
-    if "\t" not in header:
-        return None
-    table = _Delimited(str(tsv), encoding, header.rstrip("\r\n"), 1)
-    return None if table.is_quoted else table
-
-
-def read_objects(file: str, lines: Iterable[str]) -> Iterator[Table]:
-    """Read JSON Lines in batches: an object on each line, whose values become text."""
+def _read_objects(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    """Number the objects of JSON Lines, or the errors of invalid lines."""
     numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
-    objects = ((number, _parse(line)) for number, line in numbered)
-    return collect_objects(file, objects)
+    return ((number, _parse(line)) for number, line in numbered)
 
 
 def _parse(line: str) -> Any:
@@ -556,8 +550,12 @@ def to_manifest(
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     new_names = {speaker: "speaker", language: "language"}
-    renamed = rename_columns(names, (path, text, id, *part, channel), new_names)
-    columns = {new: rows[old] for old, new in renamed.items()}
+    used = (path, text, id, *part, channel)
+    columns = {
+        new_names.get(name) or unreserved_name(name): rows[name]
+        for name in names
+        if name not in used
+    }
     if "speaker" in columns:  # pandas writes the number 7 as 7.0 beside missing ones
         trimmed = pc.utf8_trim_whitespace(columns["speaker"])
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
@@ -608,7 +606,7 @@ def _find_position(table: Table, options: TableOptions) -> tuple[PartColumns, st
     part = PartColumns.choose(*times)
     starts = read_text_column(table.rows, part.start)
     is_time = any(TIME_VALUE.fullmatch(start.strip()) for start in starts)  # or a date, for example
-    if part.start and not is_time:
+    if not is_time and (part.start or unused_time_columns(names, part)):
         part = PartColumns()
     channel = options.find(names, "channel", table.file)
     unused = [] if part.start else unused_time_columns(names, part)
@@ -668,8 +666,6 @@ def _find_clips(
     is_clip[indices] = True
     rows = table.rows.filter(pa.array(is_clip))  # whose texts may have any number of bytes
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
-    if part_names.start and parts and all(part.is_whole for part in parts):
-        note_once(f"{table.file}: each file lasts as long as its part, and is read whole.")
     if not all(part.is_file for part in parts):
         clips |= part_columns(parts)
     return clips, rows

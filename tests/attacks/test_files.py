@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.OwnData import corpus as own_data
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.runtime.onnx_model import OnnxModel
@@ -18,6 +17,7 @@ from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.initialize import initialize_from
 from tests.attacks.hostile import ESCAPE, refused, watched
 from tests.runtime.bundles import make_run
+from tests.stores import read_split
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ TABLES = {
 
 
 def read_table(file: Path) -> None:
-    """Read a table or a Kaldi folder as training does."""
-    own_data.read({"manifest": {"train": str(file)}, "language": "en"}, "train")
+    """Read a table as training does."""
+    read_split({"manifest": {"train": str(file)}}, "train")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -56,9 +56,11 @@ def test_hostile_tables_are_read_as_text(name: str, mine: Path, tmp_path: Path) 
 
 
 def test_kaldi_folder_with_a_command_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "wav.scp").write_text(f"a touch {tmp_path}/canary |\n")
-    (tmp_path / "text").write_text("a hi\n")
-    refused(partial(read_table, tmp_path), tmp_path / "canary")
+    folder = tmp_path / "data/train"
+    folder.mkdir(parents=True)
+    (folder / "wav.scp").write_text(f"a touch {tmp_path}/canary |\n")
+    settings = {"data_folder": str(folder.parent)}
+    refused(partial(read_split, settings, "train"), tmp_path / "canary")
 
 
 # -- weights to start from -------------------------------------------------------------------------

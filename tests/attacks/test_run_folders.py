@@ -27,8 +27,9 @@ from tests.runtime.bundles import ROOT, SIZES, edit_config, make_run
 # The file is a recipe and a corpus; it leaves a mark if it runs.
 EVIL = """
 from pathlib import Path
-from recipes.CommonVoice.corpus import *
+from recipes.CommonVoice.corpus import CommonVoice
 from recipes.asr.recipe import Asr
+class Evil(CommonVoice): ...
 Path(__file__.partition("evil")[0], "evil.ran").touch()
 """
 LAYER = "from torch import nn\n\nclass Layer(nn.Linear):\n    pass\n"

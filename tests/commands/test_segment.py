@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.data.manifest import Manifest
 from sbkit.decoding import long_alignment
 from sbkit.decoding.long_alignment import align_utterances
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.text.vocabulary import Vocabulary
 from tests.runtime.tones import LOWEST, RATE, silence, speak, tone_bundle
+from tests.stores import read_split
 
 SENTENCES = ("The quick fox.", "A lazy dog!", "Over the lazy dog.", "A brown fox jumps.")
 ADDED = "The dog jumps over a fox."  # nobody speaks it
@@ -87,8 +86,7 @@ def test_sentences_become_rows_that_training_takes(talk: Talk) -> None:
     assert [row["text"] for row in rows] == list(SENTENCES)
     assert all(-0.01 < float(row["score"]) <= 0 for row in rows)
     assert_spans(rows, talk.spans)
-    manifest = own_data.read({"manifest": {"train": "out/segments.csv"}, "language": "en"}, "train")
-    assert isinstance(manifest, Manifest)
+    manifest = read_split({"manifest": {"train": "out/segments.csv"}}, "train")
     assert manifest.excluded == ()
     assert manifest.ids == [row["id"] for row in rows]
     assert all(part.end is not None for part in manifest.parts)

@@ -99,26 +99,6 @@ def start(corpus: Corpus, folder: Path, *options: str) -> Process:
     return Process(["-c", START, *words])
 
 
-def test_killed_preparation_goes_on_and_loses_one_shard(tmp_path: Path, own_cache: Path) -> None:
-    corpus = make_corpus(tmp_path / "corpus", count=200)
-    options = ("--out", str(tmp_path / "out"), "--shard-size=20kB")
-    process = start(corpus, tmp_path, *options)
-    deadline = time.monotonic() + 60
-    while len([*(tmp_path / "out").glob("[!.]*.parquet")]) < 3 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
-    kept = {file: file.stat() for file in (tmp_path / "out").rglob("[!.]*.parquet")}
-    write_out(corpus, tmp_path / "corpus", tmp_path / "out", *options[2:])
-    finished = {*(tmp_path / "out").rglob("[!.]*.parquet")}
-    assert 3 <= len(kept) < len(finished)
-    for file, status in kept.items():
-        now = file.stat()
-        assert (now.st_ino, now.st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
-    write_out(corpus, tmp_path / "corpus", tmp_path / "whole", *options[2:])
-    assert not difference(read_out(tmp_path / "out"), read_out(tmp_path / "whole"))
-
-
 def write_out(corpus: Corpus, folder: Path, out: Path, *options: str) -> None:
     """Write a prepared corpus to a folder of its own."""
     forget()

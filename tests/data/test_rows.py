@@ -1,7 +1,7 @@
 """Rows that Python holds become a table without loss."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
+from recipes.OwnData.corpus import OwnData
 from sbkit.audio.io import encode_audio
+from sbkit.data import read_manifests
+from sbkit.data.audio_tables import AudioTable
 from sbkit.data.read_manifests import store_rows
 
 RATE = 16_000
@@ -56,6 +59,24 @@ def test_audio_of_rows_may_be_in_memory(audio: Any) -> None:
     samples, rate = soundfile.read(io.BytesIO(row["audio"]["bytes"]), dtype="int16")
     assert rate == RATE
     np.testing.assert_array_equal(samples, CLIP)
+
+
+def test_stream_is_stored_in_files_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream was in memory five times; rows may differ in their columns."""
+    monkeypatch.setattr(read_manifests, "FILE_BYTES", 2 * len(WAV))
+
+    def stream() -> Iterator[dict[str, Any]]:
+        for n in range(6):
+            yield {"audio": {"bytes": WAV, "path": f"{n}.wav"}, "text": str(n), f"c{n}": n}
+
+    folder = store_rows(stream())
+    assert [pq.read_metadata(file).num_rows for file in sorted(folder.iterdir())] == [2, 2, 2]
+    settings = {"manifest": {"train": str(folder)}, "language": "en"}
+    tables = [t for t in OwnData(settings).read("train") if isinstance(t, AudioTable)]
+    rows = [clip for table in tables for manifest, _ in table.batches() for clip in manifest]
+    assert [clip.sentence for clip in rows] == [*"012345"]
+    assert rows[5].columns["c5"] == "5"
+    assert store_rows(stream()) == folder
 
 
 DATASET = (

@@ -95,7 +95,6 @@ TEXT_FILES = {
     "e.jsonl": b'{"audio_filepath": "a.wav", "text": "Call the office."}\n{"text": null}\n',
     "f.json": b'{"a": {"wav": "a.wav", "wrd": "call the office"}}',
     "rows.txt": b'{"text": "Call the office"}\n',
-    "mixed.jsonl": b'{"sentence": "Call the office"}\n{"text": ""}\n',
     "g.parquet": parquet({"audio": [b"RIFF\0"], "text": ["Call the office"]}),
 }
 
@@ -105,7 +104,7 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
     (tmp_path / name).write_bytes(TEXT_FILES[name])
     table = orthography("en")
     assert [*read_sentences([tmp_path / name], table)] == ["call the office"]
-    settings = {"text_column": "said"}  # of the manifests; other tables have usual names
+    settings = {"columns": {"text": "said"}}  # of the manifests; other tables have usual names
     assert [*read_sentences([tmp_path / name], table, settings)] == ["call the office"]
 
 

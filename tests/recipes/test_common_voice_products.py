@@ -12,20 +12,18 @@ import pytest
 import soundfile
 
 from docs.reference import LOG_FIELDS, SUMMARY_FIELDS, compare_fields
-from recipes.CommonVoice import corpus as common_voice
-from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_run
 from sbkit.check.data import check_data
 from sbkit.commands.cli import run as sbkit
-from sbkit.data import sharded_corpus
 from sbkit.data.common_voice import TableSpeakers, choose_splits
-from sbkit.data.corpus import SettingValues, describe_corpus, splits_of
+from sbkit.data.corpus import SettingValues, corpus_of
 from sbkit.data.manifest import Manifest
 from sbkit.logs.run_log import read_log
 from tests.check.harness import declared_run
 from tests.runs import TINY, Workplace, read_json, rows_of, train_here
 from tests.runs import write_tsv as write_simple_tsv
+from tests.stores import read_split
 from tools import fake_common_voice as fake
 
 SCRIPTED, SPONTANEOUS = "cv-corpus-0.0-2026-01-01", "sps-corpus-0.0-2026-01-01-en"
@@ -52,7 +50,7 @@ def table(releases: Path, tmp_path: Path) -> Path:
 
 
 def read(release: Path, split: str, language: str = "en", **settings: object) -> Manifest:
-    return common_voice.read({"data_folder": release, "language": language, **settings}, split)
+    return read_split({"data_folder": release, "language": language, **settings}, split)
 
 
 def change(table: Path, *columns: str, **values: str) -> None:
@@ -113,13 +111,11 @@ def test_speaker_of_two_is_in_one_split(assigned: str | None, table: Path, relea
     if assigned is not None:
         change(table, split=assigned)
     fake.write_tsv(later / table.name, [row | {"split": ""} for row in rows[::3] * 2])
-    corpus = corpus_of({"data_folder": [str(table.parent), str(later)]})
     settings = {"data_folder": [str(table.parent), str(later)], "language": "en"}
     speakers: dict[str, set[str]] = {"train": set(), "dev": set(), "test": set()}
     for split, speakers_of_split in speakers.items():
         for folder in (table.parent, later):
-            manifest = corpus.read(settings, f"{split}-{folder.name}")
-            assert isinstance(manifest, Manifest)
+            manifest = read_split(settings, f"{split}-{folder.name}")
             speakers_of_split |= {clip.columns["speaker"] for clip in manifest}
     assert min(map(len, speakers.values())) > 0
     assert sum(map(len, speakers.values())) == len(set.union(*speakers.values()))
@@ -164,12 +160,12 @@ def test_training_on_validated_leaves_out_dev_and_test(releases: Path) -> None:
     assert len(read(releases / SCRIPTED, "validated", **everything)) == sizes["validated"]
     settings = {"data_folder": releases / SCRIPTED, "language": "en"}
     with pytest.raises(SbkitError, match="Choose among: dev, other, test, train, validated"):
-        common_voice.splits({**settings, "splits": {"train": "clip_durations"}})
+        corpus_of({**settings, "splits": {"train": "clip_durations"}}).splits()
 
 
 def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Path) -> None:
     settings = {"data_folder": releases / SPONTANEOUS, "language": "en"}
-    assert describe_corpus(common_voice, settings) == {
+    assert corpus_of(settings).describe() == {
         "name": f"Mozilla Common Voice Spontaneous Speech, invented speakers ({SPONTANEOUS[:-3]})",
         "license": "CC-BY-SA-3.0",
     }
@@ -177,12 +173,12 @@ def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Pa
     text = "## Licence\n\nReleased under\nCC-0.\n\n## Authors\n"
     (release / "README.md").write_text(text)
     settings = {"data_folder": release, "language": "en"}
-    corpus = describe_corpus(common_voice, settings)
+    corpus = corpus_of(settings).describe()
     assert corpus == {"name": "en", "license": "Released under CC-0."}
     shards = tmp_path / "shards"
     command = ["prepare", "hparams/ctc.yaml", f"--shards={shards}", "--language=en"]
     assert sbkit([*command, f"--data_folder={release}"]) == 0
-    assert describe_corpus(sharded_corpus, {"data_folder": str(shards)}) == corpus
+    assert corpus_of({"data_folder": str(shards)}).describe() == corpus
 
 
 @pytest.fixture
@@ -282,10 +278,8 @@ def test_name_of_a_joined_folder_may_end_as_that_of_another(releases: Path, tmp_
     for name, release in (("en", f"{SCRIPTED}/en"), ("sps-en", SPONTANEOUS)):
         (tmp_path / name).symlink_to(releases / release)
     settings = {"data_folder": [f"{tmp_path}/en", f"{tmp_path}/sps-en"], "language": "en"}
-    corpus = corpus_of(settings)
     for folder in (f"{tmp_path}/en", f"{tmp_path}/sps-en"):
-        manifest = corpus.read(settings, f"dev-{Path(folder).name}")
-        assert isinstance(manifest, Manifest)
+        manifest = read_split(settings, f"dev-{Path(folder).name}")
         assert manifest.ids == read(Path(folder), "dev").ids
 
 
@@ -297,13 +291,11 @@ def test_delta_release_joins_a_full_one(releases: Path, tmp_path: Path) -> None:
     for name in ("clips", "validated.tsv"):
         (delta / name).symlink_to(full / name)
     settings: SettingValues = {"data_folder": [str(full), str(delta)], "language": "en"}
-    corpus = corpus_of(settings)
     settings = {**settings, "splits": {"train": ["train-en", "validated-delta"], "valid": "dev-en"}}
-    roles = splits_of(corpus, settings)
+    roles = corpus_of(settings).roles()
     assert roles["train"] == ("train-en", "validated-delta")
     assert roles["test"] == ("test-en",)
-    manifest = corpus.read(settings, "validated-delta")
-    assert isinstance(manifest, Manifest)
+    manifest = read_split(settings, "validated-delta")
     assert manifest.ids == read(full, "validated").ids
 
 
@@ -311,10 +303,8 @@ def test_joined_folders_have_names_of_their_own(releases: Path, tmp_path: Path) 
     folders = [str(releases / SCRIPTED), str(releases / f"{SPONTANEOUS}.tar.gz")]
     chosen = {"train": f"validated-{SCRIPTED}", "valid": f"dev-{SPONTANEOUS}"}
     settings = {"data_folder": folders, "language": "en", "splits": chosen}
-    corpus = corpus_of(settings)
-    roles = splits_of(corpus, settings)
-    assert roles["train"] == (chosen["train"],)
-    assert corpus.read(settings, chosen["train"]).filtered["also in dev or test"] > 0
+    assert corpus_of(settings).roles()["train"] == (chosen["train"],)
+    assert read_split(settings, chosen["train"]).filtered["also in dev or test"] > 0
     for name in ("a", "b"):
         (tmp_path / name / "x/clips").mkdir(parents=True)
         write_simple_tsv(tmp_path / name / "x", "train", [])

@@ -8,15 +8,16 @@ import pytest
 import soundfile
 
 from recipes.debian.release import CODE
-from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.corpus import write_release
 from sbkit.base.errors import SbkitError
 from sbkit.base.versions import TEXT_PACKAGES, hash_code
 from sbkit.data.common_voice import read_release
+from sbkit.data.corpus import corpus_of
 from sbkit.data.tables import TableOptions
 from sbkit.export.export import exported_bundle
 from sbkit.tasks.synthesis.predict import Synthesizer
 from tests.runs import TINY_VOICE, train_here
+from tests.stores import read_split
 
 TEXT = """( ru_0001 "Сн+ова, он здесь." )
 ( ru_0002 "\\"Я рад\\", - сказал он." )
@@ -67,11 +68,11 @@ def fill_cache(cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_festvox_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An existing release is not fetched again, and has one language."""
     fill_cache(tmp_path / "cache", make_package(tmp_path / "root"), monkeypatch)
-    assert corpus.splits({})["valid"] == ("dev",)
-    clips = corpus.read({"language": "ru"}, "train")
-    assert [clip.id for clip in clips] == ["ru_0002"]  # the other is in dev
+    settings = {"corpus": "recipes.FestvoxRu.corpus", "language": "ru"}
+    assert corpus_of(settings).splits()["valid"] == ("dev",)
+    assert read_split(settings, "train").ids == ["ru_0002"]  # the other is in dev
     with pytest.raises(SbkitError, match="The corpus FestvoxRu is in ru"):
-        corpus.read({"language": "en"}, "train")
+        read_split({**settings, "language": "en"}, "train")
 
 
 @pytest.mark.slow

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
+from sbkit.data.corpus import corpus_of
 from tests.runs import prompts
+from tests.stores import read_split
 
 SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test-other")
 
@@ -42,14 +43,13 @@ def settings(folder: Path, **options: object) -> Mapping[str, object]:
 
 def test_librispeech_roles_are_the_existing_splits(root: Path) -> None:
     for folder in (root, root / "LibriSpeech"):
-        corpus = corpus_of(settings(folder))
-        assert corpus.splits(settings(folder)) == {
+        assert corpus_of(settings(folder)).splits() == {
             "train": ("train-clean-100", "train-other-500"),
             "valid": ("dev-clean",),
             "test": ("test-clean", "test-other"),
         }
     named = settings(root, splits={"test": "test-other", "valid": ["dev-clean"]})
-    assert corpus_of(named).splits(named)["test"] == ("test-other",)
+    assert corpus_of(named).splits()["test"] == ("test-other",)
 
 
 @pytest.mark.parametrize("chapter", ["84", "part/1/84/7"])
@@ -61,16 +61,15 @@ def test_librispeech_chapters_are_found_at_any_depth(root: Path, chapter: str) -
     (split / chapter).parent.mkdir(parents=True, exist_ok=True)
     (root / "moved").rename(split / chapter)
     (split / chapter / "84-7-0000.flac").rename(split / chapter / "84-7-0000.FLAC")
-    corpus = corpus_of(settings(root))
-    assert "test-other" in corpus.splits(settings(root))["test"]
-    manifest = corpus.read(settings(root), "test-other")
+    assert "test-other" in corpus_of(settings(root)).splits()["test"]
+    manifest = read_split(settings(root), "test-other")
     assert manifest.excluded == ()
     assert [clip.id for clip in manifest] == ["84-7-0000", "84-7-0001"]
     assert manifest[0].columns["gender"] == "female"
 
 
 def test_librispeech_clips_have_words_and_columns(root: Path) -> None:
-    clips = corpus_of(settings(root)).read(settings(root), "test-other")
+    clips = read_split(settings(root), "test-other")
     assert clips.excluded == ()
     assert [clip.id for clip in clips] == ["1089-7-0000", "1089-7-0001", "84-7-0000", "84-7-0001"]
     expected = {"speaker": "84", "chapter": "7", "language": "en", "gender": "female"}
@@ -85,7 +84,7 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
     (chapter / "84-7-0001.wav").touch()  # 84-7-0001.flac is there, too
     with (chapter / "84-7.trans.txt").open("a") as file:
         file.write("\n84-7-0005\n")
-    manifest = corpus_of(settings(root)).read(settings(root), "dev-clean")
+    manifest = read_split(settings(root), "dev-clean")
     assert [clip.id for clip in manifest] == ["1089-7-0000", "1089-7-0001", "84-7-0001"]
     assert manifest[2].path.suffix == ".flac"
     assert [(bad.id, bad.reason) for bad in manifest.excluded] == [
@@ -111,4 +110,4 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
 )
 def test_resolve_splits_refuses_bad_names(root: Path, splits: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
-        corpus_of(settings(root)).splits(settings(root, splits=splits))
+        corpus_of(settings(root, splits=splits)).splits()

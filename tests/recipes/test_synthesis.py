@@ -21,7 +21,6 @@ import soundfile
 import torch
 from speechbrain import Stage
 
-from recipes.OwnData import corpus as own_data
 from recipes.synthesis.data import (
     SpokenBatch,
     SpokenCollate,
@@ -36,7 +35,6 @@ from sbkit.base.errors import PARTLY_DONE, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_settings
-from sbkit.data.manifest import Manifest
 from sbkit.tasks.synthesis.model import (
     diagonal_prior,
     find_durations,
@@ -61,6 +59,7 @@ from tests.runs import (
 )
 from tests.runtime.bundles import parity_report
 from tests.serve.server import running_server
+from tests.stores import read_split
 
 RATE, FRAME = 16_000, 400
 
@@ -310,9 +309,8 @@ def speak_lines(bundle: Path, tmp_path: Path) -> Callable[..., int]:
 
 def read_table(table: Path) -> dict[str, dict[str, str]]:
     """Return the rows of a table by their texts, as training reads them."""
-    settings = {"manifest": {"train-synthetic": str(table)}, "language": "en"}
-    manifest = own_data.read(settings, "train-synthetic")
-    assert isinstance(manifest, Manifest) and not manifest.excluded
+    manifest = read_split({"manifest": {"train-synthetic": str(table)}}, "train-synthetic")
+    assert not manifest.excluded
     return {clip.sentence: {**clip.columns, "audio": str(clip.path)} for clip in manifest}
 
 

@@ -219,7 +219,7 @@ def prepare_labels(folder: Path, **tables: list[str | None]) -> dict[str, list[s
             rows.append(f"{name}{n}.wav" + (f',"{label}"' if label is not None else ""))
         (folder / f"{name}.csv").write_text("\n".join(rows))
     manifest = {k: [str(folder / f"{n}.csv") for n in tables if n.startswith(k)] for k in SPLITS}
-    settings = {"manifest": manifest, "text_column": False, "recognizer": None}
+    settings = {"manifest": manifest, "columns": {"text": None}, "recognizer": None}
     splits = prepare_speech(read_settings(ROOT / "hparams/vad.yaml", {}) | settings)
     return {name: [*split["speech"]] for name, split in splits.named().items()}
 

@@ -9,12 +9,11 @@ import pytest
 import soundfile
 
 from docs.examples import pseudo_labels
-from recipes.OwnData import corpus as own_data
-from sbkit.data.manifest import Manifest
 from sbkit.decoding.word_times import Confidence
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.tasks.recognition.predict import Transcriber
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
+from tests.stores import read_split
 
 TALK = ("lazy", "a dog", "the quick brown fox")
 # The odds of a word are the square of its length: 0.5 for "a" and 0.9 for "dog".
@@ -52,8 +51,7 @@ def test_rows_are_confident_utterances_that_training_takes(
             # The last frame of a tone is silent.
             assert end - 0.1 <= offset + float(row["duration"]) <= end + 0.6
     assert float(rows[1]["confidence"]) == pytest.approx((2 * 0.9 + 2 * 25 / 26) / 4, abs=1e-3)
-    manifest = own_data.read({"manifest": {"train": "pseudo.csv"}, "language": "en"}, "train")
-    assert isinstance(manifest, Manifest)
+    manifest = read_split({"manifest": {"train": "pseudo.csv"}}, "train")
     assert manifest.excluded == ()
     assert len({*manifest.ids}) == 2
     assert all(part.end is not None for part in manifest.parts)

@@ -8,8 +8,6 @@ from sbkit import Clip, Corpus
 
 
 class MyCorpus(Corpus):
-    """A folder with a table for each split."""
-
     def read(self, split: str) -> Iterator[Clip]:
         folder = Path(self.settings["data_folder"])
         with (folder / f"{split}.tsv").open(encoding="utf-8", newline="") as file:

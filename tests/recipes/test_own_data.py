@@ -1,0 +1,275 @@
+"""What a user names in `manifest` and `columns` becomes splits, or is refused at its key."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import datasets
+import pandas as pd
+import pytest
+
+from recipes.OwnData.corpus import OwnData
+from sbkit.base.errors import SbkitError
+from sbkit.config.hparams import read_settings
+from sbkit.data.audio_tables import AudioTable
+from sbkit.data.manifest import Clip, Manifest, to_texts
+from tests.data.test_parts import read as read_source
+
+ROOT = Path(__file__).parents[2]
+
+
+def own_data(manifest: Mapping[str, Any], **settings: object) -> OwnData:
+    return OwnData({"manifest": manifest, "language": "en", **settings})
+
+
+def read(file: Path, content: str, **settings: object) -> Manifest:
+    file.write_text(content, encoding="utf-8")
+    return read_source(file, **settings)
+
+
+def read_splits(corpus: OwnData) -> dict[str, Manifest]:
+    splits = chain.from_iterable(corpus.splits().values())
+    return {split: Manifest.join(corpus.blocks(split)) for split in splits}
+
+
+def read_all(file: Path, rows: Sequence[str], **settings: object) -> dict[str, Manifest]:
+    file.write_text("\n".join(rows), encoding="utf-8")
+    return read_splits(own_data({"all": str(file)}, **settings))
+
+
+# manifest
+
+
+def test_manifest_names_splits_and_roles(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(f"path,text\n{name}.wav,hi\n")
+    a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
+    manifest = {"train": [a, b], "dev": a, "test": {"clean": a, "noisy": b}, "test-x": b}
+    roles = own_data(manifest).roles()
+    assert roles == {"train": ("train",), "valid": ("dev",), "test": ("clean", "noisy", "test-x")}
+    assert read_splits(own_data(manifest))["train"].ids == ["a.csv", "b.csv"]
+    assert own_data(manifest, splits={"test": "noisy"}).roles()["test"] == ("noisy",)
+    ranges = own_data({"train": str(tmp_path / "{a..b}.csv"), "dev": a})
+    with pytest.raises(SbkitError, match=r"`manifest.train`: .*{a..b}.csv does not exist"):
+        ranges.splits()
+    for n in (8, 9, 10):
+        (tmp_path / f"x{n:02}.csv").write_text(f"path,text\n{n}.wav,hi\n")
+    ranges = own_data({"train": str(tmp_path / "x{08..10}.csv"), "dev": a})
+    assert read_splits(ranges)["train"].ids == ["8", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ({"train": "a.csv"}, "no files for dev. Add `dev: FILE`"),
+        ({"train": "a.csv", "dev": "a.csv", "other": "a.csv"}, "Write test-other"),
+        ({"train": {"a": "a.csv"}, "dev": {"train": "a.csv"}}, "a split called train"),
+        ({"train": [], "dev": "a.csv"}, "must be a file or a list of files"),
+        ({"train": "a.csv", "dev": {1: "a.csv"}, "test": {1: "a.csv"}}, "'1' twice"),
+        ({"train": "~no_such_user_/a.csv", "dev": "a.csv"}, "`manifest.train`.* no such user"),
+        ({"train": "a.csv", "test": {"x": "/no.csv"}}, "`manifest.test.x`: /no.csv does not exist"),
+        ({"all": "a.csv", "dev": "a.csv"}, "`manifest` has `all` and other keys"),
+        ({"train": "empty", "dev": "a.csv"}, "empty has no CSV, TSV, JSON Lines"),
+    ],
+)
+def test_malformed_manifest_is_refused(
+    manifest: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("path,text\na.wav,hi\n")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SbkitError, match=words):
+        own_data(manifest).roles()
+
+
+def write_table(file: Path, ids: str) -> None:
+    """Write a table whose clips have these ids and speakers."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"path": f"/{id}.wav", "text": "hi", "speaker": id} for id in ids]
+    frame = pd.DataFrame(rows)
+    if file.suffix == ".parquet":
+        frame.to_parquet(file)
+    elif file.suffix == ".saved":
+        datasets.Dataset.from_list(rows).save_to_disk(str(file))
+    elif "json" in file.name:
+        frame.to_json(file, orient="records", lines=True)
+    else:
+        frame.to_csv(file, index=False)
+
+
+LAYOUTS = {  # of hub repositories and others, with keywords of their page
+    "data/{}-00000-of-00001{}": ("train", "validation", "test"),
+    "{}/part{}": ("training", "dev", "eval"),
+    "my-corpus-1.0/a_{}.clean{}": ("train", "val", "testing"),
+    "{} 2{}": ("Train", "valid", "evaluation"),
+}
+
+
+@pytest.mark.parametrize("ending", (".csv", ".json", ".jsonl.gz", ".parquet", ".saved"))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_folder_has_the_splits_that_names_tell(layout: str, ending: str, tmp_path: Path) -> None:
+    """Given as train, a repository of the hub trained on its validation and test, too."""
+    folder = tmp_path / "latest-test"  # whose own name says nothing
+    for keyword, ids in zip(LAYOUTS[layout], ("abcdef", "gh", "i"), strict=True):
+        write_table(folder / layout.format(keyword, ending), ids)
+    write_table(folder / f".cache/train{ending}", "z")
+    write_table(folder / f"contest/others{ending}", "y")
+    corpus = own_data({"all": str(folder)})
+    assert corpus.splits() == {"train": ["train"], "valid": ["dev"], "test": ["test"]}
+    ids = {split: manifest.ids for split, manifest in read_splits(corpus).items()}
+    assert ids == {"train": [*"abcdef"], "dev": [*"gh"], "test": ["i"]}
+    for key in ("train", "dev", "test-all"):
+        with pytest.raises(SbkitError, match=rf"`manifest.{key}`: {folder} has files for .*all"):
+            own_data({key: str(folder)}).splits()
+
+
+@pytest.mark.parametrize("missing", ["dev", "test"])
+def test_splits_without_files_get_speakers_of_train(missing: str, tmp_path: Path) -> None:
+    for split in {"train", "dev", "test"} - {missing}:
+        write_table(tmp_path / f"{split}.csv", "abcdef" if split == "train" else "x")
+    ids = {name: m.ids for name, m in read_splits(own_data({"all": str(tmp_path)})).items()}
+    assert [*ids] == ["train", "dev", "test"]
+    assert sorted(ids["train"] + ids[missing]) == [*"abcdef"]
+    assert min(map(len, ids.values())) >= 1
+    (tmp_path / "train.csv").unlink()
+    with pytest.raises(SbkitError, match="`splits.train` is empty"):
+        own_data({"all": str(tmp_path)}).roles()
+
+
+def test_tars_are_read_by_the_splits_that_their_names_tell(tmp_path: Path) -> None:
+    names = {"train": "train/audio_0.tar", "dev": "dev-0.tgz", "test": "test/clips.000000.tar"}
+    for name in (*names.values(), "train/about.json", "test/rows.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for folder, start in ((str(tmp_path), ""), (f"file://{tmp_path}", "file://")):
+        corpus = own_data({"all": folder})
+        assert [*chain.from_iterable(corpus.splits().values())] == [*names]
+        for split, name in names.items():
+            (table,) = corpus.read(split)
+            assert isinstance(table, AudioTable)
+            assert (table.file, table.version[:2]) == (f"{start}{tmp_path / name}", "0 ")
+
+
+def test_one_table_has_the_rows_of_all_splits_in_a_column_of_any_spelling(tmp_path: Path) -> None:
+    header = "path,text,Subset"
+    names = ["train", "val", "test-noisy", "Train", " ", "TEST"]
+    rows = [f"{n}.wav,hi,{name}" for n, name in enumerate(names)]
+    for columns in ({}, {"columns": {"split": "subset"}}):
+        manifests = read_all(tmp_path / "a.csv", [header, *rows], **columns)
+        ids = {split: manifest.ids for split, manifest in manifests.items()}
+        assert ids == {"train": ["0", "3"], "val": ["1"], "test-noisy": ["2"], "test": ["5"]}
+        assert [(row.id, row.reason) for row in manifests["train"].excluded] == [("4", "no split")]
+    with pytest.raises(SbkitError, match=r"a.csv: the column split has the value 'other'"):
+        read_all(tmp_path / "a.csv", ["path,text,split", "9.wav,hi,other"])
+
+
+def test_one_table_is_split_by_its_speakers(tmp_path: Path) -> None:
+    """Rows without a speaker are speakers of their own."""
+    random = Random(0)
+    speakers = ["", *(f"speaker {k}" for k in range(50))]
+    rows = [f"{n}.wav,hi,{random.choice(speakers)}" for n in range(1000)]
+    manifests = read_all(tmp_path / "a.csv", ["path,text,speaker", *rows[:500]])
+    sizes = {split: len(manifest) for split, manifest in manifests.items()}
+    assert sum(sizes.values()) == 500
+    assert min(sizes.values()) > 20
+    assert sizes["train"] > 350
+    of_splits = [{*to_texts(m.rows["speaker"])} - {""} for m in manifests.values()]
+    assert sum(map(len, of_splits)) == len(set.union(*of_splits))
+    assert all("" in to_texts(m.rows["speaker"]) for m in manifests.values())
+    settings: dict[str, Any] = {"split_shares": {"dev": 0.5}, "columns": {"speaker": "reader"}}
+    assert [*read_all(tmp_path / "a.csv", ["path,text,reader", *rows], **settings)] == [
+        "train",
+        "dev",
+    ]
+    with pytest.raises(SbkitError, match="has 1 speaker, and 3 splits"):
+        read_all(tmp_path / "a.csv", ["path,text,speaker", "a.wav,hi,ann", "b.wav,hi,ann"])
+    with pytest.raises(SbkitError, match="`split_shares` must map dev and test to shares"):
+        read_all(tmp_path / "a.csv", ["path,text,speaker", *rows], split_shares={"dev": 1})
+
+
+def test_clip_without_speaker_stays_when_another_has_its_name(tmp_path: Path) -> None:
+    """Its id becomes longer then, and was what decided the split."""
+    rows = [f"{folder}/{n}.wav,hi" for folder in ("one", "two") for n in range(60)]
+    splits: list[dict[Path, str]] = []
+    for count, table in ((60, "a.csv"), (120, "a.csv"), (120, f"../{tmp_path.name}/a.csv")):
+        manifests = read_all(tmp_path / table, ["path,text", *rows[:count]])
+        splits.append({clip.path.resolve(): s for s, m in manifests.items() for clip in m})
+    assert splits[1].items() >= splits[0].items()
+    assert splits[1] == splits[2]
+
+
+# columns
+
+TABLE = "Clip,Said,hash\nfile://a.wav,hi,x\n"
+TWO_TEXTS = "path,text,sentence\na.wav,hi,yo\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "clip"),
+    [
+        (TABLE, {"path": "clip", "text": "said"}, ("a", "hi", {"hash": "x"})),
+        (TABLE, {"path": "Clip", "text": None}, ("a", "", {"Said": "hi", "hash": "x"})),
+        (TABLE, {"a.csv": {"path": "clip", "text": "Said"}}, ("a", "hi", {"hash": "x"})),
+        (
+            TABLE,
+            {"path": "clip", "text": "hash", "a.csv": {"text": "said", "id": "hash"}},
+            ("x", "hi", {}),
+        ),
+        (TABLE, {"path": "clip", "text": "said", "speaker": "hash"}, ("a", "hi", {"speaker": "x"})),
+        (TWO_TEXTS, {"text": "text"}, ("a", "hi", {"manifest_sentence": "yo"})),
+    ],
+)
+def test_columns_are_named_by_role(
+    content: str, columns: dict[str, Any], clip: tuple[str, str, dict[str, str]], tmp_path: Path
+) -> None:
+    (read_clip,) = read(tmp_path / "a.csv", content, columns=columns)
+    id, sentence, others = clip
+    assert read_clip == Clip(id, tmp_path / "a.wav", sentence, {**others, "language": "en"})
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "words"),
+    [
+        (TABLE, {}, "a.csv has none of the columns path, .*; it has Clip, Said, hash. Name one by"),
+        (TABLE, {"path": "clip"}, "has none of the columns sentence, .*columns: {text: null}"),
+        (
+            TABLE,
+            {"path": "clip", "text": "sad"},
+            "`columns.text` is sad, but .*has Clip, Said",
+        ),
+        (TABLE, {"txet": "said"}, "`columns.txet` must map path, text, id, .* has txet: said"),
+        (TABLE, {"b.csv": {"text": "said"}}, "`columns` names the table b.csv, but .* has .*a.csv"),
+        (TWO_TEXTS, {}, "several columns for the text: text, sentence. Choose one by `columns`"),
+        ("path,wav,text\na,b,c\n", {}, "several columns for the path: path, wav"),
+        ("path,text,spk,speaker\na,b,c,d\n", {}, "several columns for the speaker: spk, speaker"),
+        ("path,text,start,offset\na,b,1,2\n", {}, "several columns for the start: start, offset"),
+        ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
+        ("[{}]", {}, "JSON Lines, but line 1 is not"),
+    ],
+)
+def test_table_without_its_columns_is_refused(
+    content: str, columns: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SbkitError, match=words):
+        read(tmp_path / "a.csv", content, columns=columns)
+
+
+def test_columns_of_a_yaml_are_read_as_texts(tmp_path: Path) -> None:
+    yaml = tmp_path / "a.yaml"
+    text = (ROOT / "hparams/ctc.yaml").read_text()
+    yaml.write_text(f"{text}\ncolumns: {{text: 007, b.csv: {{text: null}}}}\n")
+    assert read_settings(yaml, {})["columns"] == {"text": "007", "b.csv": {"text": None}}
+
+
+def test_nemo_manifest_is_read(tmp_path: Path) -> None:
+    nemo = {"audio_filepath": "a.wav", "duration": 1.5, "text": "hi", "speaker": "ann"}
+    lines = [nemo, [1], nemo | {"audio_filepath": "https://x/a.wav"}]
+    manifest = read(tmp_path / "a.json", "\n".join(map(json.dumps, lines)))
+    assert manifest[0].columns == {"duration": "1.5", "speaker": "ann", "language": "en"}
+    assert {(bad.id, bad.reason) for bad in manifest.excluded} == {
+        ("row 2", "not a JSON object"),
+        ("row 3", "not a file on this machine"),
+    }
