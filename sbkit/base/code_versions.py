@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "8c8f62510896f2cd"),
+    "corpus": CodeVersion(1, "524c6a5b03bca24b"),
     "releases": CodeVersion(1, "c7823bb3635f8c0c"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
     "token_counts": CodeVersion(1, "0304d71beb1f2e81"),
