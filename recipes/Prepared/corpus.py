@@ -81,8 +81,15 @@ class PreparedCorpus(Corpus):
         require_sizes(self._storage, self._record["shards"])
         excluded = tuple(Excluded(**row) for row in self._record["splits"][split]["excluded"])
         with TemporaryDirectory() as scratch:
-            file = self._storage.fetch(f"{split}.arrow", Path(scratch))
-            table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+            name = f"{split}.arrow"
+            try:
+                file = self._storage.fetch(name, Path(scratch))
+                table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+            except (OSError, pa.ArrowInvalid) as error:
+                raise DataError(
+                    f"{self._storage.url_of(name)} is missing or damaged ({str(error)[:100]}). "
+                    "`sbkit prepare YAML --out ... --finish` writes it again."
+                ) from error
             for start in range(0, max(1, len(table)), BLOCK_ROWS):
                 yield self._locate(table.slice(start, BLOCK_ROWS), excluded)
                 excluded = ()

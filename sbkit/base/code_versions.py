@@ -18,22 +18,33 @@ class CodeVersion(NamedTuple):
     digest: str
 
 
-# By the module whose results are kept; "corpus" is all that writes a corpus.
+# By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, ""),
-    **dict.fromkeys(
-        (
-            "releases",
-            "texts",
-            "token_counts",
-            "symbols",
-            "pitch",
-            "speech",
-            "statistics",
-            "data_report",
-        ),
-        CodeVersion(1, ""),
+    "corpus": CodeVersion(1, "8c8f62510896f2cd"),
+    "releases": CodeVersion(1, "c7823bb3635f8c0c"),
+    "texts": CodeVersion(1, "3ec0b437f19f0561"),
+    "token_counts": CodeVersion(1, "0304d71beb1f2e81"),
+    "symbols": CodeVersion(1, "119f4f9077ca51f4"),
+    "pitch": CodeVersion(1, "1bb0ee44a14c4734"),
+    "speech": CodeVersion(1, "d3e1c211ff303760"),
+    "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
+    "data_report": CodeVersion(1, "dab2b99f169f5c51"),
+}
+# Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
+# files, and those that they import.
+CODE_FILES: Mapping[str, tuple[str, ...]] = {
+    "corpus": ("sbkit/data/prepared.py", "recipes/*/corpus.py"),
+    "releases": ("recipes/debian/*.py", "recipes/AsteriskPrompts/*.py", "recipes/FestvoxRu/*.py"),
+    "texts": (
+        *("sbkit/text/languages.py", "sbkit/text/normalization.py", "sbkit/text/normalizers.py"),
+        *("sbkit/text/transcripts.py", "sbkit/text/verbalize.py", "sbkit/text/verbalize.toml"),
     ),
+    "token_counts": ("sbkit/data/splits.py", "sbkit/text/tokenizer.py"),
+    "symbols": ("sbkit/tasks/synthesis/symbols.py",),
+    "pitch": ("recipes/synthesis/data.py",),
+    "speech": ("recipes/vad/data.py", "sbkit/audio/segments.py"),
+    "statistics": ("sbkit/models/frontend.py", "sbkit/train/model_state.py"),
+    "data_report": ("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
 }
 
 

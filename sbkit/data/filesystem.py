@@ -60,11 +60,18 @@ class Storage:
     def url_of(self, name: str) -> str:
         return f"{self.url}/{name}"
 
-    def find(self, pattern: str) -> list[str]:
-        """Return the names of the files in the folder that match a pattern, by one listing."""
+    def find(self, prefix: str, suffix: str) -> list[str]:
+        """Return the names of the files in the folder that start and end so, by one listing."""
         with access_errors(self.url):
-            paths: list[str] = self._system.glob(f"{self._path}/{pattern}")
-        return [path.rpartition("/")[2] for path in paths]
+            if self.folder is not None:
+                names = (
+                    [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+                )
+            else:
+                paths: list[str] = self._system.find(self._path, prefix=prefix)
+                names = [path.removeprefix(f"{self._path}/") for path in paths]
+        names = [name for name in names if "/" not in name]
+        return [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return the size of each file in bytes, or None if it is missing."""

@@ -361,9 +361,14 @@ class _CacheFolder:
                 name: read_split(self.path, name, facts, f"-{self.keys}")
                 for name, facts in record["splits"].items()
             }
-            if is_checked and not self._is_current():
-                return None
+            if is_checked:
+                require_sizes(Storage(self.path), record["shards"])
+                if not self._is_current():
+                    return None
         except (OSError, ValueError, LookupError):  # it is not there, or damaged
+            return None
+        except DataError as error:
+            logger.warning(f"{error} The clips are decoded again.")
             return None
         return PreparedData(record["roles"], splits)
 
@@ -389,6 +394,10 @@ class _CacheFolder:
         write_bytes_atomically(self.path / CORPUS_FILE, to_json(record).encode(**ENCODING))
         sources = sources or read_sources(corpus, as_stream=is_stream)
         storage = Storage(self.path)
+        sizes = _shard_sizes(storage)
+        for file, size in zip(sizes, storage.listed_sizes([*sizes]), strict=True):
+            if size != sizes[file]:  # its clips are decoded again
+                (self.path / file).with_suffix(".parquet").unlink()
         locator = Locator(self.work.sample_rate, f"{CORPORA_FOLDER}/{self.path.name}/")
         files = FILES.empty_table()
         clips = Clips.of([], files, locator)
@@ -406,7 +415,7 @@ class _CacheFolder:
         )
         splits = writer.write(corpus, sources)
         self._add_files(pa.concat_tables(writer.files))
-        record = {"roles": corpus.roles(), "splits": splits}
+        record = {"roles": corpus.roles(), "splits": splits, "shards": _shard_sizes(storage)}
         write_bytes_atomically(self.record_file, to_json(record).encode(**ENCODING))
 
     def _add_files(self, files: pa.Table) -> None:
@@ -485,6 +494,13 @@ class _CacheFolder:
                 audio = json.loads(file.read_text(**ENCODING))["made_from"]["audio"]
                 if file.parent != self.path and audio == self.made_from["audio"]:
                     yield file.parent
+
+
+def _shard_sizes(storage: Storage) -> dict[str, int]:
+    """Return the sizes in bytes that the audio files of a corpus must have."""
+    names = chain.from_iterable(list_shards(storage).values())
+    tables = read_shard_tables(storage, names, [])
+    return {f"{table.name}.arrow": table.facts.bytes for table in tables}
 
 
 def _find_missing(sources: Sources, clips: Clips) -> Sources:

@@ -180,8 +180,7 @@ def _write_shards(storage: Storage, place: Path, work: Work) -> None:
                 rows += addition(writer)
                 addition = next(additions, None)
             columns = pa.concat_tables(rows, promote_options="default") if rows else None
-            ending = LAST_SHARD if addition is None else ""
-            writer.publish(storage, f"{work.name}-{number:03d}{ending}", columns)
+            writer.publish(storage, name_shard(work.name, number, addition is None), columns)
         if addition is None:
             return
 
@@ -229,13 +228,22 @@ def reason_of(error: AudioError) -> str:
 def list_shards(storage: Storage, prefix: str = "") -> dict[str, list[str]]:
     """Return the names of the shards of each unit, sorted; [] for a unit that is not whole."""
     shards: dict[str, list[str]] = {}
-    for name in sorted(storage.find(f"{prefix}*.parquet")):
+    for name in sorted(storage.find(prefix, ".parquet")):
         shard = name.removesuffix(".parquet")
         shards.setdefault(unit_of(shard), []).append(shard)
     return {
-        unit: unit_shards if unit_shards[-1].endswith(LAST_SHARD) else []
+        unit: unit_shards if unit_shards[-1] == name_shard(unit, len(unit_shards) - 1, True) else []
         for unit, unit_shards in shards.items()
     }
+
+
+def name_shard(unit: str, number: int, is_last: bool) -> str:
+    """Return the name of a shard of a unit; they are numbered from 0.
+
+    >>> name_shard("train-0123456789abcdef", 1, is_last=True)
+    'train-0123456789abcdef-001-last'
+    """
+    return f"{unit}-{number:03d}{LAST_SHARD if is_last else ''}"
 
 
 def unit_of(shard: str) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from sbkit.audio.io import (
 )
 from sbkit.base import messages
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.clip_decoding import decode_clips
+from sbkit.data.clip_decoding import DIGEST_BYTES, DecodedFile, decode_file
 from tests.audio import formats
 from tests.audio.formats import (
     FFMPEG_FORMATS,
@@ -325,6 +326,7 @@ def test_channels_that_cancel_each_other_out_are_noticed() -> None:
     "name", ["WAV-PCM", "FLAC-FLAC", "MP3-MP3", "MP4-ALAC", "Ogg-Opus", "WebM, Matroska-Opus"]
 )
 def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: str) -> None:
+    """The file is hashed meanwhile, though only parts of it are decoded."""
     file = tmp_path / "a"
     noise = np.random.default_rng(0).normal(0, 0.1, 500_000)
     container, codec, rate = FFMPEG_FORMATS[*name.split("-")]  # type: ignore[index]
@@ -332,11 +334,15 @@ def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: 
     whole = read_audio(file)
     times = [(3_300_001, 4_000_000), (41_234_567, 42_234_567), (99_500_000, None)]
     parts = [AudioPart(str(file), start, end) for start, end in times]
-    for part, samples in zip(parts, read_parts(parts, SAMPLE_RATE), strict=True):
-        assert isinstance(samples, np.ndarray)
+    clips = decode_file(parts, SAMPLE_RATE, "pcm", result := DecodedFile())
+    for part, clip in zip(parts, clips, strict=True):
+        assert isinstance(clip.audio, bytes)
+        samples = soundfile.read(BytesIO(clip.audio), dtype="int16")[0]
+        assert len(samples) == clip.samples
         end = None if part.end is None else round(part.end * SAMPLE_RATE / 1e6)
         expected = whole[round(part.start * SAMPLE_RATE / 1e6) : end]
         np.testing.assert_allclose(samples, expected, rtol=0, atol=2)
+    assert result.digest == blake2b(file.read_bytes(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def test_what_is_far_off_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +400,7 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
         assert np.array_equal(np.concatenate([*stream_audio(file, block_seconds=0.1)]), samples)
         (part,) = read_parts([AudioPart(str(file), 1_000_000, 2_000_000)], SAMPLE_RATE)
         assert np.array_equal(part, samples[SAMPLE_RATE : 2 * SAMPLE_RATE])
-        (trained,) = decode_clips([AudioPart(str(file))], SAMPLE_RATE)
+        (trained,) = decode_file([AudioPart(str(file))], SAMPLE_RATE, "pcm", DecodedFile())
         assert np.array_equal(soundfile.read(BytesIO(trained.audio), dtype="int16")[0], samples)
         array = np.concatenate([*stream_source((signal, SAMPLE_RATE), None, SAMPLE_RATE)])
         assert np.abs(array.astype(int) - samples).max() <= 1

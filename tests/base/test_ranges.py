@@ -18,7 +18,7 @@ from sbkit.checkpoint.run_config import MAY_CHANGE, PER_MACHINE
 from sbkit.config.document import WHOLE_KEYS, read_document, tag_of, walk
 from sbkit.config.hparams import load_hparams
 from sbkit.config.overrides import NAMED_VALUES, parse_overrides
-from sbkit.data.prepared_splits import DATA_KEYS
+from sbkit.data.prepared import DATA_KEYS
 from sbkit.models.encoder import AUDIO_KEYS
 from sbkit.train.brain import REFUSED_OPTIONS, Brain
 from sbkit.train.setup import read_values

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import SbkitError
-from sbkit.base.imports import imported_modules
-from sbkit.base.versions import AUDIO_MODULES, git_commit, hash_code
-from tests.runs import ROOT
+from sbkit.base.versions import git_commit
 
 
 @pytest.fixture
@@ -19,17 +16,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "model.py").write_text("width = 144\n")
     return tmp_path
-
-
-def test_audio_identity_has_the_modules_that_decoding_imports() -> None:
-    """One was renamed, and was then no longer hashed."""
-    for name in AUDIO_MODULES:
-        names = imported_modules((ROOT / f"sbkit/{name}.py").read_bytes())
-        paths = {name.removeprefix("sbkit.").replace(".", "/") for name in names}
-        files = {path for path in paths if (ROOT / f"sbkit/{path}.py").is_file()}
-        assert {path for path in files if path.startswith("audio/")} <= {*AUDIO_MODULES}
-    with pytest.raises(SbkitError, match=r"sbkit has no file sbkit/data/clips\.py"):
-        hash_code((), ("sbkit/data/clip_decoding.py", "sbkit/data/clips.py"))
 
 
 def test_git_commit_of_clean_and_changed_checkout(checkout: Path) -> None:

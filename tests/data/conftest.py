@@ -9,9 +9,9 @@ from tests.calls import note_calls
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """List the clips that are decoded for the cache or for shards."""
-    return note_calls(monkeypatch, clip_decoding, "read_audio", lambda path, *_: Path(path).stem)
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the audio files that this process opens to decode them."""
+    return note_calls(monkeypatch, clip_decoding, "_open", lambda path, *_: path)
 
 
 @pytest.fixture(autouse=True)

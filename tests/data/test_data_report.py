@@ -41,7 +41,7 @@ def make_splits(folder: Path) -> Splits:
             noise = np.random.default_rng(0).standard_normal(int(seconds * 16_000))
             soundfile.write(file, 0.1 * noise, 16_000)
             clips.append(Clip(id, file, text, {"speaker": speaker}))
-        return prepare(folder, clips).dataset
+        return prepare(clips).dataset
 
     train = [("a", "One two", "ann", 1.0), ("b", "two", "bob", 2.5), ("c", HOSTILE, "ann", 2.5)]
     train += [("d", "é", "", 1.5), (f"long{HOSTILE}", "four", "ann", 9.0)]

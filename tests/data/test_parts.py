@@ -67,7 +67,7 @@ def test_parts_are_slices_of_the_whole_file(
 ) -> None:
     manifest = read(whole_table(folder))
     assert "talk.mp3-1234-61000" in manifest.ids
-    splits = [prepare_manifest(tmp_path, manifest) for _ in range(2)]
+    splits = [prepare_manifest(manifest) for _ in range(2)]
     assert sorted(streamed) == sorted(RECORDINGS)  # each is decoded once
     assert splits[0].fingerprint == splits[1].fingerprint
     for split in splits:
@@ -160,12 +160,12 @@ def test_invalid_part_is_left_out_and_named(
 ) -> None:
     rows = ["talk.flac,10,2,a", "talk.flac,11.99,2,rounded", "talk.flac,78,2.04,clipped"]
     rows += [f"talk.mp3,{n},1,x" for n in range(40)]
-    split = prepare_manifest(tmp_path, read(write_table(folder, [*rows, row])))
+    split = prepare_manifest(read(write_table(folder, [*rows, row])))
     (excluded,) = split.excluded
     assert (excluded.reason, detail in excluded.detail) == (reason, True), excluded
     assert len(split.dataset) == 43
     assert split.dataset["samples"][2] == 2 * 16_000
-    again = prepare_manifest(tmp_path, read(write_table(folder, [*rows, row])))
+    again = prepare_manifest(read(write_table(folder, [*rows, row])))
     assert again.excluded == split.excluded
 
 
@@ -190,7 +190,7 @@ def test_parts_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
     durations = {"duration_ms": "1000"}
     clips = [replace(clip, columns=durations) for clip in read(whole_table(folder))]
     with pytest.raises(SbkitError, match="lazy` decodes whole files, but some clips are parts"):
-        prepare(tmp_path, clips, store="lazy")
+        prepare(clips, audio_store="lazy")
 
 
 def test_every_form_selects_the_channel_of_a_speaker(folder: Path, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_every_form_selects_the_channel_of_a_speaker(folder: Path, tmp_path: Pat
     for source in ("table.csv", "nemo.json"):
         manifest = read(tmp_path / source)
         assert [part.channel for part in manifest.parts] == [1, 0], source
-        split = prepare_manifest(tmp_path, manifest)
+        split = prepare_manifest(manifest)
         assert split.excluded == []
         for row, side in zip(read_rows(split.dataset, range(2)), sides.T[::-1], strict=True):
             assert np.array_equal(row["audio"], side), source
@@ -224,6 +224,6 @@ def test_channels_that_are_no_channel_of_the_file_are_left_out(tmp_path: Path) -
     assert [(row.reason, row.detail) for row in manifest.excluded] == [
         ("invalid channel", "[0, 1] is not one channel, counted from 0"),
     ]
-    split = prepare_manifest(tmp_path, manifest)
+    split = prepare_manifest(manifest)
     assert "has no channel 2: it has 2, counted from 0" in split.excluded[-1].detail
     assert len(split.dataset) == 58

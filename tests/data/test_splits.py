@@ -1,20 +1,21 @@
 """Splits: clips are decoded once, damage is noticed, and transcripts are measured."""
 
+import importlib.metadata
 import io
 import os
 import pickle
 import shutil
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import av
 import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 import torch
@@ -25,17 +26,18 @@ from sbkit.audio import decode
 from sbkit.audio.decode import Block
 from sbkit.audio.io import read_audio
 from sbkit.audio.lengths import Subsampling
-from sbkit.base.content_cache import verifying
 from sbkit.base.errors import SbkitError
-from sbkit.data import cache
+from sbkit.data import prepared
 from sbkit.data import splits as splits_module
 from sbkit.data.batch import UtteranceDataset
+from sbkit.data.corpus import Corpus, SettingValues
 from sbkit.data.manifest import RESERVED_COLUMNS, Clip, Excluded, Manifest
+from sbkit.data.prepared import prepare as prepare_data
+from sbkit.data.rows import PreparedSplit
 from sbkit.data.sampler import Example
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import (
-    PreparedSplit,
-    prepare_split,
+    add_texts,
     read_column,
     read_texts,
     read_transcripts,
@@ -43,7 +45,6 @@ from sbkit.data.splits import (
 )
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer
-from tests.processes import Process
 from tests.shortage import largest_file
 from tests.stores import Utterance, make_store
 
@@ -61,21 +62,37 @@ def make_clips(folder: Path, count: int, rate: int = 16_000) -> list[Clip]:
     return clips
 
 
-def prepare_manifest(folder: Path, manifest: Manifest, **options: Any) -> PreparedSplit:
-    """Prepare a training split of clips in a folder, with a cache there (`own_cache`)."""
-    options = {"normalize": str.lower, "sample_rate": 16_000, "keep_empty": False, **options}
-    roots = [path for path in folder.iterdir() if path.is_dir() and path.name != "cache"]
-    return prepare_split(manifest, split="train", roots=roots, **options)
+class GivenRows(Corpus):
+    """A corpus of one split, whose rows are given."""
+
+    name = "given"
+
+    def __init__(self, settings: SettingValues, manifest: Manifest) -> None:
+        super().__init__(settings)
+        self._manifest = manifest
+
+    def roles(self) -> dict[str, tuple[str, ...]]:
+        return {"train": ("train",), "valid": (), "test": ()}
+
+    def read(self, split: str) -> list[Manifest]:
+        return [self._manifest]
 
 
-def prepare(folder: Path, clips: list[Clip], *excluded: Excluded, **options: Any) -> PreparedSplit:
+def prepare_manifest(manifest: Manifest, *, again: bool = False, **settings: Any) -> PreparedSplit:
+    """Prepare a training split in the cache (`own_cache`); its texts are in lower case."""
+    settings = {"sample_rate": 16_000, **settings}
+    data = prepare_data(settings, GivenRows(settings, manifest), again=again)
+    return add_texts(data.splits["train"], "train", str.lower, {}, keep_empty=False)
+
+
+def prepare(clips: list[Clip], *excluded: Excluded, **options: Any) -> PreparedSplit:
     """Prepare clips like `prepare_manifest`."""
-    return prepare_manifest(folder, Manifest.of([*clips, *excluded]), **options)
+    return prepare_manifest(Manifest.of([*clips, *excluded]), **options)
 
 
-def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 16_000) -> None:
-    rows = list(read_rows(prepared.dataset, range(len(prepared.dataset))))
-    names = {*prepared.dataset.column_names} - {"speaker", "age", "duration_ms"}  # of the corpus
+def assert_holds(split: PreparedSplit, clips: list[Clip], sample_rate: int = 16_000) -> None:
+    rows = list(read_rows(split.dataset, range(len(split.dataset))))
+    names = {*split.dataset.column_names} - {"speaker", "age", "duration_ms"}  # of the corpus
     assert names <= {*RESERVED_COLUMNS}
     assert len(rows) == len(clips)
     for row, clip in zip(rows, clips, strict=True):
@@ -85,8 +102,8 @@ def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 
         assert np.array_equal(row["audio"], audio)
 
 
-@pytest.mark.parametrize("asks_again", ["another version", "verify"])
-def test_verdict_on_a_file_is_kept_until_another_library_or_verify_asks_again(
+@pytest.mark.parametrize("asks_again", ["another version", "again"])
+def test_verdict_on_a_file_is_kept_until_another_library_or_again_asks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks_again: str
 ) -> None:
     clips = make_clips(tmp_path / "clips", 21)
@@ -97,26 +114,36 @@ def test_verdict_on_a_file_is_kept_until_another_library_or_verify_asks_again(
         yield from read_blocks(file, *_)
 
     read_blocks = decode.decode
-    with monkeypatch.context() as earlier:
-        earlier.setattr(decode, "decode", refuse)
-        if asks_again == "another version":
-            earlier.setattr(cache, "audio_identity", lambda: "av 17.0")
-        assert prepare(tmp_path, clips).excluded[0].id == "clip1"
-        earlier.setattr(decode, "decode", read_blocks)
-        assert len(prepare(tmp_path, clips).excluded) == 1
-    with verifying() if asks_again == "verify" else nullcontext():
-        assert_holds(prepare(tmp_path, clips), clips)
-    assert_holds(prepare(tmp_path, clips), clips)
+    monkeypatch.setattr(decode, "decode", refuse)
+    assert prepare(clips).excluded[0].id == "clip1"
+    monkeypatch.setattr(decode, "decode", read_blocks)
+    assert len(prepare(clips).excluded) == 1
+    assert len(prepare(clips[::-1]).excluded) == 1
+    if asks_again == "another version":
+        version = importlib.metadata.version
+        monkeypatch.setattr(importlib.metadata, "version", lambda x: f"{version(x)}.1")
+    assert_holds(prepare(clips, again=asks_again == "again"), clips)
+    assert_holds(prepare(clips), clips)
+
+
+def test_clip_that_cannot_be_reached_is_looked_for_again(tmp_path: Path) -> None:
+    clips = make_clips(tmp_path / "clips", 40)
+    away = clips[1].path.rename(tmp_path / "away")
+    assert [row.detail.split()[-3:] for row in prepare(clips).excluded] == [
+        ["cannot", "be", "read."]
+    ]
+    away.rename(clips[1].path)
+    assert_holds(prepare(clips), clips)
 
 
 def shards_of(folder: Path) -> list[Path]:
-    return sorted((folder / "cache" / "audio").rglob("*.arrow"))
+    return sorted((folder / "cache").rglob("*-last.arrow"))
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])
 def test_datasets_reads_shards_without_sbkit(tmp_path: Path, store: str) -> None:
     clips = make_clips(tmp_path / "clips", 3)
-    prepare(tmp_path, clips, store=store)
+    prepare(clips, audio_store=store)
     (file,) = shards_of(tmp_path)
     dataset = datasets.Dataset.from_file(str(file))
     assert dataset.features == datasets.Features({"audio": datasets.Audio()})
@@ -126,31 +153,56 @@ def test_datasets_reads_shards_without_sbkit(tmp_path: Path, store: str) -> None
         assert np.array_equal(samples, read_audio(clip.path))
 
 
-def test_unchanged_audio_is_not_decoded_again(tmp_path: Path, decoded: list[str]) -> None:
-    clips = make_clips(tmp_path / "clips", 10)
-    first = prepare(tmp_path, clips)
-    assert sorted(decoded) == [clip.id for clip in clips]
-    decoded.clear()
+def test_corpus_grows_by_the_clips_that_are_new(tmp_path: Path, opened: list[str]) -> None:
+    """Each file is opened once: it is hashed while it is decoded."""
+    clips = make_clips(tmp_path / "clips", 20)
+    first = prepare(clips[:10])
+    assert sorted(opened) == sorted(str(clip.path) for clip in clips[:10])
+    opened.clear()
     corrected = [replace(clip, sentence=clip.sentence.replace("p 3", "p, 3")) for clip in clips]
-    for changed in (clips, corrected, clips[::-1], clips[3:7]):
-        again = prepare(tmp_path, changed)
-        assert decoded == []
+    for changed in (clips[:10], corrected[:10], clips[9::-1], clips[3:7]):
+        again = prepare(changed)
+        assert opened == []
         assert_holds(again, changed)
-        assert (again.fingerprint == first.fingerprint) == (changed is clips)
+        assert (again.digest == first.digest) == (changed == clips[:10])
+    inodes = {file: file.stat().st_ino for file in shards_of(tmp_path)}
+    assert_holds(prepare(clips), clips)
+    assert sorted(opened) == sorted(str(clip.path) for clip in clips[10:])
+    assert {file: file.stat().st_ino for file in inodes} == inodes
+    assert len(shards_of(tmp_path)) == len(inodes) + 1
+
+
+@pytest.mark.parametrize("can_link", [True, False])
+def test_shards_are_taken_over_at_a_new_address(
+    tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch, can_link: bool
+) -> None:
+    clips = make_clips(tmp_path / "clips", 10)
+    prepare(clips)
+    before = shards_of(tmp_path)
+    opened.clear()
+    if not can_link:
+        monkeypatch.setattr(Path, "hardlink_to", Mock(side_effect=PermissionError(1, "no links")))
+    assert_holds(prepare(clips, columns={"text": "sentence"}), clips)
+    assert opened == []
+    assert not {*before} & {*(after := [*{*shards_of(tmp_path)} - {*before}])}
+    assert [file.name for file in after] == [file.name for file in before]
+    assert after[0].samefile(before[0]) == can_link
+    prepare(clips, columns={"text": "other"}, audio_store="flac")
+    assert len(opened) == 10
 
 
 def test_fingerprint_depends_on_neither_the_folder_nor_a_time(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 4)
     copied = make_clips(tmp_path / "copy", 4)
     os.utime(copied[0].path, ns=(-5, -5))  # before 1970
-    prepared = prepare(tmp_path, copied)
-    assert prepare(tmp_path, clips).fingerprint == prepared.fingerprint
+    prepared = prepare(copied)
+    assert prepare(clips).digest == prepared.digest
     assert_holds(prepared, copied)
 
 
 def test_selected_and_pickled_split_reads_its_rows(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 120)[::-1]
-    prepared = prepare(tmp_path, clips).dataset
+    prepared = prepare(clips).dataset
     packed = pickle.dumps(prepared)
     assert len(packed) < 100_000  # the audio stays on the disk
     for dataset in (prepared, pickle.loads(packed)):
@@ -169,113 +221,64 @@ def test_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 20)
     cut(clips[7].path)
     for _ in range(2):  # decoded, then from the cache
-        prepared = prepare(tmp_path, clips)
+        prepared = prepare(clips)
         (item,) = prepared.excluded
         assert (item.split, item.id, item.reason) == ("train", "clip7", "unreadable audio")
         assert f"{clips[7].path} is truncated" in item.detail
         assert_holds(prepared, clips[:7] + clips[8:])
     with pytest.raises(SbkitError) as caught:
-        prepare(tmp_path, clips[:8], Excluded("line 9", "no path", "empty"))
+        prepare(clips[:8], Excluded("line 9", "no path", "empty"))
     for expected in ("rows of train are unusable", "2 of 9", "1 no path, 1 unrea", "truncated"):
         assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
 def test_damaged_shard_is_prepared_again(
-    tmp_path: Path, decoded: list[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    opened: list[str],
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], object],
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
-    first = prepare(tmp_path, clips)
-    (file,) = shards_of(tmp_path)
-    cut(file)
-    os.utime(file, (0, 0))  # a younger one may belong to a process on another machine
-    decoded.clear()
-    again = prepare(tmp_path, clips)
+    first = prepare(clips)
+    damage(shards_of(tmp_path)[0])
+    opened.clear()
+    again = prepare(clips)
     assert_holds(again, clips)
-    assert len(decoded) == 40
-    assert not file.exists()
-    assert again.fingerprint == first.fingerprint
-    (line,) = caplog.messages
-    assert line.startswith(f"{file} is damaged (")
+    assert len(opened) == 40
+    assert again.digest == first.digest
+    assert "The clips are decoded again" in caplog.text
 
 
-@pytest.mark.parametrize("limit", [{"BLOCK_CLIPS": 5}, {"BLOCK_BYTES": 30_000}])
-def test_cache_shards_are_bounded_in_clips_and_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
-) -> None:
-    (name,) = limit
-    monkeypatch.setattr(cache, name, limit[name])
+def test_shards_are_bounded_in_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_units(monkeypatch)
     clips = make_clips(tmp_path / "clips", 40)
-    assert_holds(prepare(tmp_path, clips), clips)
+    assert_holds(prepare(clips), clips)
     assert len(shards_of(tmp_path)) > 5
 
 
+def limit_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a unit have five clips, more or less."""
+    for name in ("UNIT_CLIPS", "MIN_UNIT_CLIPS"):
+        monkeypatch.setattr(prepared, name, 5)
+
+
 def test_full_disk_is_refused_and_finished_shards_stay(
-    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
-    monkeypatch.setattr(cache, "BLOCK_CLIPS", 5)
+    limit_units(monkeypatch)
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
-        prepare(tmp_path, clips)
+        prepare(clips)
     for words in ("is full", "sbkit cache prune", "same command resumes"):
         assert words in str(caught.value)
-    finished = len(shards_of(tmp_path))
-    assert finished > 3
     assert not list((tmp_path / "cache").rglob("*.tmp"))
-    decoded.clear()
-    assert_holds(prepare(tmp_path, clips), clips)
-    assert len(decoded) < 20
-
-
-PREPARE = """
-import sys, time
-from pathlib import Path
-from sbkit.data import cache, clip_decoding
-from tests.data.test_splits import make_clips, prepare
-
-folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-cache.BLOCK_CLIPS = 5
-read_audio, decoded = clip_decoding.read_audio, []
-def slow(path, *arguments):
-    time.sleep(delay)
-    decoded.append(path)
-    return read_audio(path, *arguments)
-clip_decoding.read_audio = slow
-prepared = prepare(folder, make_clips(folder / "clips", count))
-print(len(decoded))
-print(prepared.fingerprint)
-"""
-
-
-def start(folder: Path, count: int, delay: float) -> Process:
-    return Process(["-c", PREPARE, folder, count, delay])
-
-
-def test_killed_preparation_loses_one_block(tmp_path: Path, decoded: list[str]) -> None:
-    clips = make_clips(tmp_path / "clips", 60)
-    process = start(tmp_path, 60, delay=0.2)
-    deadline = time.monotonic() + 60
-    while len(list((tmp_path / "cache").rglob("*.parquet"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    before = len(shards_of(tmp_path))
-    for leftover in (tmp_path / "cache").rglob(".*"):
-        os.utime(leftover, (0, 0))  # younger ones may be of a process on another machine
-    assert_holds(prepare(tmp_path, clips), clips)
-    assert len(decoded) == 60 - 5 * before
-    assert [path.name for path in (tmp_path / "cache").rglob(".*")] == [".lock"]
-    assert len(shards_of(tmp_path)) == before + 1
-
-
-def test_three_processes_share_the_decoding(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 60)
-    processes = [start(tmp_path, 60, delay=0.1) for _ in range(3)]
-    outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
-    counts = [int(lines[-2]) for lines in outputs]
-    assert sum(counts) == 60
-    assert sorted(counts)[1] >= 5
-    assert {lines[-1] for lines in outputs} == {prepare(tmp_path, clips).fingerprint}
+    tables = (pq.read_table(file.with_suffix(".parquet")) for file in shards_of(tmp_path))
+    finished = sum(map(len, tables))
+    opened.clear()
+    assert_holds(prepare(clips), clips)
+    assert len(opened) == 40 - finished
 
 
 # ---- stores
@@ -283,10 +286,10 @@ def test_three_processes_share_the_decoding(tmp_path: Path) -> None:
 
 def test_flac_gives_the_samples_and_fingerprint_of_pcm(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 7)
-    pcm, flac = prepare(tmp_path, clips), prepare(tmp_path, clips, store="flac")
-    assert flac.fingerprint == pcm.fingerprint
+    pcm, flac = prepare(clips), prepare(clips, audio_store="flac")
+    assert flac.digest == pcm.digest
     assert_holds(flac, clips)
-    again = prepare(tmp_path, clips[::-1], store="flac")  # whose audio comes in another order
+    again = prepare(clips[::-1], audio_store="flac")  # whose audio comes in another order
     assert_holds(again, clips[::-1])
 
 
@@ -302,7 +305,7 @@ def test_lazy_clips_are_decoded_when_they_are_read_and_named_if_they_are_gone(
         replace(clips[1], id="none", path=tmp_path / "none.wav", columns={"duration_ms": "0"})
     )
     shutil.copy(clips[1].path, tmp_path / "none.wav")
-    prepared = prepare(tmp_path, clips, store="lazy")
+    prepared = prepare(clips, audio_store="lazy")
     assert [(row.id, row.detail) for row in prepared.excluded][1:] == [
         ("none", f"The corpus states 0 ms for {tmp_path}/none.wav.")
     ]

@@ -409,7 +409,7 @@ def test_cell_of_any_size_is_shortened_and_is_no_path_of_a_part(
     row = {"id": "u1", "path": "gone.wav", "text": "hi", "start": 0, "end": 1, column: cell}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     with pytest.raises(SbkitError) as error:
-        prepare_manifest(tmp_path, read(tmp_path / "a.jsonl"))
+        prepare_manifest(read(tmp_path / "a.jsonl"))
     assert len(str(error.value)) <= 600
 
 
@@ -439,7 +439,7 @@ def test_duration_without_a_start_is_the_first_seconds(
     ends = [(row.id, row.reason, row.detail) for row in manifest.excluded]
     cut = (manifest.ids[0], CUT_SHORT, f"`{column}` is {stated} s")
     assert ends == ([cut] if end and "offset" not in column else [])
-    assert len(prepare_manifest(tmp_path, manifest).excluded) == len(ends)  # and is not refused
+    assert len(prepare_manifest(manifest).excluded) == len(ends)  # and is not refused
 
 
 @pytest.mark.parametrize("name", ["b.mp3", "b", "sub/b.mp3"])
@@ -471,4 +471,4 @@ def test_name_is_found_in_another_form(name: str, disk: str, table: str, tmp_pat
     (tmp_path / "t.csv").write_text(f"path,sentence\n{normalize(table, name)},one\n")
     manifest = read(tmp_path / "t.csv")
     assert [os.fsencode(clip.path) for clip in manifest] == [path]
-    assert not prepare_manifest(tmp_path, manifest).excluded
+    assert not prepare_manifest(manifest).excluded
