@@ -321,11 +321,9 @@ def _occur_in(blocks: Iterable[pa.ChunkedArray], values: pa.Array) -> pa.Array:
 
 
 def _audio_keys(columns: pa.Table) -> pa.ChunkedArray:
-    """Return a key of each row's audio: its size and checksum, or the path of its own file."""
-    audio = columns[AUDIO]
-    size, checksum, file = (pc.struct_field(audio, name) for name in ("size", "crc32", "file"))
-    fields = (size.cast(pa.string()), checksum.cast(pa.string()), "-")
-    return pc.coalesce(pc.binary_join_element_wise(*fields), file)
+    """Return the digest of each row's audio, or the path of its own file."""
+    digest, start, file = (pc.struct_field(columns[AUDIO], n) for n in ("digest", "start", "file"))
+    return pc.if_else(pc.is_valid(start), digest, file)
 
 
 def encode_clips(

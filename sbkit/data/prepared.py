@@ -387,8 +387,8 @@ class _CacheFolder:
     def write(self, corpus: Corpus, sources: Sources | None, *, again: bool) -> None:
         """Decode what is missing, and write the rows."""
         is_stream = self.work.store == LAZY or corpus.has_audio
-        if again and self.path.is_dir():
-            shutil.rmtree(self.path)  # processes that map its files keep them
+        for table in (*self.path.glob("*.parquet"), *self.path.glob("rows-*")) if again else ():
+            table.unlink()  # not the audio, which a run may be reading
         self.path.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.path)
         record = {"format": FORMAT, "made_from": self.made_from, "about": corpus.describe()}
