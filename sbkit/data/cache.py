@@ -141,7 +141,7 @@ class CacheEntry:
 
     @property
     def name(self) -> str:
-        return ", ".join(self.sources) or "unknown"
+        return ", ".join(self.sources) or self.folder.name
 
     @property
     def size(self) -> int:
@@ -175,7 +175,7 @@ def list_entries(cache: Path) -> list[CacheEntry]:
         is_superseded = newest[_kind_of(folder)] != folder
         entries.append(CacheEntry(folder, _sources_of(folder), is_superseded))
     packages = (cache / name for name in DEBIAN_FOLDERS)
-    entries += [CacheEntry(folder, [folder.name]) for folder in packages if folder.is_dir()]
+    entries += [CacheEntry(folder, []) for folder in packages if folder.is_dir()]
     former = [cache / name for name in FORMER_FOLDERS if _is_former(cache / name)]
     return [*entries, *(CacheEntry(folder, ["an earlier version"], True) for folder in former)]
 

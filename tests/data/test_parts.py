@@ -59,9 +59,7 @@ def test_parts_are_slices_of_the_whole_file(folder: Path, opened: list[str]) -> 
     manifest = read(whole_table(folder))
     assert "talk.mp3-1234-61000" in manifest.ids
     splits = [prepare_manifest(manifest) for _ in range(2)]
-    assert sorted(opened) == sorted(
-        str(folder / name) for name in RECORDINGS
-    )  # once
+    assert sorted(opened) == sorted(str(folder / name) for name in RECORDINGS)  # once
     assert splits[0].digest == splits[1].digest
     for split in splits:
         assert split.excluded == []

@@ -48,7 +48,10 @@ def test_processes_decode_what_one_decodes(
     assert tables == read(tmp_path / "several")
     assert sum(len(rows) for rows, _ in tables) == 8
     reasons = sorted(str(row[-2]) for _, left_out in tables for row in left_out)
-    assert reasons == ["no such channel", "part beyond the end of its file"]  # what is missing may come
+    assert reasons == [
+        "no such channel",
+        "part beyond the end of its file",
+    ]  # what is missing may come
 
 
 def test_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
