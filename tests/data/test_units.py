@@ -25,7 +25,7 @@ def units_of(parts: Sequence[AudioPart], out: Path, store: str) -> list[Unit]:
     return [Work("train", 16_000, store, 10**9, clips).to_unit(str(out)) for clips in work]
 
 
-def read(out: Path) -> list[tuple[list[dict[str, Any]], Sequence[object]]]:
+def read(out: Path) -> list[tuple[list[dict[str, Any]], Sequence[Sequence[object]]]]:
     storage = Storage(out)
     names = [name for shards in list_shards(storage).values() for name in shards]
     tables = read_shard_tables(storage, names)
