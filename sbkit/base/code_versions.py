@@ -20,10 +20,10 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "db47e744a5f4241b"),
+    "corpus": CodeVersion(1, "188f23d4e9feac89"),
     "releases": CodeVersion(1, "c7823bb3635f8c0c"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
-    "token_counts": CodeVersion(1, "0304d71beb1f2e81"),
+    "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),
     "pitch": CodeVersion(1, "1bb0ee44a14c4734"),
     "speech": CodeVersion(1, "d3e1c211ff303760"),
