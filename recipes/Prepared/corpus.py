@@ -62,8 +62,8 @@ class PreparedCorpus(Corpus):
         return roles
 
     def about(self) -> Mapping[str, str | None]:
-        folder = self._storage.folder
-        return {**self._record["about"], "folder": folder and str(folder)}
+        about: Mapping[str, str | None] = self._record["about"]
+        return about
 
     def state(self) -> object:
         """Return a digest of the index, which names all shards; those on a disk must be there."""

@@ -102,11 +102,13 @@ def _folders_of(rows: Dataset) -> list[Path]:
     if not files:  # rows in memory
         return []
     folder = Path(files[0]["filename"]).parent
-    declared = None
-    with suppress(OSError, ValueError):
+    places = [folder]
+    with suppress(OSError, ValueError, LookupError):
         record = json.loads((folder / CORPUS_FILE).read_text(**ENCODING))
-        declared = record["about"].get("folder")
-    return [Path(place) / FACTS_FOLDER for place in (declared, folder) if place]
+        named = record["made_from"]["source"]["data_folder"]
+        if isinstance(named, str) and (Path(named) / CORPUS_FILE).is_file():
+            places = [Path(named), folder]
+    return [place / FACTS_FOLDER for place in places]
 
 
 def _session_folder() -> Path:
