@@ -142,8 +142,8 @@ def test_facts_lie_in_the_corpus_else_in_the_cache_else_for_the_session(
         place.touch()  # nothing can be written below a file
     expected = [*places, tmp_path / f"sbkit-facts-{os.getpid()}"]
     monkeypatch.setattr(facts, "gettempdir", lambda: str(tmp_path))
-    for value in (7, 9):
-        assert measure_once(rows, "things", {"number": 1}, lambda value=value: [value]) == [7]
+    for measure in (lambda: [7], lambda: [9]):
+        assert measure_once(rows, "things", {"number": 1}, measure) == [7]
     (kept,) = tmp_path.rglob("things-*")
     assert kept.parent == expected[("writable", "shared", "away").index(state)]
     kept.write_text("[7")  # of a disk that was full
