@@ -90,8 +90,8 @@ OPTIMIZER = """
 import sbkit, torch
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from sbkit.base.content_cache import default_cache
-print(cache_dir(), default_cache())
+from sbkit.base.user_folders import cache_folder
+print(cache_dir(), cache_folder())
 """
 # The right to read all files: Python and this checkout may be root's
 AS_ANOTHER_USER = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups"]

@@ -20,15 +20,15 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "8c8f62510896f2cd"),
+    "corpus": CodeVersion(1, "188f23d4e9feac89"),
     "releases": CodeVersion(1, "c7823bb3635f8c0c"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
-    "token_counts": CodeVersion(1, "0304d71beb1f2e81"),
+    "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),
     "pitch": CodeVersion(1, "1bb0ee44a14c4734"),
     "speech": CodeVersion(1, "d3e1c211ff303760"),
     "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
-    "data_report": CodeVersion(1, "dab2b99f169f5c51"),
+    "data_report": CodeVersion(1, "54796cca04e65d79"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

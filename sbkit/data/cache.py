@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ FORMER_FOLDERS = (
     *("audio", "embedded", "facts", "files", "pitch", "prepared", "rows", "speech", "statistics"),
     *("symbols", "token_counts"),
 )
+FORMER_NAME = re.compile(r"\..*|.*-[0-9a-f]{8,16}(\.\w+)?")  # of all that they hold
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 COPY_BYTES = 1 << 20
 
@@ -139,7 +141,7 @@ class CacheEntry:
 
     @property
     def name(self) -> str:
-        return ", ".join(self.sources) or "unknown"
+        return ", ".join(self.sources) or self.folder.name
 
     @property
     def size(self) -> int:
@@ -173,10 +175,15 @@ def list_entries(cache: Path) -> list[CacheEntry]:
         is_superseded = newest[_kind_of(folder)] != folder
         entries.append(CacheEntry(folder, _sources_of(folder), is_superseded))
     packages = (cache / name for name in DEBIAN_FOLDERS)
-    entries += [CacheEntry(folder, [folder.name]) for folder in packages if folder.is_dir()]
-    former = (cache / name for name in FORMER_FOLDERS)
-    entries += [CacheEntry(f, ["an earlier version"], True) for f in former if f.is_dir()]
-    return entries
+    entries += [CacheEntry(folder, []) for folder in packages if folder.is_dir()]
+    former = [cache / name for name in FORMER_FOLDERS if _is_former(cache / name)]
+    return [*entries, *(CacheEntry(folder, ["an earlier version"], True) for folder in former)]
+
+
+def _is_former(folder: Path) -> bool:
+    """Return whether a version before this one has made all that is in a folder, not the user."""
+    names = [path.name for path in folder.glob("*")] if not folder.is_symlink() else []
+    return bool(names) and all(map(FORMER_NAME.fullmatch, names))
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -59,7 +59,8 @@ def keep_fact(
             failure = error
             logger.info(f"note: {file} cannot be kept, because {error}")
         finally:
-            remove(temporary)
+            with suppress(OSError):  # a read-only disk refuses to remove even what is not there
+                remove(temporary)
     raise failure
 
 

@@ -333,7 +333,8 @@ class _CacheFolder:
     def of(
         cls, corpus: Corpus, settings: SettingValues, tables: object, keys: object
     ) -> "_CacheFolder":
-        source = {name: settings.get(name) for name in SOURCE_KEYS}
+        # The command may run in another folder the next time, and `cache prune` as well.
+        source = {name: _with_absolute_paths(settings.get(name)) for name in SOURCE_KEYS}
         work = work_of(settings)
         made_from = {
             "source": source,
@@ -494,6 +495,17 @@ class _CacheFolder:
                 audio = json.loads(file.read_text(**ENCODING))["made_from"]["audio"]
                 if file.parent != self.path and audio == self.made_from["audio"]:
                     yield file.parent
+
+
+def _with_absolute_paths(value: Any) -> Any:
+    """Make the paths absolute that are in a value of a YAML."""
+    if isinstance(value, Mapping):
+        return {key: _with_absolute_paths(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_with_absolute_paths(inner) for inner in value]
+    if isinstance(value, str | Path) and (path := Path(value).expanduser()).exists():
+        return str(path.absolute())
+    return value
 
 
 def _shard_sizes(storage: Storage) -> dict[str, int]:

@@ -34,7 +34,7 @@ from sbkit.data.prepared import Spec, finish, plan
 from sbkit.data.sampler import MicroBatch, RankSampler, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, read_rows
 from sbkit.data.splits import sample_counts, shard_numbers
-from sbkit.data.units import Unit, list_shards
+from sbkit.data.units import Unit, Work, list_shards
 from sbkit.data.units import write as write_unit
 from tests.calls import note_calls
 from tests.data.test_splits import make_clips
@@ -252,7 +252,7 @@ def test_units_are_plain_and_may_be_written_in_any_order_by_anyone(
 
 
 def name_of(unit: Unit) -> Unit:
-    return {**unit, "unit": prepared.Work.of(unit).name}
+    return {**unit, "unit": Work.of(unit).name}
 
 
 def prepare_out(clips: Sequence[Clip], out: str, *options: str) -> int:
@@ -338,7 +338,7 @@ def write_parquet(folder: Path) -> str:
 
 
 def wav(n: int) -> bytes:
-    noise = 0.1 * np.random.default_rng(n).standard_normal(1600)
+    noise = 0.1 * np.random.default_rng(n).standard_normal(1600, np.float32)
     return encode_audio(to_int16(noise), 16_000, "WAV")
 
 

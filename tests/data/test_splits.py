@@ -108,7 +108,7 @@ def test_verdict_on_a_file_is_kept_until_another_library_or_again_asks_again(
 ) -> None:
     clips = make_clips(tmp_path / "clips", 21)
 
-    def refuse(file: Any, *_: object) -> Iterator[Block]:
+    def refuse(file: Any, *_: Any) -> Iterator[Block]:
         if file.name == str(clips[1].path):
             raise av.InvalidDataError(1, "which this version does not read")
         yield from read_blocks(file, *_)

@@ -176,7 +176,7 @@ def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Pa
     corpus = corpus_of(settings).describe()
     assert corpus == {"name": "en", "license": "Released under CC-0."}
     shards = tmp_path / "shards"
-    command = ["prepare", "hparams/ctc.yaml", f"--shards={shards}", "--language=en"]
+    command = ["prepare", "hparams/ctc.yaml", f"--out={shards}", "--language=en"]
     assert sbkit([*command, f"--data_folder={release}"]) == 0
     assert corpus_of({"data_folder": str(shards)}).describe() == corpus
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.debian.release import CODE
 from recipes.FestvoxRu.corpus import write_release
+from sbkit.base.code_versions import code_state
 from sbkit.base.errors import SbkitError
-from sbkit.base.versions import TEXT_PACKAGES, hash_code
 from sbkit.data.common_voice import read_release
 from sbkit.data.corpus import corpus_of
 from sbkit.data.tables import TableOptions
+from sbkit.data.units import digest_of
 from sbkit.export.export import exported_bundle
 from sbkit.tasks.synthesis.predict import Synthesizer
 from tests.runs import TINY_VOICE, train_here
@@ -59,7 +59,7 @@ def test_release_has_plain_sentences(tmp_path: Path) -> None:
 
 
 def fill_cache(cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    release = cache / f"festvox-ru/9-{hash_code(TEXT_PACKAGES, CODE)[:8]}/ru"
+    release = cache / f"festvox-ru/9-{digest_of(code_state('releases'))[:8]}/ru"
     release.mkdir(parents=True)
     write_release(package, release)
     monkeypatch.setenv("SBKIT_CACHE", str(cache))

@@ -75,7 +75,8 @@ def test_ranks_agree_whether_to_measure_even_without_a_common_cache(
         process = processes.run(command, ranks=2, SBKIT_CACHE=tmp_path / "caches")
         assert (process.returncode, process.stdout.count(TAKEN)) == (0, times_taken), process
     assert losses_of(runs[0]) == losses_of(runs[1])
-    assert [path.parent.name for path in tmp_path.glob("caches/*/statistics")] == ["0"]
+    facts = tmp_path.glob("caches/*/corpora/*/facts/statistics-*")
+    assert [path.relative_to(tmp_path).parts[1] for path in facts] == ["0"]
 
 
 def loader_of(clips: datasets.Dataset, batch_seconds: float = 10.0) -> Loader:

@@ -1,0 +1,91 @@
+"""Units are written in several processes as in one."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbkit.audio.io import AudioPart
+from sbkit.base.errors import DataError
+from sbkit.data import units
+from sbkit.data.filesystem import Storage
+from sbkit.data.shard import read_shard_tables
+from sbkit.data.units import Unit, Work, list_shards, write_units
+from tests.data.test_splits import make_clips
+from tests.processes import Process
+
+
+def units_of(parts: Sequence[AudioPart], out: Path, store: str) -> list[Unit]:
+    """Return units of three clips."""
+    work = (parts[first : first + 3] for first in range(0, len(parts), 3))
+    return [Work("train", 16_000, store, 10**9, clips).to_unit(str(out)) for clips in work]
+
+
+def read(out: Path) -> list[tuple[list[dict[str, Any]], Sequence[Sequence[object]]]]:
+    storage = Storage(out)
+    names = [name for shards in list_shards(storage).values() for name in shards]
+    tables = read_shard_tables(storage, names)
+    return [(table.table.to_pylist(), table.facts.left_out) for table in tables]
+
+
+@pytest.mark.parametrize("store", ["pcm", "flac"])
+def test_processes_decode_what_one_decodes(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [AudioPart(str(clip.path)) for clip in make_clips(tmp_path / "clips", 6)]
+    first = parts[0].path  # lasts 0.1 s
+    parts += [AudioPart(first, start, start + 50_000) for start in (0, 50_000, 200_000)]
+    parts += [AudioPart(first, channel=3), AudioPart(str(tmp_path / "missing.wav"))]
+    monkeypatch.setattr(units, "usable_cores", lambda: 2)
+    for name, min_clips in (("one", 500), ("several", 2)):
+        monkeypatch.setattr(units, "MIN_CLIPS_FOR_PROCESSES", min_clips)
+        write_units(units_of(parts, tmp_path / name, store), "decoding")
+    tables = read(tmp_path / "one")
+    assert tables == read(tmp_path / "several")
+    assert sum(len(rows) for rows, _ in tables) == 8
+    reasons = sorted(str(row[-2]) for _, left_out in tables for row in left_out)
+    assert reasons == [
+        "no such channel",
+        "part beyond the end of its file",
+    ]  # what is missing may come
+
+
+def test_killed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "usable_cores", lambda: 2)
+    monkeypatch.setattr(units, "MIN_CLIPS_FOR_PROCESSES", 2)
+    # By value: a function of this module would make the processes import torch.
+    kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    monkeypatch.setattr(units, "write", kill)
+    with pytest.raises(DataError, match="One of the 2 processes .* was killed, perhaps because"):
+        write_units(units_of([AudioPart("a.wav")] * 6, tmp_path, "pcm"), "decoding")
+
+
+DECODE_FOREVER = """
+import sys
+from sbkit.audio.io import AudioPart
+from sbkit.data import units
+units.usable_cores = lambda: 2
+clips = [AudioPart(sys.argv[1])] * 1_000_000
+work = units.Work("train", 16_000, "pcm", 10**9, clips)
+units.write_units([work.to_unit(f"{sys.argv[2]}/{name}") for name in "ab"], "decoding")
+"""
+
+
+def test_processes_end_with_a_killed_one(tmp_path: Path) -> None:
+    (clip,) = make_clips(tmp_path, 1)
+    process = Process(["-c", DECODE_FOREVER, clip.path, tmp_path])
+    workers: list[Path] = []
+    deadline = time.monotonic() + 60
+    while len(workers) < 3 and time.monotonic() < deadline:  # the third is loky's own
+        time.sleep(0.05)
+        lists = Path(f"/proc/{process.pid}/task").glob("*/children")
+        workers = [Path("/proc", pid) for file in lists for pid in file.read_text().split()]
+    process.kill()
+    process.wait()
+    while any(worker.exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(worker.exists() for worker in workers)
