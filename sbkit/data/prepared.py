@@ -217,7 +217,7 @@ def finish(spec: Spec) -> list[str]:
     record = {
         **{"format": FORMAT, "about": corpus.describe(), "sample_rate": work.sample_rate},
         **{"audio_store": work.store, "roles": corpus.roles(), "splits": splits},
-        "shards": dict(zip(audio_files, storage.sizes(audio_files), strict=True)),
+        "shards": dict(zip(audio_files, storage.listed_sizes(audio_files), strict=True)),
     }
     storage.write(CORPUS_FILE, to_json(record).encode(**ENCODING))
     return []
