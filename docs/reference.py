@@ -29,7 +29,7 @@ FILE_LISTS = {
     "A bundle": "sbkit/bundle/bundle.py",
     "The formats in a bundle": "sbkit/export/formats.py",
     "A folder of scores": "sbkit/commands/score.py",
-    "A corpus of shards": "sbkit/data/sharded_corpus.py",
+    "A prepared corpus": "sbkit/data/prepared.py",
 }
 # SET, METRIC, SOURCE, COLUMN, VALUE and KEY stand for names. A test compares these with a run.
 METRICS = "CER and WER are shares of the characters and words, which may exceed 1"
@@ -219,7 +219,7 @@ def files() -> str:
     text = f"# Files{NOTE}What sbkit writes. SET stands for the name of a test set.\n"
     for title, source in FILE_LISTS.items():
         docstring = ast.get_docstring(ast.parse((ROOT / source).read_text("utf-8"))) or ""
-        lines = re.findall(r"(?m)^ {,4}(\S+)  +(\S.*(?:\n {8,}\S.*)*)$", docstring)
+        lines = re.findall(r"(?m)^ {,4}(\S+(?:, \S+)*)  +(\S.*(?:\n {8,}\S.*)*)$", docstring)
         rows = ((f"`{name}`", re.sub(r"\s+", " ", content)) for name, content in lines)
         text += table(title, ("file", "content"), rows)
     for file, fields in {"summary.json": SUMMARY_FIELDS, "train_log.jsonl": LOG_FIELDS}.items():

@@ -43,7 +43,7 @@ READMES = (*(ROOT / folder / "README.md" for folder in FOLDERS), *DOCS)
 NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
     *("cp ", "cd ", "chmod ", "source .venv/bin/activate", "export PATH="),
-    *("python3 -m venv ", "/srv/lab/env/bin/", "SBKIT_CACHE=/srv/lab/cache "),
+    *("python3 -m venv ", "/srv/lab/env/bin/", "sbkit prepare hparams/ctc.yaml --out /srv/lab"),
     *("pip install ", "pip wheel ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/"),
     "sbkit --version",
     *("mkdocs serve", "python -m docs."),
@@ -80,7 +80,7 @@ NOT_RUN_HERE = (
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit cache"),
     *("sbkit check YAML --learn", "sbkit score RUN"),
     "sbkit score my-model test.csv --normalizer whisper-english",
-    *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
+    *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --out", "sbkit prepare --out"),
     *("sbkit prepare YAML --again", "sbkit prepare --verify cv-shards"),
 )
 # For a machine without GPUs, and without these corpora.

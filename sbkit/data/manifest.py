@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +134,7 @@ class Manifest:
         """
         manifest = self.without_repeats()
         rows = manifest.rows
-        if len(pc.unique(rows["id"])) < len(manifest):
+        if count_distinct(rows["id"]) < len(manifest):
             counts = Counter(manifest.ids)
             ids = manifest.ids
             for row, part in enumerate(manifest.parts):
@@ -147,7 +147,7 @@ class Manifest:
 
     def without_repeats(self) -> Self:
         """Exclude clips that are listed again or overlap, those without a text first."""
-        if len(pc.unique(self.rows["audio"])) == len(self):
+        if count_distinct(self.rows["audio"]) == len(self):
             return self
         excluded = [*self.excluded]
         first_rows: dict[AudioPart, int] = {}
@@ -209,7 +209,7 @@ class Manifest:
         """Return the clips with these indices, in this order; copy nothing if these are all."""
         if np.array_equal(rows, np.arange(len(self))):
             return self
-        return replace(self, rows=self.rows.take(pa.array(rows, pa.int64())))
+        return replace(self, rows=take_rows(self.rows, np.asarray(rows)))
 
     def __getitem__(self, index: int) -> Clip:
         return next(self._clips(range(len(self))[index], 1))
@@ -276,6 +276,26 @@ def _find_overlapping(rows: Mapping[AudioPart, int], has_text: Sequence[bool]) -
         else:
             last_kept[part.path, part.channel] = part
     return overlapping
+
+
+def take_rows(table: pa.Table, rows: npt.NDArray[np.integer[Any]]) -> pa.Table:
+    """Return rows of a table, in this order: Arrow's `take` refuses columns of over 2 GB."""
+    large = pa.schema([field.with_type(_large(field.type)) for field in table.schema])
+    taken = table.cast(large).take(pa.array(rows, pa.int64()))
+    starts = range(0, max(1, len(taken)), BLOCK_ROWS)
+    return pa.concat_tables(taken.slice(start, BLOCK_ROWS).cast(table.schema) for start in starts)
+
+
+def _large(type: pa.DataType) -> pa.DataType:
+    """Return the type of Arrow that holds such values of any size in all."""
+    if pa.types.is_struct(type):
+        return pa.struct([field.with_type(_large(field.type)) for field in type])
+    return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(type, type)
+
+
+def count_distinct(column: pa.ChunkedArray) -> int:
+    """Return the number of distinct values, which may have any size."""
+    return len(pc.unique(column.cast(_large(column.type))))
 
 
 def hash_texts(texts: pa.ChunkedArray) -> Counts:

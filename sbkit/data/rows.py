@@ -37,6 +37,7 @@ from sbkit.data.manifest import (
     are_distinct,
     hash_texts,
     parse_durations,
+    take_rows,
 )
 from sbkit.data.shard import (
     AUDIO,
@@ -185,7 +186,7 @@ class Clips(NamedTuple):
             path = printable(os.fsdecode(key.partition(KEY_SEPARATOR)[0]))
             missing = AudioError("missing", f"{path} is missing, or cannot be read.")
             errors[row] = self.verdicts.get(key, missing)
-        stored = self.stored.take(pc.drop_null(rows))
+        stored = take_rows(self.stored, pc.drop_null(rows).to_numpy())
         found = manifest.filter(is_found)
         located = found.rows.append_column(STORED, stored.to_struct_array())
         return replace(found, rows=located), errors

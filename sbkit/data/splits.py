@@ -5,13 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import datasets
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import ConcatenationTable, MemoryMappedTable
@@ -23,7 +22,7 @@ from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
 from sbkit.data.facts import keep_fact
-from sbkit.data.manifest import Excluded, check_locale, to_texts
+from sbkit.data.manifest import Excluded, check_locale, take_rows, to_texts
 from sbkit.data.prepared import PreparedData
 from sbkit.data.rows import PreparedSplit
 from sbkit.data.shard import AUDIO
@@ -179,27 +178,11 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     """
     columns = split.data.table.select(names)
     if split._indices is not None:
-        columns = _take_rows(columns, split._indices.column(0).to_numpy())
+        columns = take_rows(columns, split._indices.column(0).to_numpy())
     for index, name in enumerate(names):
         if columns[name].null_count:  # in rows joined from a split without this column
             columns = columns.set_column(index, name, columns[name].fill_null(""))
     return columns
-
-
-def _take_rows(table: pa.Table, rows: npt.NDArray[np.uint64]) -> pa.Table:
-    """Return rows of a table, block by block: Arrow's `take` refuses columns of over 2 GB."""
-    order = np.argsort(rows, kind="stable")
-    in_order = rows[order].astype(np.int64)
-    starts = np.arange(0, len(table), TEXT_ROWS)
-    bounds = [*np.searchsorted(in_order, starts), len(in_order)]
-    blocks = [table.slice(0, 0)]
-    for start, (first, end) in zip(starts, pairwise(bounds), strict=True):
-        if first < end:
-            inside = pa.array(in_order[first:end] - start)
-            blocks.append(table.slice(start, TEXT_ROWS).take(inside))
-    selection = pa.concat_tables(blocks)
-    is_in_order = bool((np.diff(order) > 0).all())
-    return selection if is_in_order else selection.take(pa.array(np.argsort(order)))
 
 
 def read_column(split: datasets.Dataset, name: str) -> list[str]:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, count, groupby
+from itertools import chain, count, groupby, pairwise
 from pathlib import Path
 from stat import S_ISREG
 from tempfile import TemporaryDirectory
@@ -123,11 +123,12 @@ def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Itera
         hashes = np.fromiter(map(zlib.crc32, manifest.rows[AUDIO].to_pylist()), np.int64)
         unit_of_row = hashes % max(1, num_units)
         order = np.argsort(unit_of_row, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(unit_of_row[order])) + 1):
-            if len(rows):
-                parts = [*manifest.take(rows).parts]
-                clips = [parts[index] for index in by_file(parts)]
-                yield replace(work, split=split, clips=clips).to_unit(out)
+        manifest = manifest.take(order)
+        ends = np.flatnonzero(np.diff(unit_of_row[order], append=-1)) + 1
+        for start, end in pairwise([0, *ends.tolist()]):
+            parts = [*Manifest(manifest.rows.slice(start, end - start)).parts]
+            clips = [parts[index] for index in by_file(parts)]
+            yield replace(work, split=split, clips=clips).to_unit(out)
 
 
 # Writing
