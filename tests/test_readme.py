@@ -80,11 +80,7 @@ NOT_RUN_HERE = (
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit cache"),
     *("sbkit check YAML --learn", "sbkit score RUN"),
     "sbkit score my-model test.csv --normalizer whisper-english",
-<<<<<<< HEAD
-    *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --out"),
-=======
     *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --out", "sbkit prepare --out"),
->>>>>>> core
     *("sbkit prepare YAML --again", "sbkit prepare --verify cv-shards"),
 )
 # For a machine without GPUs, and without these corpora.
