@@ -15,7 +15,6 @@ from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from sbkit.config.hparams import Settings
     from sbkit.data.prepared import Spec
 
 FOREIGN_INDICES = ("JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX")
@@ -62,41 +61,28 @@ def prepare_data(options: Namespace) -> int:
         raise ConfigError("--share and --finish need --out: a folder or URL that all write to.")
     if options.out and options.report:
         raise ConfigError("--out writes no report. Run `sbkit prepare --report` separately.")
+    if options.finish:
+        return _finish(_spec_of(options))
     share = choose_share(options.share, os.environ)
-    settings = _read_settings(options)
     if options.out:
-        return _prepare_shared(settings, options, share)
+        return _write_share(_spec_of(options), share)
     if options.report is not None:
         require_writable(options.report, option="--report")
-    _prepare_in_cache(settings, again=options.again)
+    _prepare_in_cache(options)
     if options.report is not None:
         _write_report(options)
     return 0
 
 
-def _read_settings(options: Namespace) -> "Settings":
-    """Read the values of the YAML; this imports neither its recipe nor torch."""
-    from sbkit.base.imports import search_folders
-    from sbkit.base.ranges import RANGES, require_in_range
-    from sbkit.config.document import read_document
-    from sbkit.config.hparams import read_settings
-    from sbkit.config.overrides import nest_overrides, parse_overrides
-    from sbkit.data.prepared import DATA_RANGES
-
-    yaml_file = Path(options.source)
-    search_folders(read_document(yaml_file).module_folders)
-    settings = read_settings(yaml_file, nest_overrides(parse_overrides(options.overrides)))
-    require_in_range(settings, {**RANGES, **DATA_RANGES})
-    return settings
-
-
-def _prepare_in_cache(settings: "Settings", *, again: bool) -> None:
+def _prepare_in_cache(options: Namespace) -> None:
     from sbkit.base.user_folders import cache_folder
-    from sbkit.data.prepared import prepare
+    from sbkit.config.overrides import parse_overrides
+    from sbkit.data.prepared import prepare, read_data_settings
     from sbkit.data.shard import AUDIO
     from sbkit.data.splits import normalize_texts, sample_counts
 
-    data = prepare(settings, again=again)
+    settings = read_data_settings(Path(options.source), parse_overrides(options.overrides))
+    data = prepare(settings, again=options.again)
     if "text" in settings:  # other recipes read no normalized texts
         data = normalize_texts(settings, data)
     for name, split in data.splits.items():
@@ -131,19 +117,24 @@ def _write_report(options: Namespace) -> None:
     logger.info(f"report: {page}")
 
 
-def _prepare_shared(settings: "Settings", options: Namespace, share: tuple[int, int]) -> int:
-    """Write a share of a corpus, or finish it; one process does both."""
-    from sbkit.data.prepared import DATA_KEYS, Spec, parse_size, plan
+def _spec_of(options: Namespace) -> "Spec":
+    from sbkit.config.overrides import parse_overrides
+    from sbkit.data.prepared import Spec, parse_size
+
+    overrides = parse_overrides(options.overrides)
+    return Spec.of(options.source, overrides, options.out, parse_size(options.shard_size))
+
+
+def _write_share(spec: "Spec", share: tuple[int, int]) -> int:
+    """Write a share of a corpus; one process finishes it as well."""
+    from sbkit.data.prepared import plan
     from sbkit.data.units import write_units
 
-    values = {name: settings.get(name) for name in DATA_KEYS if name in settings}
-    spec = Spec(values, options.out, parse_size(options.shard_size))
     number, total = share
-    if not options.finish:
-        write_units(plan(spec)[number - 1 :: total], "writing shards")
-        if total > 1:
-            logger.info(f"Share {number} of {total} is written. `--finish` writes the index.")
-            return 0
+    write_units(plan(spec)[number - 1 :: total], "writing shards")
+    if total > 1:
+        logger.info(f"Share {number} of {total} is written. `--finish` writes the index.")
+        return 0
     return _finish(spec)
 
 

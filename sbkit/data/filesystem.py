@@ -54,6 +54,7 @@ class Storage:
             url = url.rstrip("/")
         self.url = url
         self._system, self._path = _file_system(self.url)
+        self._system.invalidate_cache(self._path)  # other processes write there
         is_local = isinstance(self._system, LocalFileSystem)
         self.folder = Path(self._path) if is_local else None  # None: not on this machine
 

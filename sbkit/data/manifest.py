@@ -281,9 +281,10 @@ def _find_overlapping(rows: Mapping[AudioPart, int], has_text: Sequence[bool]) -
 def take_rows(table: pa.Table, rows: npt.NDArray[np.integer[Any]]) -> pa.Table:
     """Return rows of a table, in this order: Arrow's `take` refuses columns of over 2 GB."""
     large = pa.schema([field.with_type(_large(field.type)) for field in table.schema])
-    taken = table.cast(large).take(pa.array(rows, pa.int64()))
-    starts = range(0, max(1, len(taken)), BLOCK_ROWS)
-    return pa.concat_tables(taken.slice(start, BLOCK_ROWS).cast(table.schema) for start in starts)
+    combined = table.cast(large).combine_chunks()  # else each `take` would combine them
+    starts = range(0, max(1, len(rows)), BLOCK_ROWS)
+    blocks = (pa.array(rows[start : start + BLOCK_ROWS], pa.int64()) for start in starts)
+    return pa.concat_tables(combined.take(block).cast(table.schema) for block in blocks)
 
 
 def _large(type: pa.DataType) -> pa.DataType:

@@ -6,6 +6,7 @@ NAME.arrow, NAME.parquet    shards of audio (`sbkit.data.shard`)
 files.arrow                 the path, size and time of each audio file
 facts/                      what is computed from rows (`sbkit.data.facts`)
 
+    spec = Spec.of("hparams/ctc.yaml", {"data_folder": "/data/fr"}, "s3://bucket/fr")
     plan(spec) -> units; write(unit) -> shards, by any process anywhere; finish(spec) -> rows
 
 A run prepares its corpus in the cache. The name of that folder follows from the keys that decide
@@ -39,11 +40,14 @@ from sbkit.base.files import (
     to_json,
     write_bytes_atomically,
 )
+from sbkit.base.imports import search_folders
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
-from sbkit.base.ranges import Kind, Range
+from sbkit.base.ranges import RANGES, Kind, Range, require_in_range
 from sbkit.base.user_folders import cache_folder
-from sbkit.config.hparams import Settings
+from sbkit.config.document import read_document
+from sbkit.config.hparams import Settings, read_settings
+from sbkit.config.overrides import nest_overrides
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
@@ -72,6 +76,7 @@ from sbkit.data.units import (
     stat_files,
     write_units,
 )
+from sbkit.data.units import write as write
 from sbkit.logs.progress import progress_bar
 
 FILES_FILE = "files.arrow"
@@ -149,9 +154,30 @@ class Spec:
                 "A corpus with --out holds its audio. Set `audio_store: flac` or pcm."
             )
 
+    @classmethod
+    def of(
+        cls,
+        yaml_file: str | Path,
+        overrides: Mapping[str, object],
+        out: str,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> "Spec":
+        """Read a YAML; overrides are values by key, such as those of `data_folder`."""
+        settings = read_data_settings(Path(yaml_file), overrides)
+        values = {name: settings[name] for name in DATA_KEYS if name in settings}
+        return cls(values, out, shard_bytes)
+
     def open(self) -> Corpus:
         """Return the corpus to read."""
         return corpus_of(DataSettings(self.settings))
+
+
+def read_data_settings(yaml_file: Path, overrides: Mapping[str, object]) -> Settings:
+    """Read the values of a YAML; this imports neither its recipe nor torch."""
+    search_folders(read_document(yaml_file).module_folders)
+    settings = read_settings(yaml_file, nest_overrides(overrides))
+    require_in_range(settings, {**RANGES, **DATA_RANGES})
+    return settings
 
 
 def plan(spec: Spec) -> list[Unit]:
@@ -160,7 +186,8 @@ def plan(spec: Spec) -> list[Unit]:
     >>> ray.data.from_items(plan(spec)).map(write).materialize()  # doctest: +SKIP
     """
     work = work_of(spec.settings, spec.shard_bytes)
-    return [*plan_units(read_sources(spec.open()), work, spec.out, UNIT_CLIPS)]
+    out = Storage(spec.out).url  # a path from the root: another process has another folder
+    return [*plan_units(read_sources(spec.open()), work, out, UNIT_CLIPS)]
 
 
 def finish(spec: Spec) -> list[str]:
@@ -190,7 +217,7 @@ def finish(spec: Spec) -> list[str]:
     record = {
         **{"format": FORMAT, "about": corpus.describe(), "sample_rate": work.sample_rate},
         **{"audio_store": work.store, "roles": corpus.roles(), "splits": splits},
-        "shards": dict(zip(audio_files, storage.sizes(audio_files), strict=True)),
+        "shards": dict(zip(audio_files, storage.listed_sizes(audio_files), strict=True)),
     }
     storage.write(CORPUS_FILE, to_json(record).encode(**ENCODING))
     return []
