@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "c23a2ed1c9c6d602"),
+    "corpus": CodeVersion(1, "da60e1d379b36fe1"),
     "releases": CodeVersion(1, "c7823bb3635f8c0c"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
     "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
