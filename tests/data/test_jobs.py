@@ -167,7 +167,11 @@ def test_two_processes_may_write_one_unit_at_once(spec: Spec, tmp_path: Path) ->
 
 
 def remove(pattern: str) -> Callable[[Path], None]:
-    return lambda folder: [file.unlink() for file in folder.glob(pattern)] and None
+    def remove_files(folder: Path) -> None:
+        for file in folder.glob(pattern):
+            file.unlink()
+
+    return remove_files
 
 
 def change_format(folder: Path) -> None:
