@@ -18,6 +18,9 @@ from sbkit.data.manifest import BLOCK_ROWS, STORED, Excluded, Manifest
 from sbkit.data.prepared import FORMAT, require_sizes
 from sbkit.data.rows import STORED_SCHEMA
 from sbkit.data.shard import AUDIO
+from sbkit.data.units import LAST_SHARD
+
+UNIT_ENDING = f"{LAST_SHARD}.parquet"  # of the last shard of each unit
 
 
 class PreparedCorpus(Corpus):
@@ -33,7 +36,15 @@ class PreparedCorpus(Corpus):
             return False
         if is_archive(Path(location)):
             return False
-        return Storage(location).sizes([CORPUS_FILE]) != [None]
+        storage = Storage(location)
+        if storage.sizes([CORPUS_FILE]) != [None]:
+            return True
+        if not storage.url.startswith(("http://", "https://")) and storage.find("", UNIT_ENDING):
+            raise DataError(
+                f"{storage.url} is half written: it has shards, but no {CORPUS_FILE}. `sbkit "
+                f"prepare YAML --out {storage.url} --finish` writes it, or lists what is missing."
+            )
+        return False
 
     def __init__(self, settings: SettingValues) -> None:
         super().__init__(settings)
@@ -49,13 +60,16 @@ class PreparedCorpus(Corpus):
             if version == FORMAT and {*record} >= {"roles", "splits", "shards", "sample_rate"}:
                 return record
         except (ValueError, LookupError, TypeError) as error:
-            raise DataError(f"{name} is damaged ({str(error)[:100]}).") from error
+            raise DataError(f"{name} is damaged ({str(error)[:100]}). {self._cure()}") from error
         if version != FORMAT:
             raise DataError(
                 f"{name} has the format {version}, but this version of sbkit reads {FORMAT}. Use "
                 "the version that wrote it, or prepare the corpus again."
             )
-        raise DataError(f"{name} is not whole. `sbkit prepare YAML --out ... --finish` writes it.")
+        raise DataError(f"{name} is not whole. {self._cure()}")
+
+    def _cure(self) -> str:
+        return f"`sbkit prepare YAML --out {self._storage.url} --finish` writes it again."
 
     def splits(self) -> Mapping[str, Sequence[str]]:
         roles: Mapping[str, Sequence[str]] = self._record["roles"]
@@ -88,8 +102,13 @@ class PreparedCorpus(Corpus):
             except (OSError, pa.ArrowInvalid) as error:
                 raise DataError(
                     f"{self._storage.url_of(name)} is missing or damaged ({str(error)[:100]}). "
-                    "`sbkit prepare YAML --out ... --finish` writes it again."
+                    f"{self._cure()}"
                 ) from error
+            if len(table) != (expected := self._record["splits"][split]["rows"]):
+                raise DataError(
+                    f"{self._storage.url_of(name)} has {len(table)} rows, but {CORPUS_FILE} states "
+                    f"{expected}. {self._cure()}"
+                )
             for start in range(0, max(1, len(table)), BLOCK_ROWS):
                 yield self._locate(table.slice(start, BLOCK_ROWS), excluded)
                 excluded = ()

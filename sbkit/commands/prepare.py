@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.base.errors import ASKED_TO_STOP, PARTLY_DONE, ConfigError
+from sbkit.base.errors import ASKED_TO_STOP, PARTLY_DONE, ConfigError, StoreError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
@@ -53,6 +53,13 @@ def cache(options: Namespace) -> None:
 
 def prepare_data(options: Namespace) -> int:
     """Prepare the data of a run and describe it, write it where the user says, or verify it."""
+    try:
+        return _prepare(options)
+    except StoreError as error:
+        raise StoreError(f"{error} The same command goes on once the store answers.") from error
+
+
+def _prepare(options: Namespace) -> int:
     from sbkit.data.prepared import verify
 
     if options.verify:
