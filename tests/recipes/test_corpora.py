@@ -100,7 +100,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_corpus_is_added_in_one_folder(package: Path) -> None:
     (package / "corpus.py").write_text(MODULE)
     assert corpora()["recipes.X.corpus"].__name__ == "Notes"
-    with pytest.raises(SbkitError, match="data_folder must be .* a folder of notes .* is none"):
+    with pytest.raises(SbkitError, match="data_folder must be .* a folder of notes.* is none"):
         corpus_of({"data_folder": str(package)})
     settings = {"data_folder": "/data/notes", "splits": {"train": "a", "test": "b"}}
     corpus = corpus_of(settings)
