@@ -41,8 +41,11 @@ class Lhotse(Corpus):
         return bool(_find_splits(settings))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the splits of each role: the key ``splits``, else train*, dev* and test*."""
-        return splits_by_prefix([*_find_splits(self.settings)], self.settings)
+        """Return the splits of each role: train*, dev* and test*."""
+        return splits_by_prefix(self.available())
+
+    def available(self) -> list[str]:
+        return [*_find_splits(self.settings)]
 
     def files(self) -> list[Path]:
         """Return the folders of the manifests."""
