@@ -146,23 +146,25 @@ def find_table(folder: Path, language: str) -> Path | None:
 
 
 def read_spontaneous(
-    file: Path, split: str, options: TableOptions, run_tables: Sequence[Path]
+    file: Path, split: str | None, options: TableOptions, run_tables: Sequence[Path] = ()
 ) -> Manifest:
-    """Read one split of a release, without the rows that are not transcribed.
+    """Read one split of a release, or all rows, without those that are not transcribed.
 
     run_tables: all tables of the run: the same people may speak in others.
     """
     table = read_table(file, options.encoding)
     rows = table.rows
     own = _find_speakers(table, options)
-    beside = (read_table(other, options.encoding) for other in run_tables if other != file)
-    splits = choose_splits(own, [_find_speakers(other, options) for other in beside], file)
-    split_rows = [row for row, name in enumerate(splits) if name == split]
+    split_rows = [*range(len(rows))]
+    if split is not None:
+        beside = (read_table(other, options.encoding) for other in run_tables if other != file)
+        splits = choose_splits(own, [_find_speakers(other, options) for other in beside], file)
+        split_rows = [row for row, name in enumerate(splits) if name == split]
     indices = [row for row in split_rows if own.is_filled[row]]
     num_empty = len(split_rows) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag
         rows = rows.drop_columns(["language"])
-    excluded = table.excluded if split == "train" else ()  # they have no split
+    excluded = table.excluded if split in (None, "train") else ()  # they have no split
     lines = [int(table.lines[row]) for row in indices]
     chosen = Table(str(file), rows.take(pa.array(indices, pa.int64())), lines, excluded)
     audios = file.parent / AUDIO_FOLDER
