@@ -57,11 +57,18 @@ class AsteriskPrompts(Corpus):
         """Check that no key names other data."""
         return not settings.get("data_folder") and not settings.get("manifest")
 
+    def files(self) -> list[Path]:
+        """Return the release folders; fetch those that are missing."""
+        return [*self._releases().values()]
+
     def read(self, split: str) -> Iterator[Manifest]:
-        """Read one split; fetch the corpus if it is missing."""
+        """Read one split."""
+        options = TableOptions.from_settings(self.settings)
+        return read_releases(self._releases(), split, options)
+
+    def _releases(self) -> dict[str, Path]:
         tags = language_tags(self.settings["language"])
-        releases = {tag: prepare_prompts(language=tag) for tag in tags}
-        return read_releases(releases, split, TableOptions.from_settings(self.settings))
+        return {tag: prepare_prompts(language=tag) for tag in tags}
 
     def about(self) -> Mapping[str, str]:
         tags = language_tags(self.settings["language"])

@@ -29,7 +29,6 @@ from sbkit.data.corpus import (
     check_shares,
     deal_speakers,
     named_folder,
-    resolve_splits,
     to_names,
 )
 from sbkit.data.manifest import Manifest
@@ -60,16 +59,17 @@ class CommonVoice(Corpus):
         patterns = [*names, *(f"*/{name}" for name in names)]
         return folder is not None and any(any(folder.glob(pattern)) for pattern in patterns)
 
-    def splits(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the splits of each role: the key ``splits``, else train, dev and test."""
-        chosen = self.settings.get("splits")
+    def splits(self) -> Mapping[str, Sequence[str]]:
+        """Return those of train, dev and test that are there: a delta has none."""
+        available = self.available()
+        usual = USUAL_SPLITS.items()
+        return {role: [split for split in splits if split in available] for role, splits in usual}
+
+    def available(self) -> list[str]:
         if self._find_tables():
-            return resolve_splits(chosen, USUAL_SPLITS, [*RELEASE_SPLITS, UNASSIGNED])
-        if not chosen:
-            self._find_releases(*RELEASE_SPLITS)
-            return USUAL_SPLITS
+            return [*RELEASE_SPLITS, UNASSIGNED]
         names = [_split_names(release) for release in self._find_releases().values()]
-        return resolve_splits(chosen, USUAL_SPLITS, sorted(set.intersection(*names)))
+        return sorted(set.intersection(*names))
 
     def files(self) -> list[Path]:
         """Return the folders of the tables."""
@@ -81,7 +81,7 @@ class CommonVoice(Corpus):
         options = TableOptions.from_settings(self.settings)
         if tables := self._find_tables():
             return self._read_tables(tables, split, options).blocks()
-        releases = self._find_releases(split)
+        releases = self._find_releases()
         chosen = self.settings.get("splits") or {}
         train = to_names(chosen.get("train") or RELEASE_SPLITS[0])
         valid = to_names(chosen.get("valid") or RELEASE_SPLITS[1])
@@ -100,11 +100,10 @@ class CommonVoice(Corpus):
         folders = self.settings.get(JOINED_FOLDERS) or [self.settings["data_folder"]]
         joined = [CommonVoice({**self.settings, "data_folder": folder}) for folder in folders]
         run_tables = [table for corpus in joined for table in corpus._find_tables().values()]
-        parts = []
-        for tag, table in tables.items():
-            beside = [other for other in run_tables if other != table]
-            own_options = replace(options, language=tag)
-            parts.append((tag, read_spontaneous(table, split, own_options, beside)))
+        parts = [
+            (tag, read_spontaneous(table, split, replace(options, language=tag), run_tables))
+            for tag, table in tables.items()
+        ]
         return Manifest.join_named(parts, *(table.parent for table in tables.values()))
 
     def _deal(
@@ -154,31 +153,25 @@ class CommonVoice(Corpus):
             )
         return tables
 
-    def _find_releases(self, *splits: str) -> dict[str, Path]:
-        """Return the folder with the TSVs of each language, which must have these splits."""
+    def _find_releases(self) -> dict[str, Path]:
+        """Return the folder with the TSVs of each language: the one that is named, or in it."""
         tags = language_tags(self.settings["language"])
         folder = unpack_corpus(self.settings["data_folder"])
-        releases = {tag: _find_release(folder, tag, splits) for tag in tags}
-        if len(set(releases.values())) < len(releases):
-            raise ConfigError(
-                f"`language` names {', '.join(releases)}, but {folder} is of one language."
-            )
+        if any(folder.glob("*.tsv")):
+            if len(tags) > 1:
+                raise ConfigError(
+                    f"`language` names {', '.join(tags)}, but {folder} is of one language."
+                )
+            releases = {tags[0]: folder}
+        else:
+            releases = {check_language(tag): folder / tag for tag in tags}
+        for release in releases.values():
+            if not (release / "clips").is_dir():
+                raise DataError(
+                    f"data_folder: {release} has no clips. Name the folder of a release of Common "
+                    "Voice, and set `language` to its language."
+                )
         return releases
-
-
-def _find_release(folder: Path, language: str, splits: Sequence[str]) -> Path:
-    """Return a folder with TSVs: itself, or the folder of the language in it."""
-    check_language(language)  # it becomes the name of a folder
-    has_tables = any(folder.glob("*.tsv"))
-    release = folder if has_tables or not (folder / language).is_dir() else folder / language
-    names = [*(f"{split}.tsv" for split in splits), "clips"]
-    if missing := [name for name in names if not (release / name).exists()]:
-        available = ", ".join(sorted(_split_names(release)))  # of a delta, which has no train
-        raise DataError(
-            f"data_folder: {release} has no {', '.join(missing)}. Name the folder of a release of "
-            f"Common Voice, or choose with `splits` among its splits: {available or 'none'}."
-        )
-    return release
 
 
 def _split_names(release: Path) -> set[str]:

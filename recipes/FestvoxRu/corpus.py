@@ -29,16 +29,19 @@ class FestvoxRu(Corpus):
 
     name = "festvox-ru"
 
-    def read(self, split: str) -> Iterator[Manifest]:
-        """Read one split; fetch the corpus if it is missing."""
+    def files(self) -> list[Path]:
+        """Return the release folder; fetch it if it is missing."""
         language = self.settings["language"]
         if language_tags(language) != (LANGUAGE,):
             raise ConfigError(
                 f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {language!r}."
             )
-        release = ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)
+        return [ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)]
+
+    def read(self, split: str) -> Iterator[Manifest]:
+        """Read one split."""
         options = TableOptions.from_settings(self.settings)
-        return read_releases({LANGUAGE: release}, split, options)
+        return read_releases({LANGUAGE: self.files()[0]}, split, options)
 
     def about(self) -> Mapping[str, str]:
         return {"license": "BSD-like"}

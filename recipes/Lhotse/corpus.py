@@ -41,8 +41,11 @@ class Lhotse(Corpus):
         return bool(_find_splits(settings))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the splits of each role: the key ``splits``, else train*, dev* and test*."""
-        return splits_by_prefix([*_find_splits(self.settings)], self.settings)
+        """Return the splits of each role: train*, dev* and test*."""
+        return splits_by_prefix(self.available())
+
+    def available(self) -> list[str]:
+        return [*_find_splits(self.settings)]
 
     def files(self) -> list[Path]:
         """Return the folders of the manifests."""
@@ -52,12 +55,11 @@ class Lhotse(Corpus):
     def read(self, split: str) -> Iterator[Clip | Excluded]:
         """Yield the clips, with the columns speaker, language and gender."""
         require_package("lhotse", extra="corpora")
-        language = single_language_tag(self.settings["language"])
         for file in _find_splits(self.settings)[split]:
             read = _read_supervisions if "supervisions_" in file.name else _read_cuts
             read = _read_kaldi if file.name == "wav.scp" else read
             try:
-                yield from (self._to_clip(file, language, *row) for row in read(file))
+                yield from (self._to_clip(file, *row) for row in read(file))
             # Lhotse asserts, and takes the fields that it needs from mappings.
             except (*UNPACKING_ERRORS, AssertionError, LookupError, TypeError) as error:
                 raise DataError(
@@ -65,16 +67,11 @@ class Lhotse(Corpus):
                 ) from error
 
     def _to_clip(
-        self,
-        file: Path,
-        language: str,
-        recording: "Recording | None",
-        speech: "SupervisionSegment",
+        self, file: Path, recording: "Recording | None", speech: "SupervisionSegment"
     ) -> Clip | Excluded:
         if recording is None:
-            return Excluded(
-                speech.id, "not a part of a recording", f"{speech.recording_id} is none"
-            )
+            detail = f"{speech.recording_id} is none"
+            return Excluded(speech.id, "not a part of a recording", detail)
         columns: Mapping[str, object] = self.settings.get("columns") or {}
         if speech.text is None and columns.get("text", "") is not None:
             return Excluded(speech.id, "no transcript", "its supervision has no text")
@@ -97,7 +94,7 @@ class Lhotse(Corpus):
             return Excluded(speech.id, "outside of its recording", times)
         labels = {
             "speaker": speech.speaker,
-            "language": speech.language or language,
+            "language": speech.language or single_language_tag(self.settings["language"]),
             "gender": speech.gender,
         }
         return Clip(
@@ -164,13 +161,15 @@ def _read_kaldi(file: Path) -> Rows:
     sources, segments, speakers, languages, genders = (
         load_kaldi_text_mapping(folder / name) for name in names
     )
+    segments = segments or {id: f"{id} 0 -1" for id in sources}
+    has_channels = (folder / "reco2file_and_channel").exists()
+    if has_channels or any(len(segment.split()) > 3 for segment in segments.values()):
+        raise DataError(
+            f"{folder} names channels, in reco2file_and_channel or as the fifth field of segments, "
+            "which would be mixed. Write cuts of Lhotse, or a table with a column `channel`."
+        )
     texts = load_kaldi_text_file(folder / "text") if (folder / "text").is_file() else {}
-    for id, source in sources.items():
-        if source.endswith("|"):
-            raise DataError(
-                f"{file}: {id} is a command ({source[:60]}). Write its audio to a file and name it."
-            )
-    for id, segment in (segments or {id: f"{id} 0 -1" for id in sources}).items():
+    for id, segment in segments.items():
         name, start, end = segment.split()
         duration = math.inf if end == "-1" else float(end) - float(start)
         speaker = speakers.get(id)

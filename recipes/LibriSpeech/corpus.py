@@ -4,7 +4,7 @@
                                                   SPEAKER-CHAPTER.trans.txt    lines "ID WORDS"
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -30,10 +30,12 @@ class LibriSpeech(Corpus):
         folder = named_folder(settings)
         return folder is not None and bool(_split_names(_root(folder)))
 
-    def splits(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the splits of each role: the key ``splits``, else train-*, dev-* and test-*."""
-        root = _root(unpack_corpus(self.settings["data_folder"]))
-        return splits_by_prefix(_split_names(root), self.settings)
+    def splits(self) -> Mapping[str, Sequence[str]]:
+        """Return the splits of each role: train-*, dev-* and test-*."""
+        return splits_by_prefix(self.available())
+
+    def available(self) -> list[str]:
+        return _split_names(_root(unpack_corpus(self.settings["data_folder"])))
 
     def read(self, split: str) -> Iterator[Manifest]:
         """Read one split, with the columns speaker, chapter, language and, if known, gender."""
@@ -85,22 +87,16 @@ def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | 
         if file.suffix.lower() in SUFFIXES and audio.setdefault(file.stem, file) != file:
             detail = f"{audio[file.stem].name} has the same id"
             yield Excluded(file.name, "second audio file of an id", detail)
-    ids: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
         lines = read_text_lines(file, subject="A file of transcripts")
-        for number, line in enumerate(lines, start=1):
+        for line in filter(str.strip, lines):
             id, _, words = line.strip().partition(" ")
-            position = f"{file.name} line {number}"
-            ids.add(id)
-            if not id:
-                yield Excluded(position, "empty line", "an id and its words are missing")
+            path = audio.pop(id, None)
+            if path is None:
+                yield Excluded(id, "no audio file", f"there is no {id}.flac beside {file.name}")
             elif not words.strip():
-                yield Excluded(position, "no transcript", f"{id} has no words")
-            elif id not in audio:
-                detail = f"there is no {id}.flac beside {file.name}"
-                yield Excluded(position, "no audio file", detail)
+                yield Excluded(id, "no transcript", f"{file.name} has no words of it")
             else:
-                yield Clip(id, audio[id], words.strip(), columns)
-    for id in sorted(audio.keys() - ids):
-        detail = f"no line of {chapter.parent.name}/{chapter.name}/*.trans.txt has its id"
-        yield Excluded(audio[id].name, "no transcript", detail)
+                yield Clip(id, path, words.strip(), columns)
+    for file in audio.values():
+        yield Excluded(file.name, "no transcript", f"no *.trans.txt beside {file} has its id")

@@ -323,13 +323,11 @@ def _read_arrow(audio_table: AudioTable) -> Iterator[Batch]:
 
 def read_audio(cell: Any) -> tuple[bytes | None, str]:
     """Return the bytes of a cell's audio, None without any, and its path or name."""
-    if isinstance(cell, list) or (isinstance(cell, Mapping) and cell.get("array") is not None):
-        cell = to_file(cell)
-    if isinstance(cell, bytes) and not _is_path(cell):
+    if isinstance(cell, bytes):
         return cell, ""
     if isinstance(cell, Mapping):
-        return cell.get("bytes"), _to_text(cell.get("path"))
-    return None, _to_text(cell)
+        return cell.get("bytes"), cell.get("path") or ""
+    return None, cell if isinstance(cell, str) else ""
 
 
 def to_file(audio: Any) -> str | dict[str, Any]:
@@ -352,47 +350,23 @@ def is_text(schema: pa.Schema, name: str) -> bool:
     return type in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
-def _is_path(value: bytes) -> bool:
-    """Check whether bytes are a path, as Spark writes it: an audio file has a NUL or no UTF-8."""
-    try:
-        return "\0" not in value.decode()
-    except UnicodeDecodeError:
-        return False
-
-
-def _to_text(value: object) -> str:
-    """Return a value as text; Spark writes strings as bytes."""
-    if is_missing(value):
-        return ""
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _to_tables(batches: Iterable[pa.Table], file: str) -> Iterator[Table]:
-    """Yield rows of Arrow as texts, numbered from 1."""
+    """Yield rows of Arrow as texts, numbered from 1, without columns of bytes, lists or others."""
     first = 1
     for rows in map(name_classes, batches):
         columns: dict[str, pa.Array] = {}
         other_values: dict[str, tuple[int, object]] = {}
         for name in rows.schema.names:
+            type = rows.schema.field(name).type
             if is_text(rows.schema, name):
                 columns[name] = rows[name].cast(pa.string()).fill_null("")
-                continue
-            values = rows[name].to_pylist()
-            for row, value in enumerate(values, start=first):
-                if not (isinstance(value, bytes) or is_missing(value)):
-                    other_values[name] = row, value
-                    break
-            try:
-                texts = [_to_text(value) for value in values]
-            except UnicodeDecodeError as error:
-                if plain_name(name) in USUAL_COLUMNS["text"]:
-                    raise DataError(
-                        f"The column {name} of {file} holds bytes that are not UTF-8 ({error})."
-                    ) from error
-                if plain_name(name) not in USUAL_COLUMNS["speaker"]:
-                    continue  # a column of other data, such as pictures, is left out
-                texts = [value.hex() if isinstance(value, bytes) else "" for value in values]
-            columns[name] = pa.array(texts, pa.string())
+            elif pa.types.is_primitive(type) or pa.types.is_decimal(type):
+                values = [None if is_missing(v) else v for v in rows[name].to_pylist()]
+                for row, value in enumerate(values, start=first):
+                    if value is not None:
+                        other_values.setdefault(name, (row, value))
+                texts = ["" if value is None else str(value) for value in values]
+                columns[name] = pa.array(texts, pa.string())
         lines = range(first, first + len(rows))
         yield Table(file, pa.table(columns), lines, other_values=other_values)
         first += len(rows)

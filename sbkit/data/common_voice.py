@@ -9,7 +9,6 @@
 https://github.com/common-voice/cv-dataset/tree/main/datasets has their formats.
 """
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,6 @@ import pyarrow.compute as pc
 
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import DataError
-from sbkit.base.messages import plural
 from sbkit.data.corpus import DEFAULT_SHARES, RELEASE_SPLITS, deal_speakers
 from sbkit.data.manifest import DURATION_COLUMN, Manifest, are_distinct, hash_texts
 from sbkit.data.tables import (
@@ -38,8 +36,6 @@ from sbkit.data.tables import (
     read_text_column,
     to_manifest,
 )
-
-logger = logging.getLogger(__name__)
 
 DURATIONS_FILE = "clip_durations.tsv"
 PLAIN_CLIP = r"^\w[\w-]*\.mp3$"  # a name of a clip
@@ -150,26 +146,20 @@ def find_table(folder: Path, language: str) -> Path | None:
 
 
 def read_spontaneous(
-    file: Path, split: str | None, options: TableOptions, beside: Sequence[Path] = ()
+    file: Path, split: str | None, options: TableOptions, run_tables: Sequence[Path] = ()
 ) -> Manifest:
     """Read one split of a release, or all rows, without those that are not transcribed.
 
-    beside: the other tables of the run, in which the same people may speak.
+    run_tables: all tables of the run: the same people may speak in others.
     """
     table = read_table(file, options.encoding)
     rows = table.rows
     own = _find_speakers(table, options)
     split_rows = [*range(len(rows))]
     if split is not None:
-        tables_beside = (read_table(other, options.encoding) for other in beside)
-        speakers_beside = [_find_speakers(other, options) for other in tables_beside]
-        splits = choose_splits(own, speakers_beside, file)
+        beside = (read_table(other, options.encoding) for other in run_tables if other != file)
+        splits = choose_splits(own, [_find_speakers(other, options) for other in beside], file)
         split_rows = [row for row, name in enumerate(splits) if name == split]
-        if split == "train":
-            pairs = zip(splits, own.splits, strict=True)
-            if count := sum(name in RELEASE_SPLITS and name != stated for name, stated in pairs):
-                rows_chosen = plural(count, "row")
-                logger.info(f"{file.name}: the splits of {rows_chosen} are chosen by speaker")
     indices = [row for row in split_rows if own.is_filled[row]]
     num_empty = len(split_rows) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag

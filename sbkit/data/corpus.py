@@ -65,11 +65,12 @@ class Corpus:
         return False
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of the splits for ``train``, ``valid`` and ``test``.
-
-        The key ``splits`` chooses among these. A corpus with more splits applies it itself.
-        """
+        """Return the names of the splits for ``train``, ``valid`` and ``test``."""
         return USUAL_SPLITS
+
+    def available(self) -> Sequence[str]:
+        """Return all splits, among which the key ``splits`` chooses."""
+        return [*chain.from_iterable(self.splits().values())]
 
     def read(self, split: str) -> Iterable[Row]:
         """Return the rows of one split: clips and what is excluded, or whole blocks of rows."""
@@ -90,9 +91,7 @@ class Corpus:
 
     def roles(self) -> dict[str, tuple[str, ...]]:
         """Return the splits of each role: the key ``splits``, else the corpus's own."""
-        splits = self.splits()
-        available = [*chain.from_iterable(splits.values())]
-        return resolve_splits(self.settings.get("splits"), splits, available)
+        return resolve_splits(self.settings.get("splits"), self.splits(), self.available())
 
     def state(self) -> object:
         """Return plain data that changes if the tables do; None if they are not known."""
@@ -240,27 +239,14 @@ class JoinedCorpora(Corpus):
         self.corpora = dict(zip(names, map(corpus_of, own), strict=True))
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        """Return the splits of all corpora, or those that the key ``splits`` names.
+        own_splits = {name: corpus.splits() for name, corpus in self.corpora.items()}
+        return {
+            role: [f"{split}-{name}" for name in own_splits for split in own_splits[name][role]]
+            for role in ROLES
+        }
 
-        It must name those of a corpus without the usual ones, such as a delta of Common Voice.
-        """
-        chosen = self.settings.get("splits")
-        named = [*chain(*map(to_names, chosen.values()))] if isinstance(chosen, Mapping) else []
-        roles: dict[str, list[str]] = {role: [] for role in ROLES}
-        for name, corpus in self.corpora.items():
-            try:
-                own_roles = corpus.splits()
-            except DataError:
-                if not any(split.endswith(f"-{name}") for split in named):
-                    raise
-                continue
-            for role, splits in own_roles.items():
-                roles[role] += [f"{split}-{name}" for split in splits]
-        if not isinstance(chosen, Mapping):
-            return roles
-        endings = tuple(f"-{name}" for name in self.corpora)
-        extra = [split for split in named if split.endswith(endings)]
-        return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *extra])])
+    def available(self) -> Sequence[str]:
+        return [f"{s}-{name}" for name, corpus in self.corpora.items() for s in corpus.available()]
 
     def files(self) -> list[Path] | None:
         files = [corpus.files() for corpus in self.corpora.values()]
@@ -273,7 +259,7 @@ class JoinedCorpora(Corpus):
         own_split = split.removesuffix(f"-{name}")
         same = [corpus for corpus in self.corpora.values() if type(corpus) is kind]
         folders = [corpus.settings["data_folder"] for corpus in same]
-        splits = {"train": own_split} if split in self.splits()["train"] else None
+        splits = {"train": own_split} if split in self.roles()["train"] else None
         own_settings = {**settings, JOINED_FOLDERS: folders, "splits": splits}
         return kind(own_settings).blocks(own_split)
 
@@ -337,13 +323,12 @@ def resolve_splits(
     return roles
 
 
-def splits_by_prefix(names: Sequence[str], settings: SettingValues) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role: the key ``splits``, else those that begin as `PREFIXES`."""
-    defaults = {
+def splits_by_prefix(names: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return the splits of each role that begin as `PREFIXES`."""
+    return {
         role: [split for split in names if split.lower().startswith(prefixes)]
         for role, prefixes in PREFIXES.items()
     }
-    return resolve_splits(settings.get("splits"), defaults, names)
 
 
 def to_names(value: Any) -> list[str]:

@@ -1,7 +1,6 @@
 """Scripted and Spontaneous Speech of Common Voice, as fake releases with real MP3s."""
 
 import json
-import logging
 import shutil
 import sys
 from collections import Counter
@@ -75,9 +74,8 @@ def test_spontaneous_rows_have_their_splits_and_columns(releases: Path) -> None:
 
 
 def test_splits_are_chosen_by_speaker_if_the_table_assigns_none(
-    table: Path, caplog: pytest.LogCaptureFixture
+    table: Path,
 ) -> None:
-    caplog.set_level(logging.INFO)
     change(table, split="unassigned")
     manifests = {split: read(table.parent, split) for split in ("train", "dev", "test")}
     sizes = Counter({split: len(manifest) for split, manifest in manifests.items()})
@@ -85,10 +83,6 @@ def test_splits_are_chosen_by_speaker_if_the_table_assigns_none(
     assert sizes["train"] > 0.5 * sizes.total()
     speakers = [{clip.columns["speaker"] for clip in m} for m in manifests.values()]
     assert sum(map(len, speakers)) == len(set.union(*speakers))
-    num_pending = sum(m.filtered.get("not transcribed", 0) for m in manifests.values())
-    assert num_pending > 0
-    num_chosen = sizes.total() + num_pending
-    assert f"the splits of {num_chosen} rows are chosen by speaker" in caplog.text
 
 
 def test_row_without_split_follows_its_speaker_and_first_releases_are_read(table: Path) -> None:
@@ -160,7 +154,7 @@ def test_training_on_validated_leaves_out_dev_and_test(releases: Path) -> None:
     assert len(read(releases / SCRIPTED, "validated", **everything)) == sizes["validated"]
     settings = {"data_folder": releases / SCRIPTED, "language": "en"}
     with pytest.raises(SbkitError, match="Choose among: dev, other, test, train, validated"):
-        corpus_of({**settings, "splits": {"train": "clip_durations"}}).splits()
+        corpus_of({**settings, "splits": {"train": "clip_durations"}}).roles()
 
 
 def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Path) -> None:
@@ -178,7 +172,7 @@ def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Pa
     shards = tmp_path / "shards"
     command = ["prepare", "hparams/ctc.yaml", f"--out={shards}", "--language=en"]
     assert sbkit([*command, f"--data_folder={release}"]) == 0
-    assert corpus_of({"data_folder": str(shards)}).describe() == corpus
+    assert corpus_of({"data_folder": str(shards)}).describe().items() >= corpus.items()
 
 
 @pytest.fixture

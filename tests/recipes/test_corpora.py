@@ -100,7 +100,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_corpus_is_added_in_one_folder(package: Path) -> None:
     (package / "corpus.py").write_text(MODULE)
     assert corpora()["recipes.X.corpus"].__name__ == "Notes"
-    with pytest.raises(SbkitError, match="data_folder must be .* a folder of notes .* is none"):
+    with pytest.raises(SbkitError, match="data_folder must be .* a folder of notes.* is none"):
         corpus_of({"data_folder": str(package)})
     settings = {"data_folder": "/data/notes", "splits": {"train": "a", "test": "b"}}
     corpus = corpus_of(settings)
@@ -165,8 +165,8 @@ def test_releases_of_two_languages_are_one_corpus(tmp_path: Path) -> None:
     clips = [*read_split(settings, "dev")]
     assert [clip.id for clip in clips] == ["en/clips/a.mp3", "en", "es/clips/a.mp3", "es"]
     assert [clip.columns["language"] for clip in clips] == ["en", "en", "es", "es"]
-    assert corpus_of(settings).splits()["valid"] == ("dev",)
+    assert corpus_of(settings).roles()["valid"] == ("dev",)
     settings |= {"splits": {"train": "validated"}}
-    assert corpus_of(settings).splits()["train"] == ("validated",)
+    assert corpus_of(settings).roles()["train"] == ("validated",)
     with pytest.raises(SbkitError, match="Choose among: dev, test, train, validated"):
-        corpus_of(settings | {"splits": {"test": "other"}}).splits()
+        corpus_of(settings | {"splits": {"test": "other"}}).roles()

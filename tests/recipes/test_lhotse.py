@@ -157,6 +157,19 @@ def test_shar_is_read_once_its_audio_is_in_files(
 
 
 @pytest.mark.parametrize(
+    ("name", "line"), [("segments", "u a 0 1 B"), ("reco2file_and_channel", "a a A")]
+)
+def test_kaldi_folder_that_names_channels_is_refused(name: str, line: str, tmp_path: Path) -> None:
+    """Both speakers of a call were mixed under each text."""
+    folder = tmp_path / "train"
+    folder.mkdir()
+    for file, content in {"wav.scp": "a ../a.wav", "text": "a hello", name: line}.items():
+        (folder / file).write_text(f"{content}\n")
+    with pytest.raises(SbkitError, match=f"{folder} names channels"):
+        read(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
     ("form", "words"),
     [
         ("damaged", r"wav.scp cannot be read by Lhotse \(ValueError"),

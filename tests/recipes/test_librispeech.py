@@ -44,12 +44,12 @@ def settings(folder: Path, **options: object) -> Mapping[str, object]:
 def test_librispeech_roles_are_the_existing_splits(root: Path) -> None:
     for folder in (root, root / "LibriSpeech"):
         assert corpus_of(settings(folder)).splits() == {
-            "train": ("train-clean-100", "train-other-500"),
-            "valid": ("dev-clean",),
-            "test": ("test-clean", "test-other"),
+            "train": ["train-clean-100", "train-other-500"],
+            "valid": ["dev-clean"],
+            "test": ["test-clean", "test-other"],
         }
     named = settings(root, splits={"test": "test-other", "valid": ["dev-clean"]})
-    assert corpus_of(named).splits()["test"] == ("test-other",)
+    assert corpus_of(named).roles()["test"] == ("test-other",)
 
 
 @pytest.mark.parametrize("chapter", ["84", "part/1/84/7"])
@@ -89,9 +89,8 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
     assert manifest[2].path.suffix == ".flac"
     assert [(bad.id, bad.reason) for bad in manifest.excluded] == [
         ("84-7-0001.wav", "second audio file of an id"),
-        ("84-7.trans.txt line 1", "no audio file"),
-        ("84-7.trans.txt line 3", "empty line"),
-        ("84-7.trans.txt line 4", "no transcript"),
+        ("84-7-0000", "no audio file"),
+        ("84-7-0005", "no audio file"),
         ("84-7-0009.wav", "no transcript"),
     ]
 
@@ -110,4 +109,4 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
 )
 def test_resolve_splits_refuses_bad_names(root: Path, splits: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
-        corpus_of(settings(root, splits=splits)).splits()
+        corpus_of(settings(root, splits=splits)).roles()
