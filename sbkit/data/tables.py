@@ -552,9 +552,10 @@ def _find_position(table: Table, options: TableOptions) -> tuple[PartColumns, st
     """Return the columns of the part and of the channel; name those that look like times."""
     names = table.rows.column_names
     part = PartColumns.choose(*(options.find(names, role, table.file) for role in TIME_ROLES))
+    if not part.start and unused_time_columns(names, part):
+        part = PartColumns()
     unused = [] if part.start else unused_time_columns(names, part)
     if unused:
-        part = PartColumns()
         note_once(
             f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
             "Times are start and end, or offset and duration, in seconds. Name others by `columns`."
