@@ -4,7 +4,7 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, count
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from timeit import repeat
@@ -58,7 +58,7 @@ def convert(release: Path) -> Path:
     corpus = AsteriskPrompts({"language": "en"})
 
     def read_clips(split: str) -> Iterator[tuple[Any, list[str]]]:
-        for clip in chain.from_iterable(corpus.blocks(split)):
+        for clip in corpus.clips(split):
             copies = COPIES if split == "train" else 1
             yield read_audio(clip.path, MP3_RATE), [clip.sentence] * copies
 

@@ -144,8 +144,7 @@ def read_wav(wav: str) -> Tensor:
 
 def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
     """Return the training clips of sbkit, with their normalized texts, by id."""
-    blocks = corpus_of(setup.values.settings).blocks("train")
-    paths = {clip.id: clip.path for block in blocks for clip in block}
+    paths = {clip.id: clip.path for clip in corpus_of(setup.values.settings).clips("train")}
     rows = setup.splits.train
     ids, texts = (read_column(rows, name) for name in ("id", "text"))
     seconds = sample_counts(rows) / setup.values.settings["sample_rate"]

@@ -25,8 +25,7 @@ def clip(arguments: Sequence[str]) -> str:
     from sbkit.data.corpus import corpus_of
 
     settings = read_settings(Path(arguments[0]) / "hyperparams.yaml", {})
-    blocks = corpus_of(settings).blocks("test")
-    longest = max((clip for block in blocks for clip in block), key=lambda clip: len(clip.sentence))
+    longest = max(corpus_of(settings).clips("test"), key=lambda clip: len(clip.sentence))
     return f"{longest.path}\t{normalize(longest.sentence, settings['language'])}"
 
 

@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 ALL_SPLITS = "all"  # the key of a table with the rows of all splits
 SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
-RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # of numbers in names
 NO_SPLIT = "no split", "its field is empty"  # a reason, and its detail
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
@@ -294,26 +293,7 @@ def _absolute_paths(key: str, value: object) -> tuple[str, ...]:
     sources: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     if not sources or not all(isinstance(x, str | Path) and str(x) for x in sources):
         raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
-    paths: list[str] = []
-    for name in chain.from_iterable(_expand_ranges(str(source)) for source in sources):
-        try:
-            paths.append(name if "://" in name else str(Path(name).expanduser().absolute()))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"`{key}`: {name} begins with ~, but this machine has no such user."
-            ) from error
-    return tuple(paths)
-
-
-def _expand_ranges(pattern: str) -> list[str]:
-    """Return the names that a pattern of WebDataset stands for.
-
-    >>> _expand_ranges("a_{08..10}.tar")
-    ['a_08.tar', 'a_09.tar', 'a_10.tar']
-    """
-    match = RANGE.search(pattern)
-    if match is None:
-        return [pattern]
-    before, after = pattern[: match.start()], _expand_ranges(pattern[match.end() :])
-    numbers = range(int(match[1]), int(match[2]) + 1)
-    return [f"{before}{n:0{len(match[1])}}{end}" for n in numbers for end in after]
+    names = [str(source) for source in sources]
+    return tuple(
+        name if "://" in name else str(Path(name).expanduser().absolute()) for name in names
+    )

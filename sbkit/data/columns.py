@@ -40,15 +40,10 @@ ROLE_OF = {
     **dict.fromkeys(("dev", "valid", "validation", "val", "development"), "valid"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-CHANNEL_WORDS = {"a": 0, "b": 1, "left": 0, "right": 1, "l": 0, "r": 1}
-CHANNEL = re.compile(r"\[?\s*(?:ch(?:annel)?\s*)?(\d{1,3})(?:\.0)?\s*\]?")
-CHANNELS = re.compile(r"[\[(]?\s*-?\d+(\s*,\s*\d+)*\s*[\])]?")  # no single one: refused
 INVALID_CHANNEL = "invalid channel"  # reason
 
-TIME_VALUE = re.compile(r"[-+]?[\d:.,]*\d[\d:.,]*(e[-+]?\d+)?\s*s?", re.IGNORECASE)
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 MAX_ROUNDING = 0.5  # seconds
-MAX_CUT_DIFFERENCE = 0.1  # seconds between a part and the file that was cut for it
 INVALID_PART = "invalid times of a part"  # reason
 CUT_SHORT = "ends of files that are longer than `duration` or `end` says"  # a reason of loss
 
@@ -88,17 +83,6 @@ def find_split_column(columns: Sequence[str], read: Callable[[str], Iterable[str
             if name == SPLIT_COLUMNS[0] or (values and all(map(role_of, values))):
                 return by_name[name]
     return None
-
-
-def find_channel(value: str) -> int | None:
-    """Return a channel, counted from 0; None if the value is not one.
-
-    >>> find_channel("1.0"), find_channel("B"), find_channel("left"), find_channel("[0]")
-    (1, 1, 0, 0)
-    """
-    value = value.strip().lower()
-    match = CHANNEL.fullmatch(value)
-    return int(match[1]) if match else CHANNEL_WORDS.get(value)
 
 
 # Parts of files
@@ -144,14 +128,6 @@ def to_seconds(texts: Sequence[str], column: str) -> Sequence[str]:
     return seconds
 
 
-def parse_time(text: str) -> float:
-    """Return a time in seconds: 1.5, or as spreadsheets and subtitles write it, 01:02:03,5."""
-    seconds = 0.0
-    for field in text.strip().removesuffix("s").replace(",", ".").split(":", 2):
-        seconds = 60 * seconds + float(field)
-    return seconds
-
-
 @lru_cache(maxsize=1000)
 def _seconds_of(path: str, time: int) -> float:  # of a file with many parts, unless it changes
     return declared_seconds(path)
@@ -162,16 +138,17 @@ def parse_span(path: str, start: str, length: str, end: str, channel: str) -> Au
 
     A part without a start begins with its file, and one without a length or end lasts to the end.
     """
-    number = find_channel(channel)
-    if channel.strip() and number is None:
+    text = channel.strip().removesuffix(".0")  # of pandas
+    number = int(text) if text.isdecimal() else None
+    if text and number is None:
         return Excluded("", INVALID_CHANNEL, f"{channel} is not one channel, counted from 0")
     if not (start.strip() or length.strip() or end.strip()):
         return AudioPart(path, channel=number)
     name = path.rpartition("/")[2]
     try:
-        first = parse_time(start.strip() or "0")
-        last = parse_time(end) if end.strip() else MAX_PART_SECONDS
-        last = first + parse_time(length) if length.strip() else last
+        first = float(start.strip() or "0")
+        last = float(end) if end.strip() else MAX_PART_SECONDS
+        last = first + float(length) if length.strip() else last
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{name}: {error}")
     is_open = not (length.strip() or end.strip())
@@ -183,9 +160,7 @@ def parse_span(path: str, start: str, length: str, end: str, channel: str) -> Au
     # Without a start, a rounded length must not cut words; many scripts write int(seconds).
     is_near = seconds - last <= max(MAX_ROUNDING, last / 10) or last == int(seconds)
     is_rounded = not start.strip() and is_near
-    # Some corpora keep the times that clips, which are cut already, had in a recording.
-    is_cut = last > seconds + MAX_CUT_DIFFERENCE >= last - first >= seconds - MAX_CUT_DIFFERENCE
-    if is_rounded or (seconds and is_cut):
+    if is_rounded:
         return AudioPart(path, channel=number)
     microseconds = None if is_open else round(last * MICROSECONDS)
     return AudioPart(path, round(first * MICROSECONDS), microseconds, number)

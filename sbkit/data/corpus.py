@@ -113,6 +113,11 @@ class Corpus:
             return
         yield from cast(Iterator[Manifest | AudioTable], chain(first, rows))
 
+    def clips(self, split: str) -> Iterator[Clip]:
+        """Yield the clips of one split that lie in files."""
+        manifests = (block for block in self.blocks(split) if isinstance(block, Manifest))
+        return chain.from_iterable(manifests)
+
     def describe(self) -> dict[str, str | None]:
         """Return the name and the license, for a model card."""
         source = self.settings.get("corpus") or self.settings.get("data_folder")

@@ -32,14 +32,11 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, note_once
 from sbkit.data.columns import (
-    CHANNELS,
     CUT_SHORT,
     INVALID_PART,
     TIME_ROLES,
-    TIME_VALUE,
     USUAL_COLUMNS,
     PartColumns,
-    find_channel,
     find_columns,
     parse_span,
     plain_name,
@@ -64,8 +61,6 @@ BATCH_ROWS = 50_000  # that are Python objects at a time
 SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
-WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
-ANNOTATIONS = (".stm", ".ctm", ".srt", ".vtt", ".textgrid", ".eaf")
 CLIPS_FOLDER = "clips"  # of a Common Voice release
 DEFAULT_SUFFIX = ".mp3"  # its first releases named clips without an extension
 
@@ -279,14 +274,6 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _encoding_of(file: str, declared: str | None) -> str:
     """Return the declared encoding, or what a byte order mark says."""
-    if file.lower().endswith(WORKBOOKS):
-        raise DataError(f"{file} is a workbook. Save it as CSV UTF-8.", where=file)
-    if file.lower().endswith(ANNOTATIONS):
-        raise DataError(
-            f"{file} is no table. Write one with a row for each part: path, start, end and "
-            "sentence.",
-            where=file,
-        )
     if pointer := pointer_sentence(file):
         raise DataError(pointer, where=file)
     try:
@@ -600,28 +587,18 @@ def join_path(folder: Path | str, names: pa.Array | pa.ChunkedArray) -> pa.Array
 
 
 def _find_position(table: Table, options: TableOptions) -> tuple[PartColumns, str]:
-    """Return the columns of the part and of the channel; name those that cannot be used."""
+    """Return the columns of the part and of the channel; name those that look like times."""
     names = table.rows.column_names
-    times = [options.find(names, role, table.file) for role in TIME_ROLES]
-    part = PartColumns.choose(*times)
-    starts = read_text_column(table.rows, part.start)
-    is_time = any(TIME_VALUE.fullmatch(start.strip()) for start in starts)  # or a date, for example
-    if not is_time and (part.start or unused_time_columns(names, part)):
+    part = PartColumns.choose(*(options.find(names, role, table.file) for role in TIME_ROLES))
+    if not part.start and unused_time_columns(names, part):
         part = PartColumns()
-    channel = options.find(names, "channel", table.file)
     unused = [] if part.start else unused_time_columns(names, part)
-    values = [value for value in read_text_column(table.rows, channel) if value.strip()]
-    # Also invalid ones and lists, whose rows are excluded; other values are those of a platform.
-    if not any(find_channel(v) is not None or CHANNELS.fullmatch(v.strip()) for v in values):
-        unused += [channel] if values else []
-        channel = ""
     if unused:
         note_once(
             f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
-            "Times are start and end, or offset and duration, in seconds; a channel is a number. "
-            "Name others by `columns`."
+            "Times are start and end, or offset and duration, in seconds. Name others by `columns`."
         )
-    return part, channel
+    return part, options.find(names, "channel", table.file)
 
 
 def _find_clips(
@@ -714,15 +691,9 @@ def locate_clip(clips: Path, name: str) -> str | Excluded:
     if name.startswith("/") or ".." in name.split("/"):
         return Excluded("", "path outside the clips folder", name)
     if "." not in name.rpartition("/")[2]:
-        names = _file_names(clips, clips.stat().st_mtime_ns) if clips.is_dir() else {}
-        name = names.get(name, name + DEFAULT_SUFFIX)
+        name += DEFAULT_SUFFIX
     path = f"{clips}/{name}"
     return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
-
-
-@lru_cache(maxsize=1)
-def _file_names(folder: Path, time: int) -> dict[str, str]:  # by stem
-    return {file.stem: file.name for file in folder.iterdir()}
 
 
 def locate(folder: Path, name: str, data_root: str | None = None) -> str | Excluded:
@@ -736,10 +707,6 @@ def locate(folder: Path, name: str, data_root: str | None = None) -> str | Exclu
         return Excluded("", "no path", "the field of the path is empty")
     if "://" in name:
         return Excluded("", "not a file on this machine", name)
-    if name.startswith(("~/", "$")):
-        name = os.path.expandvars(name.replace("~", "$HOME", 1))
-    if "\\" in name and not Path(folder, name).exists():
-        return Excluded("", "a path of Windows", f"{name} has backslashes. Write slashes.")
     path = name if name.startswith("/") else f"{folder}/{name}"
     if "//" in path or "/./" in path or "/../" in path:  # one file has one path
         plain = os.path.normpath(path)
@@ -760,25 +727,19 @@ def _protocol_of(url: str) -> str:
     return "http" if protocol == "https" else protocol
 
 
-def find_spelling(path: str) -> str | Excluded:
-    """Look again for a missing file, whose names may have another form or encoding on the disk."""
+def find_spelling(path: str) -> str:
+    """Look again for a missing file, whose name may have another form on the disk."""
     spelled = ""
     for part in path.split("/")[1:]:
-        names, folder = {part}, Path(f"{spelled}/")
+        name, folder = part, Path(f"{spelled}/")
         if not os.path.lexists(folder / part) and os.path.isdir(folder):  # noqa: PTH112
             forms = _names_by_form(folder, folder.stat().st_mtime_ns)
-            names = forms.get(normalize("NFC", part), names)
-        if len(names) > 1:
-            return Excluded("", "several files of this name", f"{path}: write it as on the disk")
-        spelled = f"{spelled}/{min(names)}"
+            name = forms.get(normalize("NFC", part), part)
+        spelled = f"{spelled}/{name}"
     return spelled
 
 
 @lru_cache(maxsize=1000)
-def _names_by_form(folder: Path, time: int) -> dict[str, set[str]]:  # the folder's time of change
-    """Return the names in a folder by their NFC, as macOS has NFD, and by cp1252, as old disks."""
-    names: dict[str, set[str]] = {}
-    for file in folder.iterdir():
-        for text in (file.name, os.fsencode(file.name).decode("cp1252", "replace")):
-            names.setdefault(normalize("NFC", text), set()).add(file.name)
-    return names
+def _names_by_form(folder: Path, time: int) -> dict[str, str]:  # the folder's time of change
+    """Return the names in a folder by their NFC, as macOS has NFD."""
+    return {normalize("NFC", file.name): file.name for file in folder.iterdir()}

@@ -44,7 +44,6 @@ from sbkit.checkpoint.run_config import (
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.data_report import log_data, write_data_report
-from sbkit.data.manifest import Manifest
 from sbkit.data.read_manifests import store_rows
 from sbkit.data.splits import Splits
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
@@ -304,9 +303,8 @@ class Run:
         with self._reading():
             require_local(self.settings, self.values.given_overrides)
             corpus = self.values.load_recipe().corpus(self.settings)
-            blocks = () if corpus is None else corpus.blocks(name)
-            manifests = (block for block in blocks if isinstance(block, Manifest))
-            paths = {clip.id: str(clip.path) for block in manifests for clip in block}
+            clips = () if corpus is None else corpus.clips(name)
+            paths = {clip.id: str(clip.path) for clip in clips}
         rows: list[dict[str, Any]] = [
             {
                 "id": utterance.id,

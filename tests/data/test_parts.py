@@ -12,8 +12,7 @@ import pytest
 import soundfile
 
 from recipes.OwnData.corpus import OwnData
-from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioPart, read_audio, read_parts
+from sbkit.audio.io import AudioPart, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Manifest
 from sbkit.data.shard import read_rows
@@ -89,24 +88,13 @@ def test_every_form_gives_the_same_parts(folder: Path, tmp_path: Path) -> None:
         assert manifest.sentences == ["hi"] * 3
 
 
-def test_start_and_end_are_times_in_the_file_or_where_a_clip_was_cut_from(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_and_end_are_times_in_the_file(folder: Path, tmp_path: Path) -> None:
     """Rows with `start` and `end` were read as whole files: CER 204 %."""
     header = "path,sentence,start,end"
     rows = [f"{folder}/talk.flac,hi,{n}.5,{n + 1}.25" for n in range(3)]
     manifest = read(write_lines(tmp_path / "parts.csv", [header, *rows]))
     expected = [(500_000 + n * 1_000_000, 1_250_000 + n * 1_000_000, None) for n in range(3)]
     assert [part[1:] for part in manifest.parts] == expected
-    rows = []
-    for n, part in enumerate(manifest.parts):
-        (samples,) = read_parts([part], 16_000)
-        assert not isinstance(samples, AudioError)
-        soundfile.write(tmp_path / f"{n}.wav", samples, 16_000)
-        rows.append(f"{n}.wav,hi,{n}.5,{n + 1}.25")
-    assert not caplog.text
-    manifest = read(write_lines(tmp_path / "clips.csv", [header, *rows]))
-    assert all(part.is_file for part in manifest.parts)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +104,6 @@ def test_start_and_end_are_times_in_the_file_or_where_a_clip_was_cut_from(
         ("start_ms,end_ms", "1.5e3,2250"),
         ("Start Time (s),End Time (s)", "1.5,2.25"),
         ("offset,end,duration", "1.5,2.25,30"),
-        ("start_time,end_time,split", "2024-05-01 10:00,2024-05-01 10:02,train"),  # of a recording
         ("end,begin_frame", "2.25,150"),
     ],
 )
@@ -126,7 +113,7 @@ def test_times_of_a_part_have_several_names_or_are_named_as_unused(
     caplog.set_level("INFO")
     row = f"{folder}/talk.flac,hi,{times}"
     manifest = read(write_lines(tmp_path / "a.csv", [f"path,sentence,{header}", row]))
-    is_part = "split" not in header and "frame" not in header
+    is_part = "frame" not in header
     expected = (1_500_000, 2_250_000, None) if is_part else (0, None, None)
     assert [part[1:] for part in manifest.parts] == [expected]
     assert ("end, " in caplog.text and "_frame are not used" in caplog.text) == ("frame" in header)
@@ -208,7 +195,7 @@ def test_channels_that_are_no_channel_of_the_file_are_left_out(tmp_path: Path) -
     noise = np.random.default_rng(0).normal(0, 0.1, (16_000, 2))
     for n in range(60):
         soundfile.write(tmp_path / f"{n}.wav", noise, 16_000)
-    rows = [f"{n}.wav,{'A' if n % 2 else ' 1.0 '},hi" for n in range(58)]
+    rows = [f"{n}.wav,{n % 2},hi" for n in range(58)]
     rows += ['58.wav,"[0, 1]",hi', "59.wav,2,hi"]
     write_lines(tmp_path / "t.csv", ["path,channel,text", *rows])
     manifest = read(tmp_path / "t.csv")

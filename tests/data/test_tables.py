@@ -202,18 +202,13 @@ def test_compressed_table_is_read_or_called_damaged(suffix: str, tmp_path: Path)
         read(file)
 
 
-def test_channels_have_several_names_or_are_named_as_unused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    for column, values in (("channel", "left right"), ("Channel Selector", "ch0 ch1")):
-        rows = [f"call.wav,hi,{value}" for value in values.split()]
-        (tmp_path / "a.csv").write_text("\n".join([f"path,text,{column}", *rows]))
-        assert [part.channel for part in read(tmp_path / "a.csv").parts] == [0, 1]
-    assert not caplog.text
-    (tmp_path / "b.csv").write_text("path,text,channel\na.wav,hi,agent\nb.wav,yo,customer\n")
-    assert [clip.columns["channel"] for clip in read(tmp_path / "b.csv")] == ["agent", "customer"]
-    assert "b.csv: channel is not used" in caplog.text
+def test_channels_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("path,text,channel\na.wav,hi,1.0\nb.wav,yo,\nc.wav,no,B\n")
+    manifest = read(tmp_path / "a.csv")
+    assert [part.channel for part in manifest.parts] == [1, None]
+    assert [(row.id, row.reason) for row in manifest.excluded] == [("row 4", "invalid channel")]
+    columns = {"channel": None}
+    assert read(tmp_path / "a.csv", columns=columns)[2].columns["channel"] == "B"
 
 
 def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
@@ -268,13 +263,13 @@ def test_manifests_of_speechbrain_are_read(tmp_path: Path) -> None:
         read(tmp_path / "b.csv", data_folder=str(tmp_path))
 
 
-def test_paths_of_other_systems_are_one_file_or_named(tmp_path: Path) -> None:
+def test_paths_of_a_file_are_one(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     spelled = ["./a.wav", "a.wav", "sub/../a.wav", "sub//.././a.wav", f"{tmp_path}/a.wav"]
-    rows = ["path,text", *(f"{path},hi" for path in spelled), "b\\c.wav,yo"]
+    rows = ["path,text", *(f"{path},hi" for path in spelled)]
     (tmp_path / "a.csv").write_text("\n".join(rows))
     reasons = [row.reason for row in read(tmp_path / "a.csv").excluded]
-    assert sorted(reasons) == ["a path of Windows", *["clip listed twice"] * 4]
+    assert reasons == ["clip listed twice"] * 4
 
 
 # ---- releases of Common Voice, and columns
@@ -342,11 +337,9 @@ def test_read_table_refuses_what_is_not_a_table(tmp_path: Path, case: str) -> No
         read_manifest(tmp_path / "train.tsv")
 
 
-def test_release_finds_the_extension_of_a_clip(tmp_path: Path) -> None:
-    (tmp_path / "clips").mkdir()
-    (tmp_path / "clips" / "a.flac").touch()
-    clips = read_manifest(write(tmp_path, "path\tsentence\na\thi\nb\tyo\nv1.0/c\tme\n"))
-    assert [clip.path.name for clip in clips] == ["a.flac", "b.mp3", "c.mp3"]
+def test_clips_of_first_releases_have_no_extension(tmp_path: Path) -> None:
+    clips = read_manifest(write(tmp_path, "path\tsentence\nb\tyo\nv1.0/c\tme\n"))
+    assert [clip.path.name for clip in clips] == ["b.mp3", "c.mp3"]
 
 
 def test_to_manifest_by_columns_equals_by_rows(tmp_path: Path) -> None:
@@ -373,22 +366,17 @@ def test_check_locale_accepts_regions_and_a_few_rows_of_another_language() -> No
     check_locale(locales("en", "it", "it").rows, "mul")
 
 
-NOT_TABLES = {  # by ending
-    **dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), "a workbook. Save it as CSV UTF-8"),
-    **dict.fromkeys((".srt", ".VTT"), "no table. Write one"),
-    **dict.fromkeys((".stm", ".TextGrid", ".eaf"), "path, start, end and sentence"),
-}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
 POINTED = (".csv", ".tsv.gz", ".json", ".jsonl", ".parquet", ".tar", ".wav", ".mp3", ".safetensors")
 
 
-@pytest.mark.parametrize("ending", [*NOT_TABLES, *POINTED])
-def test_file_that_is_no_table_is_named_with_what_to_do(ending: str, tmp_path: Path) -> None:
-    """A pointer was "no column path", "not recognized as audio", and a workbook was cp1252."""
+@pytest.mark.parametrize("ending", POINTED)
+def test_pointer_of_git_lfs_is_named_with_what_to_do(ending: str, tmp_path: Path) -> None:
+    """A pointer was "no column path" or "not recognized as audio"."""
     file = tmp_path / f"model{ending}"
     file.write_text(POINTER)
     words = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository"
-    with pytest.raises(SbkitError, match=f"{file} .*{NOT_TABLES.get(ending, words)}"):
+    with pytest.raises(SbkitError, match=f"{file} .*{words}"):
         if ending in (".wav", ".mp3"):
             read_audio(file)
         elif ending == ".safetensors":
@@ -424,7 +412,7 @@ def test_name_in_another_form_has_one_path(tmp_path: Path) -> None:
     [
         *(("duration", stated, None) for stated in ("", "2.98", "2.9", "3.0", "2.5", "2")),
         *(("duration_ms", "2000", None), ("end", "2", None), ("end", "1.2", 1.2)),
-        *(("duration", "2.4", 2.4), ("duration", "1", 1.0), ("duration", "00:00:00,5", 0.5)),
+        *(("duration", "2.4", 2.4), ("duration", "1", 1.0)),
         ("offset,duration", '0","2', 2.0),
     ],
 )
@@ -455,15 +443,11 @@ def test_table_names_files_beside_it_or_in_clips(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ("für.wav", "Ä/ö.wav", "a\u1ea1\u0300.wav", "ガ.wav"))
-@pytest.mark.parametrize("disk", ["NFC", "NFD", "cp1252"])
+@pytest.mark.parametrize("disk", ["NFC", "NFD"])
 @pytest.mark.parametrize("table", ["NFC", "NFD"])
 def test_name_is_found_in_another_form(name: str, disk: str, table: str, tmp_path: Path) -> None:
-    """As macOS and older disks have it; `ls` shows the file that was called missing."""
-    try:
-        on_disk = normalize("NFD", name).encode() if disk == "NFD" else name.encode()
-        on_disk = normalize("NFC", name).encode("cp1252") if disk == "cp1252" else on_disk
-    except UnicodeEncodeError:
-        pytest.skip("no such letter in cp1252")
+    """As macOS has it; `ls` shows the file that was called missing."""
+    on_disk = normalize("NFD" if disk == "NFD" else "NFC", name).encode()
     path = os.fsencode(tmp_path) + b"/" + on_disk
     Path(os.fsdecode(path)).parent.mkdir(exist_ok=True)
     soundfile.write(tmp_path / "tone.wav", np.full(1600, 0.1), 16_000)

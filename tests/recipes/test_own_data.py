@@ -52,13 +52,6 @@ def test_manifest_names_splits_and_roles(tmp_path: Path) -> None:
     assert roles == {"train": ("train",), "valid": ("dev",), "test": ("clean", "noisy", "test-x")}
     assert read_splits(own_data(manifest))["train"].ids == ["a.csv", "b.csv"]
     assert own_data(manifest, splits={"test": "noisy"}).roles()["test"] == ("noisy",)
-    ranges = own_data({"train": str(tmp_path / "{a..b}.csv"), "dev": a})
-    with pytest.raises(SbkitError, match=r"`manifest.train`: .*{a..b}.csv does not exist"):
-        ranges.splits()
-    for n in (8, 9, 10):
-        (tmp_path / f"x{n:02}.csv").write_text(f"path,text\n{n}.wav,hi\n")
-    ranges = own_data({"train": str(tmp_path / "x{08..10}.csv"), "dev": a})
-    assert read_splits(ranges)["train"].ids == ["8", "9", "10"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +62,6 @@ def test_manifest_names_splits_and_roles(tmp_path: Path) -> None:
         ({"train": {"a": "a.csv"}, "dev": {"train": "a.csv"}}, "a split called train"),
         ({"train": [], "dev": "a.csv"}, "must be a file or a list of files"),
         ({"train": "a.csv", "dev": {1: "a.csv"}, "test": {1: "a.csv"}}, "'1' twice"),
-        ({"train": "~no_such_user_/a.csv", "dev": "a.csv"}, "`manifest.train`.* no such user"),
         ({"train": "a.csv", "test": {"x": "/no.csv"}}, "`manifest.test.x`: /no.csv does not exist"),
         ({"all": "a.csv", "dev": "a.csv"}, "`manifest` has `all` and other keys"),
         ({"train": "empty", "dev": "a.csv"}, "empty has no CSV, TSV, JSON Lines"),
@@ -143,14 +135,14 @@ def test_tars_are_read_by_the_splits_that_their_names_tell(tmp_path: Path) -> No
     names = {"train": "train/audio_0.tar", "dev": "dev-0.tgz", "test": "test/clips.000000.tar"}
     for name in (*names.values(), "train/about.json", "test/rows.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+        (tmp_path / name).write_bytes(b"0")
     for folder, start in ((str(tmp_path), ""), (f"file://{tmp_path}", "file://")):
         corpus = own_data({"all": folder})
         assert [*chain.from_iterable(corpus.splits().values())] == [*names]
         for split, name in names.items():
             (table,) = corpus.read(split)
             assert isinstance(table, AudioTable)
-            assert (table.file, table.version[:2]) == (f"{start}{tmp_path / name}", "0 ")
+            assert (table.file, table.version[:2]) == (f"{start}{tmp_path / name}", "1 ")
 
 
 def test_one_table_has_the_rows_of_all_splits_in_a_column_of_any_spelling(tmp_path: Path) -> None:
