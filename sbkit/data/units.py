@@ -180,6 +180,9 @@ def _write_shards(storage: Storage, place: Path, work: Work) -> None:
             while addition is not None and writer.audio_bytes < work.shard_bytes:
                 rows += addition(writer)
                 addition = next(additions, None)
+            is_all = number == 0 and addition is None
+            if is_all and work.clips and not (writer.audio_bytes or writer.left_out):
+                return  # no file can be reached, so the unit stays to be written
             columns = pa.concat_tables(rows, promote_options="default") if rows else None
             writer.publish(storage, name_shard(work.name, number, addition is None), columns)
         if addition is None:
