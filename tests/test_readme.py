@@ -43,7 +43,7 @@ READMES = (*(ROOT / folder / "README.md" for folder in FOLDERS), *DOCS)
 NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
     *("cp ", "cd ", "chmod ", "source .venv/bin/activate", "export PATH="),
-    *("python3 -m venv ", "/srv/lab/env/bin/", "sbkit prepare hparams/ctc.yaml --out /srv/lab"),
+    *("python3 -m venv ", "/srv/lab/env/bin/"),
     *("pip install ", "pip wheel ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/"),
     "sbkit --version",
     *("mkdocs serve", "python -m docs."),
@@ -89,6 +89,8 @@ REPLACED_WORDS = {
     "--language=fr": "--language=en",
     "--language=it": "--language=en",
     "results/small": "results/ctc/en/3407",
+    "/srv/lab/corpus": "lab-corpus",
+    "--data_folder=/srv/lab/corpus": "--data_folder=lab-corpus",
     "onnx,sherpa-onnx,huggingface": "",  # test_huggingface.py writes those
     "onnx,sherpa-onnx": "",  # tests/export writes those
     "onnx,huggingface": "",
@@ -241,6 +243,8 @@ def adapt(command: str, data: Path) -> list[str]:
         words += [option for option in options if option.split("=")[0] not in present]
         # Pages fine-tune for 20 epochs; a check before each run is no more than `sbkit check`.
         words += ["--number_of_epochs=1", "--check=False"] if "train.py" in words else []
+    if "lab-corpus" in words:
+        words.append(f"--data_folder={data / 'release'}")
     if words[1] == "tune" and "--word-lm-order" not in words:
         # The run of the tests has no language models, and a trained attention decoder.
         words += ["--word-lm-order=2", "--no-attention-rescoring"]
