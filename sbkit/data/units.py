@@ -120,7 +120,11 @@ def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Itera
                 seen = np.concatenate([seen, hashes])
         manifest = Manifest.join(blocks)
         num_units = 1 << ((len(manifest) - 1) // unit_clips).bit_length() if len(manifest) else 0
-        hashes = np.fromiter(map(zlib.crc32, manifest.rows[AUDIO].to_pylist()), np.int64)
+        paths = manifest.rows[AUDIO].to_pylist()
+        # The units of a moved corpus are the same: what all paths begin with does not count.
+        begin = os.path.commonprefix([min(paths, default=b""), max(paths, default=b"")])
+        names = (path[begin.rfind(b"/") + 1 :] for path in paths)
+        hashes = np.fromiter(map(zlib.crc32, names), np.int64, len(paths))
         unit_of_row = hashes % max(1, num_units)
         order = np.argsort(unit_of_row, kind="stable")
         manifest = manifest.take(order)
