@@ -477,7 +477,7 @@ class _CacheFolder:
             clips = find_clips()
             missing = _find_missing(sources, clips)
         if units := self._plan(missing):
-            write_units(units, f"decoding {self.path.name.rpartition('-')[0]}")
+            write_units(units, "decoding audio")
             clips = find_clips()
         return clips
 

@@ -118,7 +118,7 @@ def test_run_shows_progress_of_every_phase(
     assert fresh.train_here(tmp_path / "run", *options) == 0
     lines = capsys.readouterr().out.splitlines()
     ended = {line.partition(":")[0] for line in lines if ": 100 % done" in line}
-    phases = {"Decoding train", "checking the run", "validating", "scoring test", "writing clips"}
+    phases = {"decoding audio", "checking the run", "validating", "scoring test", "writing clips"}
     assert phases < ended
     steps = [line for line in lines if line.startswith("epoch ")]
     assert not steps[0].endswith("left") and steps[-1].endswith(" left")
