@@ -1,5 +1,6 @@
 """Prepared splits from the rows of a test."""
 
+import hashlib
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
@@ -47,6 +48,7 @@ def make_store(utterances: Iterable[Utterance], store: str = "pcm") -> datasets.
         clip = encode_audio(samples, 16_000, **STORE_FORMATS[store])
         row[AUDIO] = {"file": str(file), "start": len(content), "size": len(clip), "shard": 0}
         row[AUDIO] |= {"crc32": zlib.crc32(clip), "sample_rate": 16_000}
+        row[AUDIO] |= {"digest": hashlib.sha256(clip).hexdigest()}
         content += clip
     file.write_bytes(content)
     texts = dict.fromkeys(("id", "text", "sentence", "speaker"), pa.string())

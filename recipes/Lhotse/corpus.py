@@ -161,6 +161,9 @@ def _read_kaldi(file: Path) -> Rows:
     sources, segments, speakers, languages, genders = (
         load_kaldi_text_mapping(folder / name) for name in names
     )
+    commands = [id for id, source in sources.items() if source.endswith("|")]
+    if commands:
+        raise DataError(f"{file} has a command for {commands[0]}, which is not run. Write files.")
     segments = segments or {id: f"{id} 0 -1" for id in sources}
     has_channels = (folder / "reco2file_and_channel").exists()
     if has_channels or any(len(segment.split()) > 3 for segment in segments.values()):

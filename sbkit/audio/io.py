@@ -190,7 +190,8 @@ def stream_audio(
 
 
 def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
-    name = getattr(source, "name", "the file") if isinstance(source, IOBase) else str(Path(source))
+    name = getattr(source, "name", None) if isinstance(source, IOBase) else str(Path(source))
+    name = name if isinstance(name, str) else "the file"  # that of a temporary one is a number
     if not isinstance(source, IOBase) and not Path(source).is_file():
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:

@@ -20,8 +20,8 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "da60e1d379b36fe1"),
-    "releases": CodeVersion(1, "c7823bb3635f8c0c"),
+    "corpus": CodeVersion(1, "b8a87954c5f39d98"),
+    "releases": CodeVersion(1, "9bbff297f46d7519"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
     "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),

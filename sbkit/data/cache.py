@@ -77,17 +77,21 @@ def _unpack(archive: Path, folder: Path) -> None:
     ):
         for member in iter_members(tar):
             path = PurePosixPath(member.name)  # Python before 3.11.4 has no filter for it
-            if path.is_absolute() or ".." in path.parts:
+            if _is_outside(path):
                 raise DataError(
                     f"{archive} is not unpacked, because it would write outside of its own folder, "
                     f"to {member.name[:200]!r}."
                 )
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            linked = PurePosixPath(member.linkname)  # a hard link follows the file that it names
+            if member.islnk() and not _is_outside(linked) and (folder / linked).is_file():
+                shutil.copyfile(folder / linked, target)
+                continue
             content = tar.extractfile(member) if member.isfile() else None
             if content is None:
                 num_skipped += not member.isdir()
                 continue
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
             with content, target.open("wb") as file:
                 shutil.copyfileobj(content, file, COPY_BYTES)
         # The checksum of a compressed archive follows its last member.
@@ -96,6 +100,10 @@ def _unpack(archive: Path, folder: Path) -> None:
     if num_skipped:
         skipped = plural(num_skipped, "link or device", "links or devices")
         logger.warning(f"{archive}: {skipped} skipped")
+
+
+def _is_outside(path: PurePosixPath) -> bool:
+    return path.is_absolute() or ".." in path.parts
 
 
 def _innermost(folder: Path) -> Path:

@@ -35,7 +35,7 @@ class HashedFile(io.RawIOBase):
     >>> with tempfile.TemporaryFile() as file:
     ...     num_written = file.write(b"RIFF")
     ...     HashedFile(file, "a.wav").finish()
-    '34ba7fb4b5c86a5a3ce9ea3e2d0f4b9c'
+    'f9d45a7be062711cbb5ca8c8e2699db2'
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:

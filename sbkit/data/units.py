@@ -122,8 +122,11 @@ def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Itera
         num_units = 1 << ((len(manifest) - 1) // unit_clips).bit_length() if len(manifest) else 0
         paths = manifest.rows[AUDIO].to_pylist()
         # The units of a moved corpus are the same: what all paths begin with does not count.
-        begin = os.path.commonprefix([min(paths, default=b""), max(paths, default=b"")])
-        names = (path[begin.rfind(b"/") + 1 :] for path in paths)
+        extremes = (min(paths), max(paths)) if paths else ()
+        folders = [path.rpartition(b"/")[0] for path in extremes]
+        is_local = all(folder.startswith(b"/") for folder in folders)
+        begin = len(os.path.commonpath(folders)) if folders and is_local else 0
+        names = (path[begin:].lstrip(b"/") for path in paths)
         hashes = np.fromiter(map(zlib.crc32, names), np.int64, len(paths))
         unit_of_row = hashes % max(1, num_units)
         order = np.argsort(unit_of_row, kind="stable")

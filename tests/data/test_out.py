@@ -271,7 +271,7 @@ def test_shares_are_written_by_tasks_of_an_array_and_finished(
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
     assert prepare_out(clips, location) == 0
     assert "Share 2 of 2 is written. `--finish` writes the index." in caplog.messages
-    with pytest.raises(SbkitError, match="data_folder must be"):
+    with pytest.raises(SbkitError, match="is half written: it has shards, but no corpus.json"):
         corpus_of(settings(location))
     assert prepare_out(clips, location, "--finish") == ASKED_TO_STOP
     missing = [line for line in caplog.messages if line.startswith("missing: ")]

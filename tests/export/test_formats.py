@@ -112,7 +112,7 @@ def test_without_test_data_inexact_formats_are_not_written(
     monkeypatch.setattr(onnx_format, "write_onnx", rounding)
     export_run(lost, tmp_path / "out", formats=["onnx"], grid=SMALL)
     reports = parity_report(tmp_path / "out", "onnx")
-    assert "/nowhere is not a folder" in reports["fp32"]["test_sets"]["not_compared"]
+    assert "/nowhere does not exist" in reports["fp32"]["test_sets"]["not_compared"]
     assert "only be compared on the run's test sets" in reports["int8"]["reasons"][0]
     files = {file.name for file in (tmp_path / "out/onnx").iterdir()}
     assert files == {"model.onnx", "parity.json", "checksums.json"}
