@@ -41,8 +41,8 @@ class Storage:
 
     location: a URL, or a path, which is made absolute.
 
-    >>> Storage("memory://corpus").url_of("sbkit-shards.json")
-    'memory://corpus/sbkit-shards.json'
+    >>> Storage("memory://corpus").url_of("corpus.json")
+    'memory://corpus/corpus.json'
     """
 
     def __init__(self, location: str | Path) -> None:
