@@ -276,7 +276,7 @@ def _lock(descriptor: int, kind: int, *, wait: bool) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        operation = fcntl.LOCK_EX if kind == fcntl.F_WRLCK else fcntl.LOCK_SH
+        operation = {fcntl.F_WRLCK: fcntl.LOCK_EX, fcntl.F_UNLCK: fcntl.LOCK_UN}[kind]
         fcntl.flock(descriptor, operation if wait else operation | fcntl.LOCK_NB)
 
 
@@ -310,6 +310,9 @@ def task_lock(
         if is_held:
             file.unlink(missing_ok=True)
     finally:
+        if is_held:  # a process that was forked meanwhile may have the file open
+            with suppress(OSError):
+                _lock(lock, fcntl.F_UNLCK, wait=False)
         os.close(lock)
 
 

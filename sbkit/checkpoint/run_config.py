@@ -38,7 +38,7 @@ TEST_KEYS = frozenset(
 # The machine, watching and saving: a finished run may be opened with others, but keeps its own.
 MACHINE_KEYS = frozenset(
     {
-        *("output_folder", "device", "num_workers", "audio_store"),
+        *("output_folder", "device", "num_workers", "audio_store", "store_cache"),
         "grad_accumulation_factor",  # changes with the number of processes, not the steps
         *("check", "log_every", "noprogressbar", "stall_seconds", "store_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps"),
@@ -67,7 +67,7 @@ OPTIMIZER_KEY = "opt_class"
 # Not compared if both runs know the hashes of their data
 DATA_SETTINGS = frozenset({"data_folder", "corpus", "manifest"})
 # The only keys that may differ between the processes of a run
-PER_MACHINE = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar"}
+PER_MACHINE = DATA_SETTINGS | {"output_folder", "num_workers", "noprogressbar", "store_cache"}
 MAX_LISTED_DIFFERENCES = 8
 MISSING = object()  # the value of a key that one of two configurations lacks
 

@@ -39,6 +39,7 @@ from sbkit.data.mix import require_utterances, sources_of
 from sbkit.data.sampler import EvalSampler, Example, RankSampler, TrainSampler
 from sbkit.data.shard import AUDIO, Row, read_rows
 from sbkit.data.splits import Splits, sample_counts, shard_numbers, take_columns
+from sbkit.data.store_cache import StoreCache
 from sbkit.data.units import stat_files
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
@@ -139,9 +140,15 @@ class TextBatch(Batch):
 class UtteranceDataset(Dataset[Row]):
     """Read the rows of many examples at once, and join the rows of each example."""
 
-    def __init__(self, store: datasets.Dataset, listing: Path | None = None) -> None:
+    def __init__(
+        self,
+        store: datasets.Dataset,
+        listing: Path | None = None,
+        store_cache: StoreCache | None = None,
+    ) -> None:
         self._store = store
         self._listing = listing  # of damaged clips
+        self._options = {"keep": store_cache.keep} if store_cache else {}
 
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
@@ -151,7 +158,7 @@ class UtteranceDataset(Dataset[Row]):
         examples = [item if isinstance(item, Example) else Example((item,), 0) for item in planned]
         examples.sort(key=lambda example: example.percent)
         indices = [index for example in examples for index in example.rows]
-        rows = read_rows(self._store, indices, len(indices), self._listing)
+        rows = read_rows(self._store, indices, len(indices), self._listing, **self._options)
         return [_join(list(islice(rows, len(example.rows))), example) for example in examples]
 
     def __len__(self) -> int:
@@ -279,10 +286,14 @@ def make_loaders(
         sources=sources,
         sample_rate=sample_rate,
     )
+    store_cache = StoreCache(folder) if (folder := settings["store_cache"]) else None
     train = RankSampler(plan, accumulation=settings["grad_accumulation_factor"], **ranks)
+    if store_cache and os.environ.get("LOCAL_RANK", "0") == "0":  # once for a machine
+        train.on_epoch = partial(store_cache.fetch_ahead, splits.train)
     load = partial(
         make_loader,
         collate=collate,
+        store_cache=store_cache,
         num_workers=settings["num_workers"],
         pin_memory=placement.device.type == "cuda",
     )
@@ -315,6 +326,7 @@ def make_loader(
     num_workers: int,
     pin_memory: bool,
     listing: Path | None = None,
+    store_cache: StoreCache | None = None,
 ) -> Loader:
     """Load the sampler's micro-batches in its order."""
     if num_workers > 0:
@@ -323,7 +335,7 @@ def make_loader(
         # The user has chosen `num_workers`, and torch would comment on it at every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
-        UtteranceDataset(store, listing),
+        UtteranceDataset(store, listing, store_cache),
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=num_workers,

@@ -10,7 +10,7 @@ are more windows if a source repeats, so that a batch rarely has the same uttera
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
@@ -355,6 +355,8 @@ class RankSampler(Sampler[MicroBatch]):
         self._accumulation = accumulation
         self._epoch, self._start = 0, 0
         self._planned: tuple[int, Sequence[MicroBatch]] | None = None
+        # Is given the steps of each epoch when they begin to be dealt.
+        self.on_epoch: Callable[[Iterator[MicroBatch]], None] = lambda steps: None
 
     def use(self, sampler: object) -> None:
         """Deal the steps of another sampler; raise ConfigError if it is none for this run."""
@@ -377,7 +379,8 @@ class RankSampler(Sampler[MicroBatch]):
         parts = self._world_size * self._accumulation
         plan = self.steps()
         first, skipped = divmod(self._start, self._accumulation)
-        steps = (plan[number] for number in range(first, len(plan)))
+        self.on_epoch(map(plan.__getitem__, range(first, len(plan))))
+        steps = map(plan.__getitem__, range(first, len(plan)))
         dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in steps)
         return islice(chain.from_iterable(dealt), skipped, None)
 

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -93,15 +93,17 @@ def read_rows(
     indices: Sequence[int],
     batch_size: int = CLIPS_PER_REQUEST,
     listing: Path | None = None,
+    keep: Callable[[AudioLocation], AudioLocation] = lambda location: location,
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
     listing: of damaged clips, which become silence with weight 0; without it, they are errors.
+    keep: returns where the audio is read, such as in the copy of a shard.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
         locations = columns[AUDIO]
-        columns[AUDIO] = wait_for_store(partial(_read_audio, locations))
+        columns[AUDIO] = wait_for_store(partial(_read_audio, locations, keep))
         for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             if isinstance(row[AUDIO], DataError):
@@ -143,8 +145,11 @@ def read_clips(split: datasets.Dataset, indices: Sequence[int]) -> Iterator[Samp
     return (row[AUDIO] for row in read_rows(clips, indices, listing=Path(os.devnull)))
 
 
-def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples | DataError]:
+def _read_audio(
+    locations: Sequence[AudioLocation], keep: Callable[[AudioLocation], AudioLocation]
+) -> list[Samples | DataError]:
     """Read clips, with a single call of `read_ranges` for all that are in shards."""
+    locations = [*map(keep, locations)]
     in_shards = [location for location in locations if location["start"] is not None]
     ranges = [(_shard_file(part["file"]), part["start"], part["size"]) for part in in_shards]
     contents = iter(read_ranges(ranges))

@@ -179,6 +179,7 @@ SETTINGS = {
     "eval_batch_seconds": 10.0,
     "sample_rate": 16_000,
     "shuffle_shards": 8,
+    "store_cache": None,
     "output_folder": "nowhere",
 }
 NEEDED = 2 * 2 * 100 * 16_000 * 2  # batches of each, workers, seconds, samples, bytes

@@ -1,0 +1,113 @@
+"""Whole shards of a store on a local disk, by the key `store_cache`."""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.prepare import collate_clips, prepare_audio
+from sbkit.base.errors import DataError
+from sbkit.data import prepared
+from sbkit.data.batch import make_loaders
+from sbkit.data.prepared import Spec, finish, plan, write
+from sbkit.distributed.device import Placement
+from tests.data.test_batch import SETTINGS
+from tests.data.test_splits import make_clips
+
+requests: Counter[str] = Counter()  # of the audio of shards, by name
+
+
+class Ranges(SimpleHTTPRequestHandler):
+    """Serve files, whole or in part, as stores do."""
+
+    def do_GET(self) -> None:
+        content = Path(self.translate_path(self.path)).read_bytes()
+        name = self.path.rpartition("/")[2]
+        kind, _, span = self.headers.get("Range", "").partition("=")
+        requests[f"{'part of ' * bool(kind)}{name}"] += 1
+        start, _, end = span.partition("-")
+        part = content[int(start or 0) : int(end) + 1 if end else None]
+        self.send_response(206 if kind else 200)
+        self.send_header("Content-Length", str(len(part)))
+        if kind:
+            last = int(start or 0) + len(part) - 1
+            self.send_header("Content-Range", f"bytes {start or 0}-{last}/{len(content)}")
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return the URL of a corpus of several shards."""
+    clips = make_clips(tmp_path, 24)
+    for split, rows in (("train", clips), ("dev", clips[:2])):
+        lines = ["path,sentence", *(f"{clip.path},{clip.sentence}" for clip in rows)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines))
+    manifest = {split: str(tmp_path / f"{split}.csv") for split in ("train", "dev")}
+    monkeypatch.setattr(prepared, "UNIT_CLIPS", 8)
+    spec = Spec(
+        {"manifest": manifest, "language": "en", "sample_rate": 16_000}, str(tmp_path / "corpus")
+    )
+    for unit in plan(spec):
+        write(unit)
+    assert finish(spec) == []
+    handler = partial(Ranges, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/corpus"
+        server.shutdown()
+
+
+def train(location: str, num_workers: int, store_cache: Path | None) -> list[tuple[Any, ...]]:
+    """Load two epochs; return the ids and the samples of their batches."""
+    settings = {
+        **SETTINGS,
+        **{"data_folder": location, "language": "en", "max_seconds": 9.0, "min_seconds": 0.0},
+        **{
+            "batch_seconds": 2.0,
+            "seed": 1,
+            "num_workers": num_workers,
+            "store_cache": store_cache and str(store_cache),
+        },
+    }
+    loaders = make_loaders(
+        prepare_audio(settings),
+        settings,
+        collate=partial(collate_clips, sample_rate=16_000),
+        placement=Placement(torch.device("cpu"), "fp32"),
+    )
+    requests.clear()
+    batches = []
+    for epoch in (1, 2):
+        loaders.train.batch_sampler.set_epoch(epoch)
+        batches += [(*batch.ids, batch.audio.numpy().tobytes()) for batch in loaders.train]
+    return batches
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_shard_is_fetched_once_and_whole(
+    corpus: str, num_workers: int, tmp_path: Path
+) -> None:
+    read = train(corpus, num_workers, None)
+    assert all(name.startswith("part of ") for name in requests)
+    assert train(corpus, num_workers, tmp_path / "disk") == read
+    shards = {file.name for file in (tmp_path / "corpus").glob("train-*.arrow")}
+    assert requests == dict.fromkeys(shards, 1)
+    assert {file.name for file in (tmp_path / "disk").glob("*/*.arrow")} == shards
+    assert train(corpus, num_workers, tmp_path / "disk") == read
+    assert not requests
+
+
+def test_a_folder_that_cannot_be_written_is_named(corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file/.* cannot be written to: Not a directory"):
+        train(corpus, 0, tmp_path / "file")
