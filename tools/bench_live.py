@@ -115,7 +115,7 @@ def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Cli
     if options.data is not None:
         sets = [prepare_source(bundle, options.data)]
     else:
-        sets = list(prepare_test_sets(options.model).values())
+        sets = list(prepare_test_sets(options.model).test.values())
     for rows in sets:
         for batch in read_whole_clips(rows, bundle.config.sample_rate):
             yield from ((np.asarray(row["audio"]), row["text"]) for row in batch.values())

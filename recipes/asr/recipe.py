@@ -13,12 +13,12 @@ from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, longest_whole
 from sbkit.base.ranges import KEYS, RANGES, SHARE, Kind, Range
-from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.greedy import merge_repeats
+from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.evaluate.wer import (
     BLANK_FRAMES,
     TOKENS_WRITTEN,
@@ -31,7 +31,6 @@ from sbkit.models.encoder import COMPOSED, ENCODER, Predictions
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.tasks.recognition.task import Recognition
-from sbkit.text.normalization import separates_words
 from sbkit.text.tokenizer import TOKEN_TYPES
 from sbkit.train.brain import Brain
 
@@ -141,27 +140,19 @@ class AsrBrain(Brain):
     # -- validation ---------------------------------------------------------------------------
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[ScoredUtterance]:
-        tokenizer, language = self.tokenizer, getattr(self.hparams, "language", "und")
+        blank = self.tokenizer.vocabulary.blank
         best = predictions.log_probs.argmax(-1).cpu().numpy()  # one transfer from the device
-        blank = tokenizer.vocabulary.blank
-        lengths, expected = predictions.frame_lengths.tolist(), batch.token_lengths.tolist()
-        samples = batch.audio_lengths.tolist()
-        scored: list[ScoredUtterance] = []
-        for index, (id, text) in enumerate(zip(batch.ids, batch.texts, strict=True)):
-            row = best[index, : lengths[index]]
-            tokens = merge_repeats(row, blank)
-            counts = GreedyCounts(len(row), int((row == blank).sum()), len(tokens), expected[index])
-            utterance = ScoredUtterance(
-                id,
-                text,
-                tokenizer.decode(tokens),
-                speaker=batch.speakers[index],
-                seconds=samples_to_seconds(samples[index], self.hparams.sample_rate),
-                by_words=separates_words(language),
-                counts_of_greedy=counts,
-            )
-            scored.append(utterance)
-        return scored
+        lengths = zip(predictions.frame_lengths.tolist(), batch.token_lengths.tolist(), strict=True)
+        heard: list[Recognized] = []
+        counts: list[GreedyCounts] = []
+        for row, (num_frames, expected) in zip(best, lengths, strict=True):
+            frames = row[:num_frames]
+            tokens = merge_repeats(frames, blank)
+            num_blank = int((frames == blank).sum())
+            counts.append(GreedyCounts(num_frames, num_blank, len(tokens), expected))
+            heard.append(Recognized(self.tokenizer.decode(tokens)))
+        pairs = zip(self.results_of(heard, batch), counts, strict=True)
+        return [replace(utterance, counts_of_greedy=greedy) for utterance, greedy in pairs]
 
     def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
         return {**super().measure(results), **greedy_shares(results)}

@@ -6,36 +6,23 @@ Legend: B utterances, S samples, U frames of codes, G codebooks.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from speechbrain import Stage
-from torch import Tensor
 
 from recipes.prepare import COMMON_RANGES, CorpusRecipe
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.lengths import length_mask
 from sbkit.base.ranges import NON_NEGATIVE
 from sbkit.data.batch import Batch
 from sbkit.models.loss import Loss
-from sbkit.models.spectral_losses import mel_distance, spectral_distance
-from sbkit.tasks.codec.model import CodecModel
-from sbkit.tasks.codec.task import CodecTask, CodedUtterance
+from sbkit.models.spectral_losses import spectral_distance
+from sbkit.tasks.codec.model import CodecModel, CodedBatch
+from sbkit.tasks.codec.task import CodecTask
 from sbkit.train.brain import Brain
 
 REAL = 1.0  # the discriminator's score of recorded audio
 FAKE = 0.0  # of decoded audio
-
-
-class CodedBatch(NamedTuple):
-    """The outputs for a batch; audio is zero past the lengths."""
-
-    audio: Tensor  # (B, S) between -1 and 1
-    lengths: Tensor  # (B,)
-    decoded: Tensor  # (B, S) from the codes
-    codes: Tensor  # (B, U, G)
-    num_frames: Tensor  # (B,)
-    mel_distance_sum: Tensor  # (B,) over frames
 
 
 class CodecBrain(Brain):
@@ -57,11 +44,7 @@ class CodecBrain(Brain):
 
     def compute_forward(self, batch: Batch, stage: Stage) -> CodedBatch:
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
-        audio = audio.float() / FULL_SCALE
-        decoded, codes, num_frames = self.network.forward(audio, lengths)
-        decoded = decoded * length_mask(lengths, audio.shape[1], audio.device)
-        distance = mel_distance(self.network.compute_features, decoded, audio, lengths)
-        return CodedBatch(audio, lengths, decoded, codes, num_frames, distance)
+        return self.network.predict(audio.float(), lengths)
 
     def compute_objectives(
         self, outputs: CodedBatch, batch: Batch, stage: Stage
@@ -90,19 +73,6 @@ class CodecBrain(Brain):
             "generator": Loss(generator_loss * batch.weights, num_samples),
             "discriminator": Loss(discriminator_loss * batch.weights, batch.weights),
         }
-
-    def score(self, outputs: CodedBatch, batch: Batch) -> list[CodedUtterance]:
-        space = self.network.quantizer.space
-        counts, sums = outputs.num_frames.tolist(), outputs.mel_distance_sum.tolist()
-        utterances = zip(batch.ids, outputs.codes.cpu().numpy(), counts, sums, strict=True)
-        return [
-            CodedUtterance(
-                mel_distance_per_frame=distance_sum / num_frames,
-                codes=space.check(padded[:num_frames], subject=id),
-                codebook_size=space.size,
-            )
-            for id, padded, num_frames, distance_sum in utterances
-        ]
 
 
 class NeuralCodec(CorpusRecipe, CodecTask):

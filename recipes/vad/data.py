@@ -1,46 +1,45 @@
 """The data of voice activity detection: labels of clean clips, and clips in silence and noise.
 
-The column `speech` has the start and end of each span of speech, in seconds. A window of 20 ms is
-speech unless its level is that of a pause or, if a recognizer aligns the transcript, no word is
-near: breath and clicks do not count. Short pauses do.
-
 Noise is measured in the band of the features, below which pink and brown noise have most power.
 
 Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of a noise.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column, with_fingerprints
-from sbkit.audio.augment import color
-from sbkit.audio.io import Samples
-from sbkit.audio.segments import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
+from sbkit.audio.augment import color, make_colored
+from sbkit.audio.lengths import length_mask
+from sbkit.audio.random_draws import draw_uniform
+from sbkit.audio.segments import WINDOWS_PER_SECOND
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.data.columns import MAX_ROUNDING
+from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.corpus import SettingValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column, sample_counts
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.text.recognized_word import Word
-
-SPEECH = "speech"  # the column
-WORD_MARGIN_SECONDS = 0.1  # around an aligned word
-
-Windows = npt.NDArray[np.bool_]
+from sbkit.tasks.detection.speech_labels import (
+    SPANS_ADVICE,
+    SPEECH,
+    find_speech,
+    parse_spans,
+    speech_of,
+)
 
 
 def prepare_speech(settings: SettingValues) -> Splits:
@@ -61,8 +60,13 @@ def prepare_speech(settings: SettingValues) -> Splits:
     silent = {name for name, split in labeled.items() if {*split[SPEECH]} == {""}}
     if silent and silent.issuperset(splits.valid):
         raise DataError(f"`{SPEECH}` is empty for all clips of {', '.join(splits.valid)}.")
+
+    def as_tested(splits: Splits) -> Splits:
+        return replace(splits, as_tested=NoisyClips(settings, splits.train).add_to_rows)
+
     if not recognizer and not any(None in split[SPEECH] for split in labeled.values()):
-        return with_fingerprints(splits, SPEECH)  # without any labels, levels are those of a batch
+        # without any labels, levels are those of a batch
+        return as_tested(with_fingerprints(splits, SPEECH))
 
     def label(split: Dataset) -> Iterator[str]:
         for row in read_rows(split, range(len(split))):
@@ -74,7 +78,7 @@ def prepare_speech(settings: SettingValues) -> Splits:
             edges = np.flatnonzero(changes).reshape(-1, 2) / WINDOWS_PER_SECOND
             yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
-    return with_column(splits, SPEECH, label, identity=[rate, weights])
+    return as_tested(with_column(splits, SPEECH, label, identity=[rate, weights]))
 
 
 def check_spans(name: str, split: Dataset, sample_rate: int) -> None:
@@ -84,59 +88,34 @@ def check_spans(name: str, split: Dataset, sample_rate: int) -> None:
     clips = zip(read_column(split, "id"), read_column(split, SPEECH), lengths, strict=True)
     for id, value, seconds in clips:
         try:
-            spans = parse_spans(value)
+            parse_spans(value, seconds)
         except ValueError:
-            spans = [(0.0, math.inf)]
-        if not all(0 <= start <= end <= seconds + MAX_ROUNDING for start, end in spans):
             faults.append(f"{id} ({short_value(value)}, of {seconds:.2f} s)")
     if faults:
         raise DataError(
             f"`{SPEECH}` must have spans within the clip, but {plural(len(faults), 'clip')} of "
-            f"{name} have others: {listed(faults)}. Write the start and the end in seconds, not in "
-            "milliseconds or samples: 0.24-1.52 1.80-2.10."
+            f"{name} have others: {listed(faults)}. {SPANS_ADVICE}"
         )
 
 
-def speech_of(row: Row, sample_rate: int) -> Windows:
-    """Label the windows of a clip by its column `speech`, or else by its level: -> (W,)."""
-    if row.get(SPEECH) is None:
-        return find_speech(row["audio"], sample_rate)
-    return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS_PER_SECOND))
+@dataclass(frozen=True, kw_only=True)
+class SpeechBatch(Batch):
+    """Audio, with a label for each window of 20 ms: speech or not."""
+
+    ON_DEVICE = (*Batch.ON_DEVICE, SPEECH)
+
+    speech: Tensor  # (B, U)
+
+    def rows(self) -> list[Row]:
+        labels = self.speech.cpu().numpy()
+        return [{**row, SPEECH: speech} for row, speech in zip(super().rows(), labels, strict=True)]
 
 
-def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None = None) -> Windows:
-    """Label the windows of clean audio as speech: (S,) -> (W,)."""
-    window = sample_rate // WINDOWS_PER_SECOND
-    speech = np.ones(len(samples) // window, np.bool_)
-    for first, end in find_pauses(samples, window):
-        speech[first:end] = False
-    if words is not None:
-        is_near_word = np.zeros_like(speech)
-        for word in words:
-            first = max(0, round((word.start - WORD_MARGIN_SECONDS) * WINDOWS_PER_SECOND))
-            end = round((word.end + WORD_MARGIN_SECONDS) * WINDOWS_PER_SECOND)
-            is_near_word[first:end] = True
-        speech &= is_near_word
-    spoken = np.flatnonzero(speech)
-    lengths = np.diff(spoken)  # the windows of a pause, plus one
-    is_bridged = (lengths > 1) & (lengths <= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND)
-    for index in np.flatnonzero(is_bridged):  # such as the closure of a consonant
-        speech[spoken[index] : spoken[index + 1]] = True
-    return speech
-
-
-def read_speech(value: str, windows: int) -> Windows:
-    """Parse the column's value of a clip: -> (W,)."""
-    speech = np.zeros(windows, np.bool_)
-    for start, end in parse_spans(value):
-        speech[round(start * WINDOWS_PER_SECOND) : round(end * WINDOWS_PER_SECOND)] = True
-    return speech
-
-
-def parse_spans(value: str) -> list[tuple[float, float]]:
-    """Return the start and the end of each span; raise ValueError for another value."""
-    pairs = (span.split("-") for span in value.split())
-    return [(float(start), float(end)) for start, end in pairs]
+def collate(rows: Sequence[Row], *, sample_rate: int) -> SpeechBatch:
+    """Pad utterances to a batch of whole windows, with the labels of the windows."""
+    labels = [torch.from_numpy(speech_of(row, sample_rate)) for row in rows]
+    speech = pad_sequence(labels, batch_first=True)
+    return SpeechBatch(**collate_audio(rows, sample_rate), speech=speech)
 
 
 # Silence and noise, on the device of the audio
@@ -144,6 +123,94 @@ def parse_spans(value: str) -> list[tuple[float, float]]:
 MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
 BABBLE_SHARE = 0.6  # of noises
 NOISE_DRAWS = 2 + MAX_TALKERS  # random numbers of a clip
+NUM_BABBLE_CLIPS = 500  # training clips that babble is made from
+
+Interval = Sequence[float]  # from low to high
+
+
+class Conditions(NamedTuple):
+    """The intervals from which a clip's noise and level are drawn, and the chance of noise."""
+
+    snr_db: Interval
+    gain_db: Interval
+    noise_prob: float
+
+
+# An evaluation draws the same noise for an utterance each time. With one kind of noise, the best
+# checkpoint was an early one that knew little about the others.
+EVALUATION = Conditions((10, 10), (0, 0), 1)
+
+
+class NoisyClips:
+    """Put clips into silence and noise, on a device.
+
+    train: the training set, whose speech becomes babble, the same on every rank.
+    """
+
+    def __init__(
+        self,
+        settings: SettingValues,
+        train: Dataset | None,
+        device: torch.device = torch.device("cpu"),  # noqa: B008, which cannot be changed
+    ) -> None:
+        self._rate = settings["sample_rate"]
+        self._silence = round(settings["silence_seconds"] * WINDOWS_PER_SECOND)
+        self._train = train
+        self._device = device
+
+    @cached_property
+    def _voices(self) -> Tensor:
+        if self._train is None:
+            return torch.zeros(0)
+        clips: list[Tensor] = []
+        step = -(-len(self._train) // NUM_BABBLE_CLIPS)
+        for row in read_rows(self._train, range(0, len(self._train), step)):
+            speech = np.repeat(speech_of(row, self._rate), self._rate // WINDOWS_PER_SECOND)
+            clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
+        return make_voices(clips, self._rate).to(self._device)
+
+    def add_to(
+        self,
+        batch: SpeechBatch,
+        augment: Callable[[SpeechBatch], tuple[Tensor, Tensor]] | None = None,
+        training: Conditions | None = None,
+    ) -> SpeechBatch:
+        """Return the audio, as floats, and the labels of a batch in silence and noise.
+
+        augment: changes clips in silence, which then have noise added.
+        training: those of training; None for an evaluation.
+        """
+        conditions = training or EVALUATION
+        window = self._rate // WINDOWS_PER_SECOND
+        draws = draw_uniform(len(batch), 4 + NOISE_DRAWS)
+        if training is None:
+            draws[:, 0] = 0.5  # equal silence before and after a clip
+        lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device, non_blocking=True)
+        start = (lead * (self._silence + 1)).long()
+        audio, speech = add_silence(
+            batch.audio, batch.speech, start, total=self._silence, window=window
+        )
+        lengths = batch.audio_lengths + self._silence * window
+        batch = replace(batch, audio=audio, audio_lengths=lengths, speech=speech)
+        audio, lengths = (audio.float(), lengths) if augment is None else augment(batch)
+        audio = audio * 10 ** (_between(*conditions.gain_db, gain) / 20).unsqueeze(1)
+        ratio = _between(*conditions.snr_db, ratio)
+        ratio = torch.where(chance < conditions.noise_prob, ratio, torch.inf)
+        mask = length_mask(lengths, audio.shape[1], audio.device)
+        colored = make_colored(self._rate, self._device)
+        noise = take_noise(colored, self._voices, draws[:, 4:], audio.shape[1])
+        noisy = add_noise(audio, speech, noise, ratio, mask)
+        return replace(batch, audio=noisy, audio_lengths=lengths)
+
+    def add_to_rows(self, rows: Sequence[Row]) -> list[Row]:
+        """Return rows in the noise of an evaluation, with windows as labels."""
+        noisy = self.add_to(collate(rows, sample_rate=self._rate))
+        clips = zip(rows, noisy.clips(), noisy.rows(), strict=True)
+        return [{**row, "audio": clip, SPEECH: labeled[SPEECH]} for row, clip, labeled in clips]
+
+
+def _between(low: float, high: float, share: Tensor) -> Tensor:
+    return low + share * (high - low)
 
 
 def add_silence(

@@ -53,7 +53,8 @@ class Graph:
 class ClipBatch:
     """Clips that a task predicts in one call, and what is asked of the predictions.
 
-    clips: int16 (S,) each, at the sample rate of the bundle.
+    clips: (S,) each in the scale of int16, at the sample rate of the bundle.
+    rows: those of the clips in a test, for a task that is measured on recordings.
     times: whether words are timed, from the start of their clip.
     phrases, nbest: hotwords, and how many of the most probable texts are wanted.
     with_greedy: whether the greedy text is wanted beside that of a beam.
@@ -61,6 +62,7 @@ class ClipBatch:
     """
 
     clips: Sequence[Array]
+    rows: Sequence[Mapping[str, Any]] = ()
     times: bool = False
     phrases: tuple[str, ...] = ()
     nbest: int = 0
@@ -132,22 +134,26 @@ class Task:
     # -- predictions ----------------------------------------------------------------------------
 
     def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Any]:
-        """Return the prediction of each clip by an open `Bundle`; of text, a `Recognition`.
+        """Return the prediction of each clip by an open `Bundle`; of text, a `Recognition`."""
+        return self.read_outputs(bundle.model.predict(batch.clips), bundle.labels)
 
-        By default, it is what the network's `predict` returns.
+    def read_outputs(self, outputs: Any, labels: Labels) -> Sequence[Any]:
+        """Return the prediction of each clip from what the network's `predict` returned.
+
+        A validation reads what the Brain's `compute_forward` returned.
         """
-        predictions: Sequence[Any] = bundle.predict(batch.clips)
+        predictions: Sequence[Any] = outputs
         return predictions
 
     def result(
         self, prediction: Any, row: Mapping[str, Any], *, config: Any, normalizer: Any = None
     ) -> Result:
-        """Compare a prediction with the row of its clip.
+        """Compare a prediction with the row of its clip, in a validation as in a test.
 
         config: the `BundleConfig`.
         normalizer: normalizes texts for a second comparison.
         """
-        raise NotImplementedError("a task that `scores_bundles` defines `result`")
+        raise ConfigError(f"{self.name} cannot score tables: it has no method `result`.")
 
     @property
     def decodes_frames(self) -> bool:
@@ -184,11 +190,6 @@ class Task:
         self, folder: Path, name: str, results: Sequence[Result], figures: Figures, labels: Labels
     ) -> Figures | None:
         """Write files about a test set into a folder; return still further figures, if any."""
-
-    @property
-    def scores_bundles(self) -> bool:
-        """Whether the task defines `result`; if not, a run's Brain scores the exported network."""
-        return type(self).result is not Task.result
 
     # -- commands -------------------------------------------------------------------------------
 

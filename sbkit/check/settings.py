@@ -28,6 +28,7 @@ from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
 from sbkit.checkpoint.weights import check_same_model, check_weights
 from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
 from sbkit.config.hparams import MissingSettingError, resolve
+from sbkit.data.batch import UtteranceDataset
 from sbkit.data.mix import samples_per_epoch
 from sbkit.data.sampler import TrainSampler, step_sizes
 from sbkit.distributed.device import check_precision, choose_device, find_device
@@ -292,17 +293,18 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
 
 def _try_task(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
     """Find a `predict` or `result` of the task that fails, as the test of the run would."""
-    task, rate = bundle.task, bundle.config.sample_rate
-    if not task.scores_bundles:
+    task = bundle.task
+    if not type(run.brain).metrics:
         return
-    batch = ClipBatch(clips=[np.zeros(rate, np.int16)], times=True)
+    row = UtteranceDataset(run.data.splits.train)[0]
+    batch = ClipBatch(clips=[row["audio"]], rows=[row], times=True)
     try:
         (prediction,) = task.predict(bundle, batch)
-        task.result(prediction, run.data.splits.train[0], config=bundle.config)
+        task.result(prediction, row, config=bundle.config)
     except Exception as error:  # whatever a task of the user's raises
         *_, call = traceback.extract_tb(error.__traceback__)
         yield run.finding(
             "recipe",
-            problem=f"`predict` or `result` of {task.name} fails for a second of silence "
+            problem=f"`predict` or `result` of {task.name} fails for the clip {row['id']} "
             f"({type(error).__name__}: {error}, in line {call.lineno} of {call.filename})",
         )

@@ -15,9 +15,9 @@ report_by_SET.tsv      with `--report-by`: the metrics by the values of these co
 """
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable, to_json
@@ -78,8 +78,8 @@ def score(options: Namespace) -> None:
             labels=bundle.labels,
             report_by=options.report_by,
         )
-        for name, rows in _prepare(bundle, folder, options):
-            scored = scorer.score(name, rows)
+        for name, rows, as_tested in _prepare(bundle, folder, options):
+            scored = scorer.score(name, rows, as_tested=as_tested)
             facts = decoding_facts(bundle, scored)
             if out is not None:
                 facts = report.add(scored, **facts)
@@ -100,8 +100,8 @@ def score(options: Namespace) -> None:
 
 def _prepare(
     bundle: "TorchBundle", folder: Path, options: Namespace
-) -> Iterator[tuple[str, "datasets.Dataset"]]:
-    """Prepare each source, or else the test sets of a run; yield their rows by name."""
+) -> Iterator[tuple[str, "datasets.Dataset", Any]]:
+    """Prepare each source, or else the test sets of a run; yield name, rows and `as_tested`."""
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.data.batch import user_columns
     from sbkit.evaluate.slices import require_columns
@@ -114,13 +114,17 @@ def _prepare(
         raise ConfigError(f"{folder} has no test sets. Name data: sbkit score BUNDLE test.csv")
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
-    settings = table_settings(folder, options)
-    sources = zip(names, options.data, strict=True)
-    prepared = ((name, prepare_source(bundle, file, settings)) for name, file in sources)
-    for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():
-        columns = user_columns(rows.column_names)
-        require_columns(options.report_by, {name: columns})
-        yield name, rows
+    prepared: Iterable[tuple[str, datasets.Dataset]]
+    if names:
+        as_tested, settings = None, table_settings(folder, options)
+        sources = (prepare_source(bundle, source, settings) for source in options.data)
+        prepared = zip(names, sources, strict=True)
+    else:
+        splits = prepare_test_sets(folder, options.split)
+        as_tested, prepared = splits.as_tested, splits.test.items()
+    for name, rows in prepared:
+        require_columns(options.report_by, {name: user_columns(rows.column_names)})
+        yield name, rows, as_tested
 
 
 def compare(options: Namespace) -> None:

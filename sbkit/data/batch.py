@@ -89,6 +89,11 @@ class Batch:
         for row, count in zip(self.audio.cpu().numpy(), self.audio_lengths.tolist(), strict=True):
             yield row[:count]
 
+    def rows(self) -> list[Row]:
+        """Return the columns of each utterance, as a task's `result` takes them."""
+        columns = {**self.columns, "id": self.ids, "samples": self.audio_lengths.tolist()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
     def take(self, rows: slice) -> Self:
         """Return some utterances, without padding that only the others need."""
         lengths = self.audio_lengths[rows]
@@ -110,11 +115,6 @@ class Batch:
             seconds=seconds_per_sample * int((lengths * weights[rows]).sum()),
         )
 
-    @property
-    def speakers(self) -> list[str]:
-        """The speaker of each utterance, "" if the manifest names none."""
-        return list(self.columns.get("speaker", [""] * len(self)))
-
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -128,6 +128,10 @@ class TextBatch(Batch):
     texts: list[str]  # normalized
     tokens: Tensor  # (B, L) ids, the blank past each length
     token_lengths: Tensor  # (B,)
+
+    def rows(self) -> list[Row]:
+        pairs = zip(super().rows(), self.texts, strict=True)
+        return [{**row, "text": text} for row, text in pairs]
 
     def take(self, rows: slice) -> Self:
         batch = super().take(rows)

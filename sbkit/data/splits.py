@@ -25,7 +25,7 @@ from sbkit.data.facts import keep_fact
 from sbkit.data.manifest import Excluded, check_locale, take_rows, to_texts
 from sbkit.data.prepared import PreparedData
 from sbkit.data.rows import PreparedSplit
-from sbkit.data.shard import AUDIO
+from sbkit.data.shard import AUDIO, Row
 from sbkit.data.units import digest_of
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import text_table
@@ -55,6 +55,8 @@ class Splits:
     # The share of each training source in an epoch (`sbkit.data.mix`); empty without a mix. The
     # training set then has the column `mix_source`.
     mix: Mapping[str, float | None] = field(default_factory=dict)
+    # Returns rows with their audio as they are tested, such as in noise; None for as they are.
+    as_tested: Callable[[Sequence[Row]], Sequence[Row]] | None = None
 
     def named(self) -> dict[str, datasets.Dataset]:
         return {"train": self.train, **self.valid, **self.test}

@@ -74,7 +74,7 @@ def write_formats(
     task = bundle.task
     require_supported(names, task)
     try:
-        test_sets: TestSets | str = prepare_test_sets(run)
+        test_sets: TestSets | str = prepare_test_sets(run).test
     except SbkitError as error:
         test_sets = str(error)
     candidates: dict[str, Sequence[Candidate]] = {}

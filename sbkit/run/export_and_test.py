@@ -12,10 +12,12 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from speechbrain import Stage
 from torch import nn
 
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
@@ -23,6 +25,7 @@ from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
 from sbkit.checkpoint.run_config import BUNDLE, read_run_config
+from sbkit.data.batch import Loader
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
@@ -173,18 +176,29 @@ def write_formats(setup: RunSetup) -> None:
 
 
 def score(setup: RunSetup, brain: Brain, bundle: TorchBundle | None, name: str) -> ScoredSet:
-    """Score the bundle on a test set; without a bundle, the checkpoint."""
-    loaders = setup.loaders
-    rows = loaders.splits.test[name]
-    if bundle is not None and bundle.task.scores_bundles:
+    """Score the bundle on a test set; without a bundle or metrics, validate the checkpoint."""
+    splits = setup.loaders.splits
+    if bundle is not None and type(brain).metrics:
         scorer = BundleScorer(bundle, batch_seconds=batch_seconds_of(setup))
-        scored = scorer.score(name, rows, max_batches=brain.max_evaluated_batches)
+        count, as_tested = brain.max_evaluated_batches, splits.as_tested
+        scored = scorer.score(name, splits.test[name], as_tested=as_tested, max_batches=count)
     else:
-        network = None if bundle is None else bundle.model.network
-        results = brain.score_batches(loaders.test[name], network)
-        scored = ScoredSet.gather(name, rows, results)
+        results = validate(brain, setup.loaders.test[name])
+        scored = ScoredSet.gather(name, splits.test[name], results)
     brain.leave_if_asked()
     return scored
+
+
+def validate(brain: Brain, loader: Loader) -> dict[int, Any]:
+    """Return the results of this rank's share of a test set, by row, as a validation has them."""
+    brain.on_stage_start(Stage.TEST, None)
+    losses = brain.evaluate_splits({"": loader}, Stage.TEST, phase="test")
+    results = brain.evaluator.results[""]
+    planned = [*islice(loader.batch_sampler or (), len(losses))]
+    rows = [[row for example in batch for row in example.rows] for batch in planned]
+    if len(results) == len(losses):  # plain means, which belong to all utterances alike
+        results = [mean for mean, batch in zip(results, rows, strict=True) for _ in batch]
+    return dict(zip(chain.from_iterable(rows), results, strict=True))
 
 
 def batch_seconds_of(setup: RunSetup) -> float:

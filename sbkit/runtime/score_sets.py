@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from sbkit.data.corpus import Corpus, Row, SettingValues
 from sbkit.data.prepared import prepare
 from sbkit.data.read_manifests import choose_files, find_files, read_files
 from sbkit.data.sampler import EvalSampler
-from sbkit.data.splits import add_texts, sample_counts
+from sbkit.data.splits import Splits, add_texts, sample_counts
 from sbkit.data.tables import TableOptions
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
@@ -50,8 +51,8 @@ def read_whole_clips(
         yield dict(zip(indices, reader.__getitems__(batch), strict=True))
 
 
-def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
-    """Prepare the test sets of a run, or one split such as `train`, as training does.
+def prepare_test_sets(run: Path, split: str | None = None) -> Splits:
+    """Prepare the data of a run as training does; one split, such as `train`, is the only test set.
 
     Called while the run is read as data (`exported_bundle`), or by its training.
     """
@@ -62,10 +63,10 @@ def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datas
         named = splits.named()
         if split not in named:
             raise ConfigError(f"{run} has no split `{split}`. It has {', '.join(named)}.")
-        return {split: named[split]}
+        return replace(splits, test={split: named[split]})
     if not splits.test:
         raise DataError(f"{run} has no test sets. Name your own: sbkit score {run} test.csv")
-    return splits.test
+    return splits
 
 
 def name_of(source: Path) -> str:
@@ -107,7 +108,7 @@ def prepare_source(
     language = bundle.config.language or "und"
     has_text = bundle.task.predicts == "text"
     columns = TableOptions.from_settings(settings, language, str(source.absolute()))
-    columns = columns if has_text else columns.without("text")
+    columns = columns if bundle.task.predicts in ("text", "audio") else columns.without("text")
     source = source.absolute()
     if not source.exists():
         raise DataError(f"{source} does not exist.", where=str(source))

@@ -3,7 +3,7 @@
 rows -> batches of whole clips -> results, or log-probabilities of a sample
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, starmap
@@ -11,11 +11,12 @@ from typing import Any
 
 import datasets
 
-from sbkit.audio.io import Samples
+from sbkit.audio.random_draws import seeded_draws
 from sbkit.audio.segments import longest_whole
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.task import ClipBatch
+from sbkit.data.shard import Row
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
 from sbkit.decoding.word_times import BEAM, GREEDY
@@ -57,8 +58,6 @@ class BundleScorer:
         batch_seconds: float = BATCH_SECONDS,
     ) -> None:
         task = bundle.task
-        if not task.scores_bundles:
-            raise ConfigError(f"{task.name} cannot score tables: it has no method `result`.")
         self._bundle = bundle
         self._times = times
         self._batch_seconds = batch_seconds
@@ -69,11 +68,17 @@ class BundleScorer:
             self._result = partial(self._result, normalizer=named_normalizer(normalizer))
 
     def score(
-        self, name: str, rows: datasets.Dataset, *, max_batches: int | None = None
+        self,
+        name: str,
+        rows: datasets.Dataset,
+        *,
+        as_tested: Callable[[Sequence[Row]], Sequence[Row]] | None = None,
+        max_batches: int | None = None,
     ) -> ScoredSet:
         """Score a test set on all ranks, the shortest clips first, until a ping asks to stop.
 
         rows: of a prepared split.
+        as_tested: that of `Splits`, for a test set of a run.
         max_batches: of each rank, to debug; None for all.
         """
         own_results: dict[int, Any] = {}  # of this rank, by row
@@ -82,22 +87,23 @@ class BundleScorer:
         total = float(sample_counts(rows).sum())
         with progress_bar(f"scoring {name}", total) as advance:
             for batch in islice(batches, max_batches):
-                batch_rows = [*batch.values()]
-                clips = [row["audio"] for row in batch_rows]
+                batch_rows: Sequence[Row] = [*batch.values()]
                 ids = [row["id"] for row in batch_rows]
                 if ping("test", ids):
                     break
-                with model_errors(", ".join(ids[:3])):
-                    pairs = zip(self._predict(clips), batch_rows, strict=True)
+                with model_errors(", ".join(ids[:3])), seeded_draws(ids):
+                    batch_rows = as_tested(batch_rows) if as_tested else batch_rows
+                    pairs = zip(self._predict(batch_rows), batch_rows, strict=True)
                     own_results |= zip(batch, starmap(self._result, pairs), strict=True)
-                advance(world_size() * sum(map(len, clips)))
+                advance(world_size() * sum(row["samples"] for row in batch_rows))
         return ScoredSet.gather(name, rows, own_results)
 
-    def _predict(self, clips: Sequence[Samples]) -> Sequence[Any]:
+    def _predict(self, rows: Sequence[Row]) -> Sequence[Any]:
         bundle = self._bundle
+        clips = [row["audio"] for row in rows]
         if bundle.task.predicts == "text":
             return bundle.recognize(clips, times=self._times, with_greedy=True)
-        return bundle.task.predict(bundle, ClipBatch(clips=clips))
+        return bundle.task.predict(bundle, ClipBatch(clips=clips, rows=rows))
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:

@@ -177,11 +177,15 @@ class TorchModel(nn.ModuleList):
         log_probs: Float64s = self.network.score_tokens(states, tokens)
         return log_probs
 
-    @torch.inference_mode()
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return what the task's model predicts for clips (S,) in one batch."""
+        return self.call("predict", *self._batch_of(clips))
+
+    @torch.inference_mode()
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the network, on tensors of its device."""
         with self._placement.autocast():
-            return self.network.predict(*self._batch_of(clips))
+            return getattr(self.network, method)(*arguments, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -189,13 +193,10 @@ class TorchModel(nn.ModuleList):
         settings: dict[str, Any] = self.network.settings
         return settings
 
-    @torch.inference_mode()
     def run(self, graph: str, *arrays: Array) -> list[Array]:
         """Run the task's graph of that name, and return its outputs."""
         tensors = (torch.from_numpy(array).to(self._placement.device) for array in arrays)
-        with self._placement.autocast():
-            outputs = getattr(self.network, graph)(*tensors)
-        return [output.cpu().numpy() for output in outputs]
+        return [output.cpu().numpy() for output in self.call(graph, *tensors)]
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
         """Pad clips (S,) to one length, in the scale of int16: -> (B, S), (B,)."""
@@ -203,8 +204,11 @@ class TorchModel(nn.ModuleList):
         return self._to_device(*pad_clips(clips, samples))
 
     def _to_device(self, audio: Float32s, lengths: Counts) -> tuple[Tensor, Tensor]:
-        device = next(self.parameters()).device  # that of a run, for its frozen helper
-        return torch.from_numpy(audio).to(device), torch.from_numpy(lengths)
+        return torch.from_numpy(audio).to(self.device), torch.from_numpy(lengths)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device  # that of a run, for its frozen helper
 
     def _read_back(self) -> EffectiveRuntime:
         """Run a second of silence; return the devices used and the types of the products."""

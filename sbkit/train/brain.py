@@ -37,12 +37,13 @@ from sbkit.base.errors import BundleError, ConfigError, StopRequestedError, tran
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.base.stores import store_patience
+from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import SettingAttributes, Settings
-from sbkit.data.batch import Batch, Loader, Loaders
+from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import failing_together, gather_over_ranks, rank, world_size
@@ -134,8 +135,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         helpers: names of frozen modules beside the model, such as a teacher: attributes of the
             Brain, or objects of the YAML. sbkit moves them to the device, in evaluation mode. They
             are in no optimizer, checkpoint or bundle; a run is resumed only with the same ones.
-        network: the model that bundles of a run contain, of the task's `model_class`. A test
-            replaces it by the exported one, so `compute_forward` calls no other.
+        network: the model that bundles of a run contain, of the task's `model_class`.
         metrics: the metrics that `measure` computes; the first one ranks checkpoints. Without any
             it is the loss. They belong to the class: an instance may have a SpeechBrain recipe's
             own attribute of that name.
@@ -739,8 +739,23 @@ class Brain(sb.Brain):  # type: ignore[misc]
     # -- evaluation ---------------------------------------------------------------------------
 
     def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
-        """Return a result for every utterance of an evaluated batch, as plain data."""
-        raise NotImplementedError("a Brain with `metrics` defines `score`")
+        """Return a result for every utterance of an evaluated batch, as plain data.
+
+        By default, `outputs` are what the network's `predict` returns.
+        """
+        if self.task is None:
+            raise NotImplementedError("a Brain with `metrics` defines `score`")
+        labels = self.hparams.settings.get(self.task.label_key)
+        return self.results_of(self.task.read_outputs(outputs, labels), batch)
+
+    def results_of(self, predictions: Sequence[Any], batch: Any) -> list[Any]:
+        """Return the task's result of each prediction, as a test of the bundle does."""
+        assert self.task is not None
+        settings, task = self.hparams.settings, self.task
+        rate, language = settings["sample_rate"], settings.get("language")
+        config = BundleConfig(task.name, rate, (), {}, language=language)
+        pairs = zip(predictions, batch.rows(), strict=True)
+        return [task.result(prediction, row, config=config) for prediction, row in pairs]
 
     def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
         """Return the value of each of `metrics` over the results of a split."""
@@ -849,40 +864,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if type(self).metrics:
             self.evaluator.add(self.score(outputs, batch))
         return (as_loss(objective) if isinstance(objective, Mapping) else objective).detach().cpu()
-
-    @torch.no_grad()
-    def score_batches(self, loader: Loader, network: Any = None) -> dict[int, Any]:
-        """Return the results of this rank's share of a test set, by row; a signal ends it early.
-
-        loader: in the order of an `EvalSampler`.
-        network: the exported model to score; None to score the weights that are loaded.
-        """
-        if network is not None:
-            self.network = network
-        self.on_stage_start(Stage.TEST, None)
-        self.modules.eval()
-        results: dict[int, Any] = {}
-        batches = zip(self.watched(loader, "test"), loader.batch_sampler or (), strict=False)
-        for batch, planned in islice(batches, self.max_evaluated_batches):
-            if self.signals.received is not None:
-                break
-            batch = self.to_device(batch)
-            with (
-                memory_errors(batch, "eval_batch_seconds"),
-                seeded_draws(ids_of(batch)),
-                self.evaluation_ctx,
-            ):
-                outputs = self.compute_forward(batch, Stage.TEST)
-                if type(self).metrics:
-                    scored = self.score(outputs, batch)
-                else:
-                    loss = as_loss(self.compute_objectives(outputs, batch, Stage.TEST))
-                    scored = [*zip(loss.sums.tolist(), loss.counts.tolist(), strict=True)]
-            rows = [row for example in planned for row in example.rows]
-            if len(scored) == 1:  # a plain mean, which belongs to all utterances alike
-                scored = [scored[0]] * len(rows)
-            results |= zip(rows, scored, strict=True)
-        return results
 
     @property
     def max_evaluated_batches(self) -> int | None:

@@ -6,12 +6,14 @@ codebook.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
+from sbkit.models.spectral_losses import mel_distance
 from sbkit.models.vocoder import LogMel, VocoderDecoder, VocoderEncoder
 from sbkit.tasks.codec.codes import CodeSpace
 
@@ -64,6 +66,18 @@ class FiniteScalarQuantizer(nn.Module):
         return self.from_levels((centered_digits * 2 / (self.levels - 1)).flatten(2))
 
 
+class CodedBatch(NamedTuple):
+    """Audio and what is decoded from its codes; both are zero past the lengths."""
+
+    audio: Tensor  # (B, S) between -1 and 1
+    lengths: Tensor  # (B,)
+    decoded: Tensor  # (B, S)
+    codes: Tensor  # (B, U, G)
+    num_frames: Tensor  # (B,)
+    mel_distance_sum: Tensor  # (B,) over frames
+    space: CodeSpace
+
+
 @dataclass(eq=False, kw_only=True)
 class CodecModel:
     """A codec as one model: encoder, quantizer and decoder."""
@@ -107,9 +121,14 @@ class CodecModel:
         mask = torch.ones_like(codes[:, :, :1], dtype=torch.float32)
         return (self.decoder(self.quantizer.decode(codes), mask),)
 
-    def predict(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-        """Encode audio in the scale of int16, and decode it: (B, S), (B,) -> (B, S)."""
-        return self.forward(audio / FULL_SCALE, audio_lengths)[0]
+    def predict(self, audio: Tensor, audio_lengths: Tensor) -> CodedBatch:
+        """Encode audio in the scale of int16, decode it, and compare: (B, S), (B,)."""
+        audio = audio / FULL_SCALE
+        decoded, codes, frames = self.forward(audio, audio_lengths)
+        decoded = decoded * length_mask(audio_lengths, audio.shape[1], audio.device)
+        distance = mel_distance(self.compute_features, decoded, audio, audio_lengths)
+        space = self.quantizer.space
+        return CodedBatch(audio, audio_lengths, decoded, codes, frames, distance, space)
 
     def _quantize(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return quantized states, codes, the number of frames (B,), and their mask (B, U, 1)."""

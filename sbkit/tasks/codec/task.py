@@ -94,6 +94,24 @@ class CodecTask(Task):
 
         return CodecModel
 
+    def read_outputs(self, outputs: Any, labels: Labels) -> list[CodedUtterance]:
+        """Check and measure the codes of each clip by the model's `CodedBatch`."""
+        space, codes = outputs.space, outputs.codes.cpu().numpy()
+        sums = outputs.mel_distance_sum.tolist()
+        return [
+            CodedUtterance(
+                mel_distance_per_frame=distance_sum / num_frames,
+                codes=space.check(padded[:num_frames], subject="the output of the model"),
+                codebook_size=space.size,
+            )
+            for padded, num_frames, distance_sum in zip(
+                codes, outputs.num_frames.tolist(), sums, strict=True
+            )
+        ]
+
+    def result(self, prediction: CodedUtterance, row: Any, **options: Any) -> CodedUtterance:
+        return prediction  # which is measured on the recording itself
+
     def measure(self, results: Sequence[CodedUtterance]) -> Mapping[str, float]:
         """Return the mel distance per frame; usage, perplexity and entropy of the codes.
 

@@ -4,6 +4,7 @@ Legend: B utterances, L symbols, U frames of 25 ms, M mel bins, D model width, S
 consists of two hops, so that its features have 2 M values.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import ctc_loss, pad
 
-from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
+from sbkit.audio.random_draws import draw_uniform
 from sbkit.base.errors import ConfigError
 from sbkit.models.layers import FrameConv, GlobalNorm
+from sbkit.models.spectral_losses import mel_distance
 from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
+from sbkit.tasks.synthesis.recordings import SpokenBatch
 from sbkit.tasks.synthesis.symbols import PADDING
+from sbkit.tasks.synthesis.task import SpeechExample, SpokenUtterance
 
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE_LOG_PROB = -1e4
@@ -24,6 +29,8 @@ MAX_SPELLED_SYMBOLS = 4  # in a text that may be an abbreviation
 MAX_SHORT_SHARE = 0.6  # of symbols with at most one frame
 MAX_SYMBOL_FRAMES = 80.0  # the longest predicted duration: two seconds
 NUM_VARIANCES = 2  # pitch and energy
+EVALUATED_FRAMES = 40  # of each recording, vocoded
+EDGE_FRAMES = 1  # at each end of a vocoded segment, where windows are missing
 
 
 def forward_sum_loss(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
@@ -165,10 +172,15 @@ class DurationAligner(nn.Module):
     """Score which symbol each frame belongs to, by the distance between learned embeddings.
 
     (B, L), (B, L, 1), (B, U, 2 M) -> (B, U, L), unnormalized. Source: arXiv 2108.10447.
+
+    longest_symbol: seconds; if a letter takes more, the text does not match the audio.
     """
 
-    def __init__(self, *, num_symbols: int, n_mels: int, d_align: int) -> None:
+    def __init__(
+        self, *, num_symbols: int, n_mels: int, d_align: int, longest_symbol: float
+    ) -> None:
         super().__init__()
+        self.longest_symbol = longest_symbol
         self.embedding = nn.Embedding(num_symbols, d_align)
         self.text_conv = FrameConv(d_align, 2 * d_align, 3, padding=1)
         self.text_proj = nn.Linear(2 * d_align, d_align)
@@ -226,6 +238,36 @@ class MelDecoder(nn.Module):
         return features * self.normalize.std + self.normalize.mean
 
 
+@dataclass(frozen=True)
+class Aligned:
+    """The alignment of a batch."""
+
+    scores: Tensor  # (B, U, L) of the aligner
+    durations: Tensor  # (B, L) frames of each symbol
+    index: Tensor  # (B, U) the symbol of each frame
+    is_misaligned: Tensor  # (B,) the text cannot match the audio
+
+
+@dataclass(frozen=True)
+class Synthesized:
+    """The outputs for a batch."""
+
+    aligned: Aligned
+    features: Tensor  # (B, U, F) predicted and normalized
+    target: Tensor  # (B, U, F) of the recording
+    mask: Tensor  # (B, U) true within an utterance
+    frames: Tensor  # (B,)
+    log_durations: Tensor  # (B, L) predicted
+    predicted_variances: Tensor  # (B, L, 2) pitch and energy
+    variances: Tensor  # (B, L, 2) of the recording
+    symbol_mask: Tensor  # (B, L) true within a text
+    segment: Tensor  # (B, S') a part of each recording
+    decoded: Tensor  # (B, S') the same part, vocoded
+    segment_lengths: Tensor  # (B,) samples
+    distance: Tensor  # (B,) between the log-mel features of segment and decoded
+    examples: Tensor  # (n, S) the first utterances of a test batch; n is 0 elsewhere
+
+
 @dataclass(eq=False, kw_only=True)
 class SynthesisModel:
     """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder.
@@ -269,6 +311,119 @@ class SynthesisModel:
         priors = diagonal_priors(scores.shape, frames, symbol_lengths)
         scores = scores + priors.to(scores.device)
         return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
+
+    def resynthesize(
+        self, batch: SpokenBatch, *, drawn_frames: int | None = None, num_examples: int = 0
+    ) -> Synthesized:
+        """Align recordings with their texts, and synthesize them with the recorded durations.
+
+        drawn_frames: in training, which also uses the recorded pitch and energy, the frames of a
+            drawn segment to vocode; None for those in the middle of each recording.
+        num_examples: the first ones that are also vocoded whole.
+        """
+        training = drawn_frames is not None
+        audio = batch.audio.float() / FULL_SCALE
+        with torch.autocast(audio.device.type, enabled=False):
+            raw, frames = self.compute_features(audio, batch.audio_lengths)
+            mask = length_mask(frames, raw.shape[1], raw.device).unsqueeze(2).float()
+            target = self.mel_decoder.normalize(raw) * mask
+        symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
+        text_mask = symbol_mask.unsqueeze(2).float()
+        scores, durations = self.align(batch.symbols, batch.symbol_lengths, target, frames)
+        frame_samples = self.compute_features.frame_samples
+        longest = self.aligner.longest_symbol * self.compute_features.sample_rate / frame_samples
+        is_misaligned = find_misaligned(durations, batch.symbol_lengths, batch.is_pause, longest)
+        index = frame_index(durations, scores.shape[1])
+        octaves = pad(batch.octaves, (0, raw.shape[1] - batch.octaves.shape[1]))
+        pitch_and_energy = (octaves * mask[:, :, 0], target.mean(2))
+        variances = torch.stack([mean_by_symbol(x, index, durations) for x in pitch_and_energy], 2)
+        states = self.text_encoder(batch.symbols, text_mask)
+        log_durations, predicted = self.adaptor.predict(states, text_mask)
+        used = variances if training else predicted
+        frame_states = expand(self.adaptor(states, used, text_mask), index)
+        segment, decoded, lengths = self._vocode_segment(audio, raw, frames, drawn_frames)
+        distance = mel_distance(self.compute_features, decoded, segment, lengths)
+        features = self.mel_decoder(frame_states, mask) * mask
+        examples = audio[:0]
+        if num_examples:
+            restored = self.mel_decoder.denormalize(features[:num_examples])
+            examples = self.vocode(restored, mask[:num_examples])
+        return Synthesized(
+            aligned=Aligned(scores, durations, index, is_misaligned),
+            features=features,
+            target=target,
+            mask=mask[:, :, 0],
+            frames=frames,
+            log_durations=log_durations,
+            predicted_variances=predicted,
+            variances=variances,
+            symbol_mask=symbol_mask,
+            segment=segment,
+            decoded=decoded,
+            segment_lengths=lengths,
+            distance=distance * frame_samples / lengths.to(distance.device),
+            examples=examples,
+        )
+
+    def _vocode_segment(
+        self, audio: Tensor, features: Tensor, frames: Tensor, drawn_frames: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Vocode a segment of each recording; see `resynthesize`."""
+        segment_frames = drawn_frames or EVALUATED_FRAMES
+        size = segment_frames + 2 * EDGE_FRAMES
+        frame = self.compute_features.frame_samples
+        room = (frames - size).clamp(min=0)
+        shares = torch.full((len(frames),), 0.5)
+        if drawn_frames is not None:
+            shares = draw_uniform(len(frames))
+        starts = (shares * (room + 1)).long().to(audio.device)
+        index = starts.unsqueeze(1) + torch.arange(size, device=audio.device)  # (B, P)
+        mask = (index < frames.to(audio.device).unsqueeze(1)).unsqueeze(2).float()
+        index = index.clamp(max=features.shape[1] - 1)
+        selected = features.gather(1, index.unsqueeze(2).expand(-1, -1, features.shape[2]))
+        decoded = self.vocode(selected, mask)[:, EDGE_FRAMES * frame : -EDGE_FRAMES * frame]
+        first = (starts.unsqueeze(1) + EDGE_FRAMES) * frame
+        samples = first + torch.arange(decoded.shape[1]).to(index)
+        lengths = (frames - starts.cpu() - EDGE_FRAMES).clamp(1, segment_frames) * frame
+        within = length_mask(lengths, decoded.shape[1], audio.device)
+        padded = pad(audio, (0, size * frame))
+        return padded.gather(1, samples) * within, decoded * within, lengths
+
+    def measure(
+        self, outputs: Synthesized, batch: SpokenBatch, names: Sequence[str] = ()
+    ) -> list[SpokenUtterance]:
+        """Compare each synthesized utterance with its recording; names: of the symbols."""
+        std = self.mel_decoder.normalize.std
+        distance = ((outputs.features - outputs.target).abs() * std).mean(2) * outputs.mask
+        predicted = expand(outputs.predicted_variances[:, :, :1], outputs.aligned.index)[:, :, 0]
+        voiced = batch.voiced & outputs.mask.bool()
+        durations = outputs.log_durations.exp() * outputs.symbol_mask
+        measured = zip(
+            outputs.frames.tolist(),
+            distance.sum(1).tolist(),
+            voiced.sum(1).tolist(),
+            ((predicted - batch.octaves).square() * voiced).sum(1).tolist(),
+            durations.sum(1).tolist(),
+            outputs.distance.tolist(),
+            outputs.aligned.is_misaligned.tolist(),
+            strict=True,
+        )
+        utterances = [SpokenUtterance(*values) for values in measured]
+        by_frame = (outputs.target, outputs.features, batch.voiced, batch.octaves, predicted)
+        for row, audio in enumerate(outputs.examples):
+            frames, symbols = int(outputs.frames[row]), int(batch.symbol_lengths[row])
+            samples = int(batch.audio_lengths[row])
+            example = SpeechExample(
+                batch.ids[row],
+                self.compute_features.sample_rate,
+                [names[id] for id in batch.symbols[row, :symbols].tolist()],
+                outputs.aligned.durations[row, :symbols].cumsum(0).tolist(),
+                batch.audio[row, :samples].cpu().numpy(),
+                to_int16(audio[:samples].float().cpu().numpy()),
+                *(values[row, :frames].cpu().numpy() for values in by_frame),
+            )
+            utterances[row] = utterances[row]._replace(example=example)
+        return utterances
 
     def encode(self, symbols: Tensor) -> tuple[Tensor, Tensor]:
         """Encode symbols: (B, L) -> states (B, L, D), durations in frames, not rounded (B, L).

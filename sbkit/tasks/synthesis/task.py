@@ -17,9 +17,10 @@ from sbkit.audio.io import MP3_RATES, Samples, encode_mp3
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.bundle.task import Arrays, Figures, Graph, Labels, Task
+from sbkit.bundle.task import Arrays, ClipBatch, Figures, Graph, Labels, Task
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics, ratio
+from sbkit.tasks.synthesis.symbols import read_texts
 
 SYMBOL_FILE = "symbols.txt"
 SEMITONES = 12  # in an octave
@@ -132,6 +133,26 @@ class Synthesis(Task):
         from sbkit.tasks.synthesis.predict import Synthesizer
 
         return Synthesizer(folder, **options)
+
+    def predict(self, bundle: Any, batch: ClipBatch) -> list[SpokenUtterance]:
+        """Synthesize the texts of recordings, and measure how far they are from the recordings."""
+        from sbkit.tasks.synthesis.recordings import PITCH, SYMBOLS, SpokenCollate, pitch_text
+
+        rate, labels, model = bundle.config.sample_rate, bundle.labels, bundle.model
+        frame, symbol_type = model.settings["frame"], model.settings["symbol_type"]
+        sentences = [row["sentence"] for row in batch.rows]
+        texts = read_texts(sentences, bundle.config.language or "und", symbol_type)
+        rows = [  # a table may have columns of these names
+            {**row, SYMBOLS: text, PITCH: pitch_text(row["audio"], rate, frame)}
+            for row, text in zip(batch.rows, texts, strict=True)
+        ]
+        spoken = SpokenCollate(labels, rate, frame)(rows).to(model.device)
+        outputs = model.call("resynthesize", spoken, num_examples=NUM_EXAMPLES)
+        measured: list[SpokenUtterance] = model.network.measure(outputs, spoken, labels.names)
+        return measured
+
+    def result(self, prediction: SpokenUtterance, row: Any, **options: Any) -> SpokenUtterance:
+        return prediction  # which is measured on the recording itself
 
     def measure(self, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
         """Return the distances in nats, the error of the pitch in semitones, and two ratios.
