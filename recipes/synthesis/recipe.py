@@ -60,22 +60,21 @@ class SynthesisBrain(Brain):
     def compute_objectives(self, outputs: Synthesized, batch: SpokenBatch, stage: Stage) -> Loss:
         """Sum the losses over the frames of each utterance, for the mean per frame."""
         settings = self.hparams
-        aligned = outputs.aligned
         frames = outputs.frames.to(outputs.mask.device)
         acoustic = ((outputs.features - outputs.target).abs().mean(2) * outputs.mask).sum(1)
         mask = outputs.symbol_mask
-        durations = aligned.durations
+        durations = outputs.durations
         timing = (outputs.log_durations.exp() - durations * outputs.log_durations) * mask
         square = (outputs.predicted_variances - outputs.variances).square().sum(2) * durations
         acoustic = acoustic + settings.duration_weight * timing.sum(1)
         acoustic = acoustic + settings.variance_weight * square.sum(1)
-        alignment = forward_sum_loss(aligned.scores, outputs.frames, batch.symbol_lengths)
+        alignment = forward_sum_loss(outputs.scores, outputs.frames, batch.symbol_lengths)
         lengths = outputs.segment_lengths.to(frames.device)
         spectral = spectral_distance(outputs.decoded, outputs.segment, lengths)
         vocoder = frames * (outputs.distance + spectral / lengths)
-        sums = acoustic * ~aligned.is_misaligned + settings.align_weight * alignment + vocoder
+        sums = acoustic * ~outputs.is_misaligned + settings.align_weight * alignment + vocoder
         if stage is Stage.TRAIN:
-            is_misaligned = zip(batch.ids, aligned.is_misaligned.tolist(), strict=True)
+            is_misaligned = zip(batch.ids, outputs.is_misaligned.tolist(), strict=True)
             self._is_misaligned.update(is_misaligned)
         return Loss(sums * batch.weights, frames * batch.weights)
 

@@ -5,11 +5,10 @@ Noise is measured in the band of the features, below which pink and brown noise 
 Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of a noise.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column, with_fingerprints
-from sbkit.audio.augment import color, make_colored
+from sbkit.audio.augment import Augmentation, color, make_colored
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.random_draws import draw_uniform
 from sbkit.audio.segments import WINDOWS_PER_SECOND
@@ -33,7 +32,7 @@ from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column, sample_counts
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.detection.speech_labels import (
+from sbkit.tasks.detection.task import (
     SPANS_ADVICE,
     SPEECH,
     find_speech,
@@ -125,20 +124,9 @@ BABBLE_SHARE = 0.6  # of noises
 NOISE_DRAWS = 2 + MAX_TALKERS  # random numbers of a clip
 NUM_BABBLE_CLIPS = 500  # training clips that babble is made from
 
-Interval = Sequence[float]  # from low to high
-
-
-class Conditions(NamedTuple):
-    """The intervals from which a clip's noise and level are drawn, and the chance of noise."""
-
-    snr_db: Interval
-    gain_db: Interval
-    noise_prob: float
-
-
 # An evaluation draws the same noise for an utterance each time. With one kind of noise, the best
 # checkpoint was an early one that knew little about the others.
-EVALUATION = Conditions((10, 10), (0, 0), 1)
+EVALUATION_NOISE = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob
 
 
 class NoisyClips:
@@ -153,6 +141,7 @@ class NoisyClips:
         train: Dataset | None,
         device: torch.device = torch.device("cpu"),  # noqa: B008, which cannot be changed
     ) -> None:
+        self._settings = settings
         self._rate = settings["sample_rate"]
         self._silence = round(settings["silence_seconds"] * WINDOWS_PER_SECOND)
         self._train = train
@@ -169,21 +158,18 @@ class NoisyClips:
             clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
         return make_voices(clips, self._rate).to(self._device)
 
-    def add_to(
-        self,
-        batch: SpeechBatch,
-        augment: Callable[[SpeechBatch], tuple[Tensor, Tensor]] | None = None,
-        training: Conditions | None = None,
-    ) -> SpeechBatch:
+    def add_to(self, batch: SpeechBatch, augmentation: Augmentation | None = None) -> SpeechBatch:
         """Return the audio, as floats, and the labels of a batch in silence and noise.
 
-        augment: changes clips in silence, which then have noise added.
-        training: those of training; None for an evaluation.
+        augmentation: of training, whose noise and level are drawn; None for an evaluation.
         """
-        conditions = training or EVALUATION
+        snr_db, gain_db, noise_prob = EVALUATION_NOISE
+        if augmentation is not None:
+            names = ("snr_db", "gain_db", "noise_prob")
+            snr_db, gain_db, noise_prob = (self._settings[name] for name in names)
         window = self._rate // WINDOWS_PER_SECOND
         draws = draw_uniform(len(batch), 4 + NOISE_DRAWS)
-        if training is None:
+        if augmentation is None:
             draws[:, 0] = 0.5  # equal silence before and after a clip
         lead, gain, ratio, chance = draws.T[:4].to(batch.audio.device, non_blocking=True)
         start = (lead * (self._silence + 1)).long()
@@ -192,10 +178,11 @@ class NoisyClips:
         )
         lengths = batch.audio_lengths + self._silence * window
         batch = replace(batch, audio=audio, audio_lengths=lengths, speech=speech)
-        audio, lengths = (audio.float(), lengths) if augment is None else augment(batch)
-        audio = audio * 10 ** (_between(*conditions.gain_db, gain) / 20).unsqueeze(1)
-        ratio = _between(*conditions.snr_db, ratio)
-        ratio = torch.where(chance < conditions.noise_prob, ratio, torch.inf)
+        audio = audio.float()
+        if augmentation is not None:
+            audio, lengths = augmentation.augment_audio(batch, training=True)
+        audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
+        ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
         mask = length_mask(lengths, audio.shape[1], audio.device)
         colored = make_colored(self._rate, self._device)
         noise = take_noise(colored, self._voices, draws[:, 4:], audio.shape[1])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recipes.prepare import CorpusRecipe
-from recipes.vad.data import Conditions, NoisyClips, SpeechBatch, collate, prepare_speech
+from recipes.vad.data import NoisyClips, SpeechBatch, collate, prepare_speech
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.lengths import length_mask
 from sbkit.config.hparams import Settings
@@ -25,11 +25,10 @@ from sbkit.train.brain import Brain
 
 
 class Scored(NamedTuple):
-    """The outputs for a batch, with their targets."""
+    """The outputs for a batch, and what was heard."""
 
     log_probs: Tensor  # (B, U, 2) of silence and speech
     frames: Tensor  # (B,)
-    mask: Tensor  # (B, U) true within an utterance
     noisy: SpeechBatch
 
 
@@ -45,26 +44,24 @@ class VoiceActivityBrain(Brain):
         self.augmentation = Augmentation(self.hparams, features=self.network.features)
 
     @cached_property
-    def _noisy_clips(self) -> NoisyClips:
+    def noisy_clips(self) -> NoisyClips:
         train = None if self.loaders is None else self.loaders.splits.train
         return NoisyClips(self.hparams.settings, train, self.device)
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
-        training = stage is Stage.TRAIN
-        augment = partial(self.augmentation.augment_audio, training=training)
-        hparams = self.hparams
-        drawn = Conditions(hparams.snr_db, hparams.gain_db, hparams.noise_prob)
-        noisy = self._noisy_clips.add_to(batch, augment, drawn if training else None)
+        augmentation = self.augmentation if stage is Stage.TRAIN else None
+        noisy = self.noisy_clips.add_to(batch, augmentation)
         log_probs, frames = self.network.predict(noisy.audio, noisy.audio_lengths)
-        mask = length_mask(frames, log_probs.shape[1], log_probs.device)
-        return Scored(log_probs, frames, mask, noisy)
+        return Scored(log_probs, frames, noisy)
 
     def compute_objectives(self, scored: Scored, batch: SpeechBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the frames of each utterance."""
-        speech = pad(scored.noisy.speech, (DELAY_FRAMES, 0))[:, : scored.log_probs.shape[1]]
-        likelihoods = scored.log_probs.gather(2, speech.long().unsqueeze(2)).squeeze(2)
-        sums = -(likelihoods * scored.mask).sum(1)
-        return Loss(sums * batch.weights, scored.mask.sum(1) * batch.weights)
+        log_probs = scored.log_probs
+        speech = pad(scored.noisy.speech, (DELAY_FRAMES, 0))[:, : log_probs.shape[1]]
+        likelihoods = log_probs.gather(2, speech.long().unsqueeze(2)).squeeze(2)
+        mask = length_mask(scored.frames, log_probs.shape[1], log_probs.device)
+        sums = -(likelihoods * mask).sum(1)
+        return Loss(sums * batch.weights, mask.sum(1) * batch.weights)
 
     def on_fit_start(self) -> None:
         super().on_fit_start()

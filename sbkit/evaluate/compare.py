@@ -1,7 +1,7 @@
-"""Compare runs: which makes the fewest errors, and does each of the others make more?
+"""Compare runs: which recognizer makes the fewest errors, and does each of the others make more?
 
 run folders, or folders of `sbkit score --out` -> the utterances of their common test sets
--> rates and settings as plain data -> a table
+-> rates and settings as plain data -> a table. Of other tasks, the table has their figures.
 
 An interval is valid for one pair of runs. Among many runs, one is the best by chance.
 """
@@ -30,7 +30,6 @@ from sbkit.evaluate.wer import (
 )
 from sbkit.evaluate.wer_report import (
     hash_references,
-    list_test_sets,
     read_utterances,
     utterances_file,
 )
@@ -71,19 +70,23 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
     """Compare runs, or folders of `sbkit score --out`, on every common test set."""
     runs = [*map(Path, folders)]
     results_of_runs = [read_results(folder) for folder in runs]
-    sets_of_runs = {folder: list_test_sets(folder) for folder in runs}
-    names = list(dict.fromkeys(chain.from_iterable(sets_of_runs.values())))
-    common = [name for name in names if all(name in sets for sets in sets_of_runs.values())]
+    tests = [results["test"] for results in results_of_runs]
+    names = list(dict.fromkeys(chain.from_iterable(tests)))
+    common = [name for name in names if all(name in sets for sets in tests)]
     if not common:
-        available = (f"{run} has {', '.join(sets) or 'none'}" for run, sets in sets_of_runs.items())
+        pairs = zip(runs, tests, strict=True)
+        available = (f"{run} has {', '.join(sets) or 'none'}" for run, sets in pairs)
         raise DataError(
             f"The runs have no common test set: {'; '.join(available)}. Score them on the same "
             "data: sbkit score RUN DATA --out DIR"
         )
     test: FigureDict = {}
     for name in common:
-        utterances = [read_utterances(utterances_file(folder, name)) for folder in runs]
-        test[name] = compare(name, [*map(ComparedRun, map(str, runs), utterances)])
+        if all(utterances_file(folder, name).exists() for folder in runs):
+            utterances = [read_utterances(utterances_file(folder, name)) for folder in runs]
+            test[name] = compare(name, [*map(ComparedRun, map(str, runs), utterances)])
+        else:
+            test[name] = _figures(name, runs, [sets[name] for sets in tests])
         for row, results in zip(test[name]["rows"], results_of_runs, strict=True):
             row[SEEN] = results["test"].get(name, {}).get(SEEN)
             row |= {fact: results.get(fact) for fact in COSTS}
@@ -100,6 +103,25 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
         "test": test,
         "settings": differing_settings(settings),
     }
+
+
+def _figures(name: str, runs: Sequence[Path], figures: Sequence[FigureDict]) -> FigureDict:
+    """Return the metrics of runs whose task writes no texts, and the counts that they share."""
+    counts = [{key: n for key, n in of_run.items() if type(n) is int} for of_run in figures]
+    metrics = [  # null for a rate over nothing
+        {key: x for key, x in of_run.items() if x is None or type(x) is float} for of_run in figures
+    ]
+    if any(of_run != counts[0] for of_run in counts) or len({*map(frozenset, metrics)}) > 1:
+        tested = (f"{run} on {of_run}" for run, of_run in zip(runs, counts, strict=True))
+        raise DataError(
+            f"The runs were tested on other data or by other metrics in {name}: "
+            f"{'; '.join(tested)}. Score them on the same data: sbkit score RUN DATA --out DIR"
+        )
+    rows = [
+        {"letter": letter, "run": str(run), "metrics": of_run}
+        for letter, run, of_run in zip(_letters(len(runs)), runs, metrics, strict=True)
+    ]
+    return {**counts[0], "rows": rows}
 
 
 def _letters(count: int) -> list[str]:
@@ -186,6 +208,16 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
     if comparison["not_in_all"]:
         yield f"not compared, because not in all runs: {', '.join(comparison['not_in_all'])}"
     for name, figures in comparison["test"].items():
+        if "metrics" in figures["rows"][0]:
+            yield f"{name}: {figures['utterances']} utterances"
+            metrics = [*figures["rows"][0]["metrics"]]
+            lines = [(*metrics, "run")]
+            for row in figures["rows"]:
+                values = [row["metrics"][metric] for metric in metrics]
+                texts = ["none" if value is None else f"{value:.4g}" for value in values]
+                lines.append((*texts, f"{row['letter']}  {row['run']}"))
+            yield from align_columns(lines)
+            continue
         rows = sorted(figures["rows"], key=itemgetter("rank"))
         rates = [rate for rate in ERROR_RATES if rate in rows[0]]
         groups = Interval(**rows[0][rates[0]]["interval"]).describe_units()

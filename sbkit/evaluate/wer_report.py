@@ -364,12 +364,6 @@ def utterances_file(folder: Path, split: str) -> Path:
     return folder / f"{UTTERANCES_PREFIX}{split}{UTTERANCES_SUFFIX}"
 
 
-def list_test_sets(folder: Path) -> list[str]:
-    """Return the names of the test sets whose utterances are in a folder, sorted."""
-    files = folder.glob(f"{UTTERANCES_PREFIX}*{UTTERANCES_SUFFIX}")
-    return sorted(file.stem.removeprefix(UTTERANCES_PREFIX) for file in files)
-
-
 def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     """Write a line for every utterance, sorted by id."""
     ordered = sorted(scored, key=lambda utterance: utterance.id)

@@ -72,7 +72,7 @@ class CodedBatch(NamedTuple):
     audio: Tensor  # (B, S) between -1 and 1
     lengths: Tensor  # (B,)
     decoded: Tensor  # (B, S)
-    codes: Tensor  # (B, U, G)
+    codes: Tensor  # (B, U, G), arbitrary past the frames
     num_frames: Tensor  # (B,)
     mel_distance_sum: Tensor  # (B,) over frames
     space: CodeSpace
@@ -99,15 +99,6 @@ class CodecModel:
             "decoder_context": self.decoder.context,
         }
 
-    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode audio and decode it: (B, S), (B,) -> (B, S), (B, U, G), (B,).
-
-        The audio is between -1 and 1. The codes past an utterance's length are arbitrary; the
-        audio is decoded with a mask.
-        """
-        states, codes, frames, mask = self._quantize(audio, lengths)
-        return self.decoder(states, mask)[:, : audio.shape[1]], codes, frames
-
     def encode(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encode audio: (B, S), (B,) -> (B, U, G), (B,).
 
@@ -122,9 +113,10 @@ class CodecModel:
         return (self.decoder(self.quantizer.decode(codes), mask),)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> CodedBatch:
-        """Encode audio in the scale of int16, decode it, and compare: (B, S), (B,)."""
+        """Encode audio in the scale of int16, decode it with a mask, and compare: (B, S), (B,)."""
         audio = audio / FULL_SCALE
-        decoded, codes, frames = self.forward(audio, audio_lengths)
+        states, codes, frames, mask = self._quantize(audio, audio_lengths)
+        decoded = self.decoder(states, mask)[:, : audio.shape[1]]
         decoded = decoded * length_mask(audio_lengths, audio.shape[1], audio.device)
         distance = mel_distance(self.compute_features, decoded, audio, audio_lengths)
         space = self.quantizer.space

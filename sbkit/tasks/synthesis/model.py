@@ -239,20 +239,13 @@ class MelDecoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class Aligned:
-    """The alignment of a batch."""
+class Synthesized:
+    """The outputs for a batch."""
 
     scores: Tensor  # (B, U, L) of the aligner
     durations: Tensor  # (B, L) frames of each symbol
     index: Tensor  # (B, U) the symbol of each frame
     is_misaligned: Tensor  # (B,) the text cannot match the audio
-
-
-@dataclass(frozen=True)
-class Synthesized:
-    """The outputs for a batch."""
-
-    aligned: Aligned
     features: Tensor  # (B, U, F) predicted and normalized
     target: Tensor  # (B, U, F) of the recording
     mask: Tensor  # (B, U) true within an utterance
@@ -349,7 +342,10 @@ class SynthesisModel:
             restored = self.mel_decoder.denormalize(features[:num_examples])
             examples = self.vocode(restored, mask[:num_examples])
         return Synthesized(
-            aligned=Aligned(scores, durations, index, is_misaligned),
+            scores=scores,
+            durations=durations,
+            index=index,
+            is_misaligned=is_misaligned,
             features=features,
             target=target,
             mask=mask[:, :, 0],
@@ -395,7 +391,7 @@ class SynthesisModel:
         """Compare each synthesized utterance with its recording; names: of the symbols."""
         std = self.mel_decoder.normalize.std
         distance = ((outputs.features - outputs.target).abs() * std).mean(2) * outputs.mask
-        predicted = expand(outputs.predicted_variances[:, :, :1], outputs.aligned.index)[:, :, 0]
+        predicted = expand(outputs.predicted_variances[:, :, :1], outputs.index)[:, :, 0]
         voiced = batch.voiced & outputs.mask.bool()
         durations = outputs.log_durations.exp() * outputs.symbol_mask
         measured = zip(
@@ -405,7 +401,7 @@ class SynthesisModel:
             ((predicted - batch.octaves).square() * voiced).sum(1).tolist(),
             durations.sum(1).tolist(),
             outputs.distance.tolist(),
-            outputs.aligned.is_misaligned.tolist(),
+            outputs.is_misaligned.tolist(),
             strict=True,
         )
         utterances = [SpokenUtterance(*values) for values in measured]
@@ -417,7 +413,7 @@ class SynthesisModel:
                 batch.ids[row],
                 self.compute_features.sample_rate,
                 [names[id] for id in batch.symbols[row, :symbols].tolist()],
-                outputs.aligned.durations[row, :symbols].cumsum(0).tolist(),
+                outputs.durations[row, :symbols].cumsum(0).tolist(),
                 batch.audio[row, :samples].cpu().numpy(),
                 to_int16(audio[:samples].float().cpu().numpy()),
                 *(values[row, :frames].cpu().numpy() for values in by_frame),
