@@ -38,8 +38,6 @@ from sbkit.text.normalization import is_mark
 from sbkit.text.recognized_word import Word
 
 PROVENANCE = "provenance"  # a record beside the figures (`sbkit/evaluate/provenance.py`)
-UTTERANCES_PREFIX = "utterances_"
-UTTERANCES_SUFFIX = ".jsonl"
 CAPITALS = "capitals"  # beside punctuation marks
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
@@ -361,7 +359,7 @@ def _find_marks(word: str) -> Counter[tuple[str, int]]:
 
 def utterances_file(folder: Path, split: str) -> Path:
     """Return the path of a test set's utterances."""
-    return folder / f"{UTTERANCES_PREFIX}{split}{UTTERANCES_SUFFIX}"
+    return folder / f"utterances_{split}.jsonl"
 
 
 def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from speechbrain import Stage
 from torchaudio.functional import melscale_fbanks
 
-from recipes.codec.recipe import CodecBrain, CodedUtterance, NeuralCodec
+from recipes.codec.recipe import CodecBrain, NeuralCodec
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
@@ -26,7 +26,7 @@ from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.codec.codes import HEADER, CodeSpace, EncodedAudio, read_codes, write_codes
 from sbkit.tasks.codec.model import FiniteScalarQuantizer
 from sbkit.tasks.codec.predict import Codec
-from sbkit.tasks.codec.task import CodecTask
+from sbkit.tasks.codec.task import CodecTask, CodedUtterance
 from tests.runs import (
     TINY_CODEC,
     Workplace,
@@ -127,8 +127,6 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     audio, decoded, lengths = outputs.audio, outputs.decoded, outputs.lengths
     assert audio.abs().max() < 1 and outputs.num_frames.tolist() == [20, 20, 13]
     assert decoded[2, :5000].any() and not decoded[2, 5000:].any()
-    predicted = brain.network.predict(batch.audio.float(), batch.audio_lengths)
-    torch.testing.assert_close(predicted[:2], decoded[:2])
     scores = brain.score(outputs, batch)
     assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
     line = CodecTask().describe(CodecTask().measure(scores))

@@ -21,13 +21,7 @@ import soundfile
 import torch
 from speechbrain import Stage
 
-from recipes.synthesis.data import (
-    SpokenBatch,
-    SpokenCollate,
-    interpolate,
-    prepare_spoken,
-    track_pitch,
-)
+from recipes.synthesis.data import prepare_spoken
 from recipes.synthesis.recipe import SynthesisBrain, Tts
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import encode_audio
@@ -44,6 +38,7 @@ from sbkit.tasks.synthesis.model import (
     mean_by_symbol,
 )
 from sbkit.tasks.synthesis.predict import MAX_TEXT_CHARACTERS, Synthesizer
+from sbkit.tasks.synthesis.recordings import SpokenBatch, SpokenCollate, interpolate, track_pitch
 from sbkit.tasks.synthesis.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import (
@@ -161,12 +156,11 @@ def test_losses_count_frames_and_a_misaligned_clip_only_trains_the_vocoder(
     if_misaligned: float,
 ) -> None:
     outputs = brain.compute_forward(batch, Stage.VALID)
-    aligned = replace(outputs.aligned, is_misaligned=torch.tensor([False, True]))
     perfect = replace(
         outputs,
-        aligned=aligned,
+        is_misaligned=torch.tensor([False, True]),
         features=outputs.target,
-        log_durations=aligned.durations.clamp(min=1).log(),
+        log_durations=outputs.durations.clamp(min=1).log(),
         predicted_variances=outputs.variances,
     )
     changed = replace(perfect, **{name: getattr(perfect, name) + change})

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from torch.nn.functional import pad
 
 from recipes.vad.data import (
     NOISE_DRAWS,
+    NoisyClips,
+    SpeechBatch,
     add_noise,
     add_silence,
-    find_speech,
+    collate,
     make_voices,
     prepare_speech,
-    read_speech,
-    speech_of,
     take_noise,
 )
-from recipes.vad.recipe import Scored, SpeechBatch, Vad, VoiceActivityBrain, collate
-from sbkit.audio.augment import color, make_colored
+from recipes.vad.recipe import Scored, Vad, VoiceActivityBrain
+from sbkit.audio.augment import Augmentation, color, make_colored
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples, read_audio
 from sbkit.audio.lengths import length_mask
@@ -36,8 +37,8 @@ from sbkit.config.hparams import read_settings
 from sbkit.data.shard import read_rows
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
+from sbkit.tasks.detection.task import find_speech, speech_of
 from sbkit.text.recognized_word import Word
-from tests.calls import note_calls
 from tests.runs import (
     ROOT,
     TINY_VAD,
@@ -63,14 +64,18 @@ def loud(*runs: float) -> Samples:
     return np.concatenate(parts).astype(np.int16)
 
 
+def windows_of(spans: str, count: int) -> Any:
+    return speech_of({"speech": spans, "audio": np.zeros(count * WINDOW)}, RATE)
+
+
 def test_find_speech_labels_loud_windows_near_words_with_short_pauses() -> None:
     clip = loud(0.5, 1.0, 0.1, 0.5, 0.6, 0.3, 0.5)
-    assert np.array_equal(find_speech(clip, RATE, None), read_speech("0.50-2.10 2.70-3.00", 175))
+    assert np.array_equal(find_speech(clip, RATE, None), windows_of("0.50-2.10 2.70-3.00", 175))
     words = [Word("one", 0.55, 1.2), Word("two", 1.3, 2.0)]
-    assert np.array_equal(find_speech(clip, RATE, words), read_speech("0.50-2.10", 175))
+    assert np.array_equal(find_speech(clip, RATE, words), windows_of("0.50-2.10", 175))
     assert not find_speech(clip, RATE, []).any()
     clip = loud(0.5, 1.5, 0.5)
-    assert np.array_equal(find_speech(clip, RATE, words[1:]), read_speech("1.20-2.00", 125))
+    assert np.array_equal(find_speech(clip, RATE, words[1:]), windows_of("1.20-2.00", 125))
 
 
 def test_add_silence_moves_labels_with_the_audio() -> None:
@@ -137,7 +142,10 @@ def batch_of(*clips: Samples, weights: list[int]) -> SpeechBatch:
     return collate(rows, sample_rate=RATE)
 
 
-def test_frames_are_judged_four_later_and_validation_repeats_its_noise(
+NOISE = {"sample_rate": RATE, "silence_seconds": 2.0, "snr_db": [0, 30], "gain_db": [-20, 10]}
+
+
+def test_training_draws_silence_and_validation_repeats_its_noise(
     brain: VoiceActivityBrain,
 ) -> None:
     batch = batch_of(loud(0.3, 0.5, 0.2), loud(0.5, 0.2), weights=[1, 1])
@@ -149,43 +157,39 @@ def test_frames_are_judged_four_later_and_validation_repeats_its_noise(
         with seeded_draws(batch.ids):
             scored = brain.compute_forward(batch, stage)
         validated.append(scored.log_probs)
-        for speech, windows in zip(scored.speech, labels, strict=True):
+        for speech, windows in zip(scored.noisy.speech, labels, strict=True):
             # a second of silence precedes the clip, and another follows
-            assert speech.nonzero().flatten().tolist() == (windows + 50 + 4).tolist()
-    assert scored.mask.sum(1).tolist() == [50 + 50 + 50 - 1, 50 + 35 + 50 - 1]
+            assert speech.nonzero().flatten().tolist() == (windows + 50).tolist()
+    assert scored.frames.tolist() == [50 + 50 + 50 - 1, 50 + 35 + 50 - 1]
     assert torch.equal(validated[0], validated[1]) and torch.equal(validated[0], validated[2])
     with seeded_draws(batch.ids, epoch=1):
         trained = brain.compute_forward(batch, Stage.TRAIN)
     assert not torch.equal(trained.log_probs, validated[0])
-    for speech, windows in zip(trained.speech, labels, strict=True):
-        moved = speech.nonzero().flatten() - windows - 4
+    for speech, windows in zip(trained.noisy.speech, labels, strict=True):
+        moved = speech.nonzero().flatten() - windows
         assert 0 <= moved[0] <= 100 and (moved == moved[0]).all()
 
 
-def test_training_draws_level_and_noise_and_validation_uses_10_db(
-    brain: VoiceActivityBrain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_draws_level_and_noise_and_validation_uses_10_db() -> None:
     clip = loud(0.3, 0.5, 0.2)
     batch = batch_of(*[clip] * 64, weights=[1] * 64)
-    inputs = note_calls(monkeypatch, brain.network, "predict", lambda audio, _: audio)
+    augmentation = Augmentation(object(), features=object())
 
-    def inputs_of(stage: Stage, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the model's input, and the clip in silence without noise: 2 x (B, S)."""
-        for name, value in settings.items():
-            monkeypatch.setattr(brain.hparams, name, value)
-        speech = brain.compute_forward(batch, stage).speech.float()
-        clean = torch.zeros_like(inputs[-1])
-        for row, first in zip(clean, speech.argmax(1) - 4 - 15, strict=True):
+    def heard(training: bool, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the clip in silence and noise, and without the noise: 2 x (B, S)."""
+        noisy_clips = NoisyClips({**NOISE, **settings}, None)
+        noisy = noisy_clips.add_to(batch, augmentation if training else None)
+        clean = torch.zeros_like(noisy.audio)
+        for row, first in zip(clean, noisy.speech.float().argmax(1) - 15, strict=True):
             row[first * WINDOW : first * WINDOW + len(clip)] = torch.from_numpy(clip)
-        return inputs[-1], clean
+        return noisy.audio, clean
 
     torch.manual_seed(0)
-    audio, clean = inputs_of(Stage.TRAIN, noise_prob=0.0)
+    audio, clean = heard(True, noise_prob=0.0)
     gains = 20 * (audio.abs().amax(1) / clean.abs().amax(1)).log10()
     assert -20 <= gains.min() < -10 and 0 < gains.max() <= 10
-    settings = {"noise_prob": 1.0, "gain_db": [0, 0]}
-    for stage, low, high in ((Stage.TRAIN, 0, 30), (Stage.VALID, 10, 10)):
-        audio, clean = inputs_of(stage, **settings)
+    for training, low, high in ((True, 0, 30), (False, 10, 10)):
+        audio, clean = heard(training, noise_prob=1.0, gain_db=[0, 0])
         speech = torch.from_numpy(clip[15 * WINDOW : 40 * WINDOW]).float().square().mean()
         ratios = 10 * (speech / (audio - clean).square().mean(1)).log10()
         assert (audio - clean).std(1).min() > 1  # not constant
@@ -195,19 +199,21 @@ def test_training_draws_level_and_noise_and_validation_uses_10_db(
 
 
 def test_loss_and_score_count_the_frames_within_an_utterance(brain: VoiceActivityBrain) -> None:
-    """The second utterance only fills a rank's share."""
+    """A window is judged four frames later. The second utterance only fills a rank's share."""
     batch = batch_of(*[np.ones(960, np.int16)] * 3, weights=[1, 0, 1])
     probabilities = torch.tensor([[0.9, 0.4, 0.8], [0.6, 0.6, 0.6], [0.3, 0.3, 0.3]])
+    probabilities = pad(probabilities, (4, 0))
     speech = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0]]).bool()
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]]).bool()
-    scored = Scored(torch.stack([1 - probabilities, probabilities], 2).log(), speech, mask)
+    log_probs = torch.stack([1 - probabilities, probabilities], 2).log()
+    scored = Scored(log_probs, torch.tensor([6, 7, 7]), replace(batch, speech=speech))
     loss = brain.compute_objectives(scored, batch, Stage.TRAIN)
     likelihoods = torch.tensor([0.9 * 0.4, 1.0, 0.3 * 0.7 * 0.7])
     torch.testing.assert_close(loss.sums, -likelihoods.log())
-    assert loss.counts.tolist() == [2, 0, 3]
-    counts = brain.score(scored._replace(speech=speech ^ (torch.arange(3) == 2)), batch)
-    assert counts == [(2, 1, 0, 0), (2, 0, 1, 1), (2, 2, 1, 0)]
-    assert brain.measure(counts)["DCF"] == pytest.approx(0.75 * 3 / 6 + 0.25 * 1 / 2)
+    assert loss.counts.tolist() == [6, 0, 7]
+    changed = replace(batch, speech=speech ^ (torch.arange(3) == 2))
+    counts = brain.score(scored._replace(noisy=changed), batch)
+    assert counts == [(2, 1, 4, 0), (2, 0, 5, 1), (2, 2, 5, 0)]
+    assert brain.measure(counts)["DCF"] == pytest.approx(0.75 * 3 / 6 + 0.25 * 1 / 14)
 
 
 def prepare_labels(folder: Path, **tables: list[str | None]) -> dict[str, list[str]]:

@@ -2,13 +2,16 @@
 
 import math
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from recipes.asr.recipe import AsrBrain
+from sbkit.base.errors import SbkitError
 from sbkit.bundle.task import Task
+from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.logs.metric import describe_values
@@ -19,6 +22,7 @@ from sbkit.text.normalization import Orthography, orthography, text_table
 from sbkit.text.normalizers import Normalizer, named_normalizer
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.evaluation import Evaluator
+from tests.runs import Workplace, read_json
 
 
 def test_metric_of_no_utterance_is_not_computed() -> None:
@@ -95,3 +99,34 @@ def test_rate_over_nothing_is_none(task: Task, results: list[Any], name: str) ->
     assert math.isnan(values[name])
     assert f"{name} none" in describe_values(task.metrics, values)
     assert task.describe(task.figures(results)).count("none") in (0, 2)  # WER and CER
+
+
+@pytest.mark.slow(60)
+@pytest.mark.parametrize("name", ["codec", "tts", "vad"])
+def test_score_repeats_the_test_of_a_run(
+    name: str,
+    task_bundles: Path,
+    workplace: Workplace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a table, a detector hears the clips as they are, but in a run's test in noise."""
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    run, table = task_bundles.parent / f"run_of_{name}", workplace.release / "test.tsv"
+    scores = {"run": [str(run)], "table": [str(task_bundles / name), str(table)]}
+    for out, words in scores.items():
+        assert sbkit(["score", *words, "--out", str(tmp_path / out)]) == 0
+    tests = [read_json(folder / "summary.json")["test"] for folder in (run, tmp_path / "run")]
+    assert tests[0] == tests[1]
+    capsys.readouterr()
+    assert sbkit(["compare", str(run), str(tmp_path / "run")]) == 0
+    title, header, first, second = capsys.readouterr().out.splitlines()[:4]
+    metric = next(iter(tests[0]["test"]))
+    assert title == "test: 4 utterances" and header.split()[0] == metric
+    assert first.split()[0] == second.split()[0] == f"{tests[0]['test'][metric]:.4g}"
+    of_table = read_json(tmp_path / "table/summary.json")["test"]
+    assert (of_table == tests[0]) is (name != "vad")
+    if name == "vad":
+        with pytest.raises(SbkitError, match="tested on other data .*'silence_frames': "):
+            sbkit(["compare", str(run), str(tmp_path / "table")])
