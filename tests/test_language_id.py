@@ -43,9 +43,8 @@ class ByLoss(LanguageIdentification):
     metrics = LOSS
     measure = Task.measure
 
-    def predict(self, bundle, batch):
-        names = bundle.labels.names
-        return [dict(zip(names, scores.tolist())) for scores in bundle.predict(batch.clips)]
+    def read_outputs(self, outputs, labels):
+        return [dict(zip(labels.names, scores.tolist())) for scores in outputs]
 
     def result(self, prediction, row, **_):
         return -prediction[row[COLUMN]], 1

@@ -25,7 +25,7 @@ from sbkit.models.vocoder import FRAME_HOPS
 from sbkit.tasks.synthesis.model import SynthesisModel, Synthesized, forward_sum_loss
 from sbkit.tasks.synthesis.recordings import SpokenBatch, SpokenCollate
 from sbkit.tasks.synthesis.symbols import SYMBOL_TYPES
-from sbkit.tasks.synthesis.task import SpokenUtterance, Synthesis
+from sbkit.tasks.synthesis.task import Synthesis
 from sbkit.text.vocabulary import ClassLabels
 from sbkit.train.brain import Brain
 
@@ -98,9 +98,6 @@ class SynthesisBrain(Brain):
                     f"{len(misaligned)} of {len(clips)} training clips are misaligned, and were "
                     f"not used for training (see {file})"
                 )
-
-    def score(self, outputs: Synthesized, batch: SpokenBatch) -> list[SpokenUtterance]:
-        return self.results_of(self.network.measure(outputs, batch), batch)
 
 
 class Tts(CorpusRecipe, Synthesis):

@@ -20,13 +20,13 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "c84cc9ca02ed7604"),
+    "corpus": CodeVersion(1, "ab975c442e1e8165"),
     "releases": CodeVersion(1, "9bbff297f46d7519"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
-    "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
+    "token_counts": CodeVersion(1, "ecd49d91b6952e01"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),
-    "pitch": CodeVersion(1, "1bb0ee44a14c4734"),
-    "speech": CodeVersion(1, "d3e1c211ff303760"),
+    "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
+    "speech": CodeVersion(1, "99f1387f911c078b"),
     "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
     "data_report": CodeVersion(1, "54796cca04e65d79"),
 }
@@ -41,8 +41,10 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
     ),
     "token_counts": ("sbkit/data/splits.py", "sbkit/text/tokenizer.py"),
     "symbols": ("sbkit/tasks/synthesis/symbols.py",),
-    "pitch": ("recipes/synthesis/data.py",),
-    "speech": ("recipes/vad/data.py", "sbkit/audio/segments.py"),
+    "pitch": ("recipes/synthesis/data.py", "sbkit/tasks/synthesis/recordings.py"),
+    "speech": (
+        *("recipes/vad/data.py", "sbkit/audio/segments.py", "sbkit/tasks/detection/task.py"),
+    ),
     "statistics": ("sbkit/models/frontend.py", "sbkit/train/model_state.py"),
     "data_report": ("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
 }

@@ -11,10 +11,11 @@ from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.io import stream_audio
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.segments import Segmenter
-from sbkit.bundle.task import ClipBatch, Task
+from sbkit.bundle.task import Task
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.text.vocabulary import ClassLabels
 
 COLUMN = "language"  # of the tables
 
@@ -88,10 +89,9 @@ class LanguageIdentification(Task):
     def measure(self, results: Sequence[bool]) -> Mapping[str, float]:
         return {"accuracy": sum(results) / len(results)}
 
-    def predict(self, bundle: Any, batch: ClipBatch) -> list[str]:
-        """Return the most probable language of each clip."""
-        names = bundle.labels.names
-        return [names[index] for index in bundle.predict(batch.clips).argmax(1).tolist()]
+    def read_outputs(self, outputs: Tensor, labels: ClassLabels) -> list[str]:
+        """Return the most probable language of each clip, from its log-probabilities (B, V)."""
+        return [labels.names[index] for index in outputs.argmax(1).tolist()]
 
     def result(self, prediction: str, row: Mapping[str, Any], **_: Any) -> bool:
         """Return whether the language is the right one."""

@@ -55,9 +55,6 @@ class LanguageBrain(Brain):
         sums = -log_probs.gather(1, batch.languages.unsqueeze(1)).squeeze(1)
         return Loss(sums * batch.weights, batch.weights)
 
-    def score(self, log_probs: Tensor, batch: LanguageBatch) -> list[bool]:
-        return [*(log_probs.argmax(1) == batch.languages).tolist()]
-
 
 def collate(rows: Sequence[Row], *, languages: ClassLabels, sample_rate: int) -> LanguageBatch:
     """Pad utterances to a batch with the languages of the column."""

@@ -10,9 +10,9 @@ from transducer import Transducer
 from recipes.asr.recipe import Asr
 from sbkit.audio.augment import Augmentation
 from sbkit.data.batch import TextBatch
+from sbkit.decoding.pool import Recognition as Recognized
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.models.loss import Loss
-from sbkit.text.normalization import separates_words
 from sbkit.train.brain import Brain
 
 
@@ -46,9 +46,8 @@ class TransducerBrain(Brain):
 
     def score(self, outputs: Any, batch: TextBatch) -> list[ScoredUtterance]:
         tokens = [self.network.search(row[:count]) for row, count in zip(*outputs[:2], strict=True)]
-        rows = zip(batch.ids, batch.texts, map(self.hparams.tokenizer.decode, tokens), strict=True)
-        by_words = separates_words(self.hparams.language)
-        return [ScoredUtterance(*row, by_words=by_words) for row in rows]
+        texts = map(self.hparams.tokenizer.decode, tokens)
+        return self.results_of([*map(Recognized, texts)], batch)
 
 
 class TransducerRecipe(Asr, Transducer):

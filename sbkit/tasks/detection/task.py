@@ -19,7 +19,6 @@ from sbkit.base.errors import DataError
 from sbkit.base.messages import short_value
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.task import Figures, Labels, Task
-from sbkit.data.columns import MAX_ROUNDING
 from sbkit.logs.metric import Metric, Metrics, ratio
 from sbkit.text.recognized_word import Word
 
@@ -27,6 +26,7 @@ DELAY_FRAMES = 4  # lookahead: the model classifies a frame once it has heard 4 
 MISS_WEIGHT = 0.75  # of misses in the detection cost function (DCF) of NIST's OpenSAT
 SPEECH = "speech"  # the column
 WORD_MARGIN_SECONDS = 0.1  # around an aligned word
+MAX_EXCESS_SECONDS = 0.5  # of a span beyond its clip
 SPANS_ADVICE = (
     "Write the start and the end in seconds, not in milliseconds or samples: 0.24-1.52 1.80-2.10."
 )
@@ -136,6 +136,6 @@ def parse_spans(value: str, seconds: float) -> list[tuple[float, float]]:
     """Return the start and the end of each span; raise ValueError if one is not in the clip."""
     pairs = (span.split("-") for span in value.split())
     spans = [(float(start), float(end)) for start, end in pairs]
-    if not all(0 <= start <= end <= seconds + MAX_ROUNDING for start, end in spans):
+    if not all(0 <= start <= end <= seconds + MAX_EXCESS_SECONDS for start, end in spans):
         raise ValueError(f"{value} is not within {seconds} s")
     return spans

@@ -4,7 +4,6 @@ Legend: B utterances, L symbols, U frames of 25 ms, M mel bins, D model width, S
 consists of two hops, so that its features have 2 M values.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import ctc_loss, pad
 
-from sbkit.audio.io import FULL_SCALE, to_int16
+from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.random_draws import draw_uniform
 from sbkit.base.errors import ConfigError
@@ -21,7 +20,6 @@ from sbkit.models.spectral_losses import mel_distance
 from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
 from sbkit.tasks.synthesis.recordings import SpokenBatch
 from sbkit.tasks.synthesis.symbols import PADDING
-from sbkit.tasks.synthesis.task import SpeechExample, SpokenUtterance
 
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE_LOG_PROB = -1e4
@@ -242,17 +240,21 @@ class MelDecoder(nn.Module):
 class Synthesized:
     """The outputs for a batch."""
 
+    batch: SpokenBatch
+    sample_rate: int  # Hz
     scores: Tensor  # (B, U, L) of the aligner
     durations: Tensor  # (B, L) frames of each symbol
     index: Tensor  # (B, U) the symbol of each frame
     is_misaligned: Tensor  # (B,) the text cannot match the audio
     features: Tensor  # (B, U, F) predicted and normalized
     target: Tensor  # (B, U, F) of the recording
-    mask: Tensor  # (B, U) true within an utterance
+    target_std: Tensor  # (F,) before normalization
+    mask: Tensor  # (B, U) 1 within an utterance
     frames: Tensor  # (B,)
     log_durations: Tensor  # (B, L) predicted
     predicted_variances: Tensor  # (B, L, 2) pitch and energy
     variances: Tensor  # (B, L, 2) of the recording
+    predicted_octaves: Tensor  # (B, U) the pitch of each frame
     symbol_mask: Tensor  # (B, L) true within a text
     segment: Tensor  # (B, S') a part of each recording
     decoded: Tensor  # (B, S') the same part, vocoded
@@ -342,17 +344,21 @@ class SynthesisModel:
             restored = self.mel_decoder.denormalize(features[:num_examples])
             examples = self.vocode(restored, mask[:num_examples])
         return Synthesized(
+            batch=batch,
+            sample_rate=self.compute_features.sample_rate,
             scores=scores,
             durations=durations,
             index=index,
             is_misaligned=is_misaligned,
             features=features,
             target=target,
+            target_std=self.mel_decoder.normalize.std,
             mask=mask[:, :, 0],
             frames=frames,
             log_durations=log_durations,
             predicted_variances=predicted,
             variances=variances,
+            predicted_octaves=expand(predicted[:, :, :1], index)[:, :, 0],
             symbol_mask=symbol_mask,
             segment=segment,
             decoded=decoded,
@@ -384,42 +390,6 @@ class SynthesisModel:
         within = length_mask(lengths, decoded.shape[1], audio.device)
         padded = pad(audio, (0, size * frame))
         return padded.gather(1, samples) * within, decoded * within, lengths
-
-    def measure(
-        self, outputs: Synthesized, batch: SpokenBatch, names: Sequence[str] = ()
-    ) -> list[SpokenUtterance]:
-        """Compare each synthesized utterance with its recording; names: of the symbols."""
-        std = self.mel_decoder.normalize.std
-        distance = ((outputs.features - outputs.target).abs() * std).mean(2) * outputs.mask
-        predicted = expand(outputs.predicted_variances[:, :, :1], outputs.index)[:, :, 0]
-        voiced = batch.voiced & outputs.mask.bool()
-        durations = outputs.log_durations.exp() * outputs.symbol_mask
-        measured = zip(
-            outputs.frames.tolist(),
-            distance.sum(1).tolist(),
-            voiced.sum(1).tolist(),
-            ((predicted - batch.octaves).square() * voiced).sum(1).tolist(),
-            durations.sum(1).tolist(),
-            outputs.distance.tolist(),
-            outputs.is_misaligned.tolist(),
-            strict=True,
-        )
-        utterances = [SpokenUtterance(*values) for values in measured]
-        by_frame = (outputs.target, outputs.features, batch.voiced, batch.octaves, predicted)
-        for row, audio in enumerate(outputs.examples):
-            frames, symbols = int(outputs.frames[row]), int(batch.symbol_lengths[row])
-            samples = int(batch.audio_lengths[row])
-            example = SpeechExample(
-                batch.ids[row],
-                self.compute_features.sample_rate,
-                [names[id] for id in batch.symbols[row, :symbols].tolist()],
-                outputs.durations[row, :symbols].cumsum(0).tolist(),
-                batch.audio[row, :samples].cpu().numpy(),
-                to_int16(audio[:samples].float().cpu().numpy()),
-                *(values[row, :frames].cpu().numpy() for values in by_frame),
-            )
-            utterances[row] = utterances[row]._replace(example=example)
-        return utterances
 
     def encode(self, symbols: Tensor) -> tuple[Tensor, Tensor]:
         """Encode symbols: (B, L) -> states (B, L, D), durations in frames, not rounded (B, L).

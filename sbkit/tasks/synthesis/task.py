@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from sbkit.audio.io import MP3_RATES, Samples, encode_mp3
+from sbkit.audio.io import MP3_RATES, Samples, encode_mp3, to_int16
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
@@ -148,8 +148,43 @@ class Synthesis(Task):
         ]
         spoken = SpokenCollate(labels, rate, frame)(rows).to(model.device)
         outputs = model.call("resynthesize", spoken, num_examples=NUM_EXAMPLES)
-        measured: list[SpokenUtterance] = model.network.measure(outputs, spoken, labels.names)
-        return measured
+        return self.read_outputs(outputs, labels)
+
+    def read_outputs(self, outputs: Any, labels: Labels) -> list[SpokenUtterance]:
+        """Compare each utterance of the model's `Synthesized` with its recording."""
+        batch, mask = outputs.batch, outputs.mask
+        distance = ((outputs.features - outputs.target).abs() * outputs.target_std).mean(2) * mask
+        voiced = batch.voiced & mask.bool()
+        squares = (outputs.predicted_octaves - batch.octaves).square() * voiced
+        measured = zip(
+            outputs.frames.tolist(),
+            distance.sum(1).tolist(),
+            voiced.sum(1).tolist(),
+            squares.sum(1).tolist(),
+            (outputs.log_durations.exp() * outputs.symbol_mask).sum(1).tolist(),
+            outputs.distance.tolist(),
+            outputs.is_misaligned.tolist(),
+            strict=True,
+        )
+        utterances = [SpokenUtterance(*values) for values in measured]
+        by_frame = (
+            *(outputs.target, outputs.features, batch.voiced, batch.octaves),
+            outputs.predicted_octaves,
+        )
+        for row, audio in enumerate(outputs.examples):
+            frames, symbols = int(outputs.frames[row]), int(batch.symbol_lengths[row])
+            samples = int(batch.audio_lengths[row])
+            example = SpeechExample(
+                batch.ids[row],
+                outputs.sample_rate,
+                [labels.names[id] for id in batch.symbols[row, :symbols].tolist()],
+                outputs.durations[row, :symbols].cumsum(0).tolist(),
+                batch.audio[row, :samples].cpu().numpy(),
+                to_int16(audio[:samples].float().cpu().numpy()),
+                *(values[row, :frames].cpu().numpy() for values in by_frame),
+            )
+            utterances[row] = utterances[row]._replace(example=example)
+        return utterances
 
     def result(self, prediction: SpokenUtterance, row: Any, **options: Any) -> SpokenUtterance:
         return prediction  # which is measured on the recording itself
