@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from tests.runs import ROOT, Workplace, records_of
 from tests.test_language_id import SPLITS, write_table
@@ -25,6 +26,9 @@ def test_encoder_is_pretrained_without_transcripts_and_finetuned(
     assert losses == sorted(losses, reverse=True)
     bundles = tmp_path / "encoder", tmp_path / "recognizer"
     sbkit(["export", str(pretrained), f"--out={bundles[0]}", "--import", "masked_prediction"])
+    with pytest.raises(SbkitError, match="MaskedPrediction cannot score tables"):
+        table = str(tmp_path / "test.csv")
+        sbkit(["score", str(bundles[0]), table, "--import", "masked_prediction"])
     capsys.readouterr()
     for source in (pretrained, bundles[0]):
         options = (f"--init_from={source}", "--number_of_epochs=1")

@@ -309,11 +309,6 @@ def test_bundle_omits_the_discriminator(trained: Path, bundle: Path) -> None:
     assert "discriminator" not in (bundle / "config.json").read_text()
 
 
-def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
-    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.CodecTask cannot score tables"):
-        sbkit(["score", str(bundle), str(clip)])
-
-
 def test_padding_does_not_change_codes(bundle: Path, clip: Path) -> None:
     model = load_bundle(bundle).model
     samples, _ = soundfile.read(clip, dtype="float32")
