@@ -38,7 +38,7 @@ LAYOUTS = {  # a file of each folder, by the class that recognizes it
     "LibriSpeech/dev/84/84-7.trans.txt": "LibriSpeech",
     "a_supervisions_train.jsonl.gz": "Lhotse",
     "train/wav.scp": "Lhotse",
-    "train/cuts.000000.jsonl.gz": "Lhotse",
+    "a_cuts_train.jsonl": "Lhotse",
     "train.tsv": None,
     "metadata.csv": None,
 }
