@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "133d655ee0616338"),
+    "corpus": CodeVersion(2, "f11cefdb03ac2593"),
     "releases": CodeVersion(1, "41f0709050cae2da"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
     "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
