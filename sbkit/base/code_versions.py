@@ -20,8 +20,8 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "c84cc9ca02ed7604"),
-    "releases": CodeVersion(1, "9bbff297f46d7519"),
+    "corpus": CodeVersion(2, "f11cefdb03ac2593"),
+    "releases": CodeVersion(1, "41f0709050cae2da"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
     "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),

@@ -99,7 +99,7 @@ AUDIO_KEYS = ("sample_rate", "audio_store")
 # All that corpora and filters read
 DATA_KEYS = (
     *(*SOURCE_KEYS, *AUDIO_KEYS),
-    *("splits", "split_shares", "language", "where", "skip_quality_tags"),
+    *("splits", "split_shares", "language", "where"),
 )
 
 logger = logging.getLogger(__name__)

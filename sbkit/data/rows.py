@@ -24,9 +24,9 @@ from sbkit.base.files import temporary_path, to_json
 from sbkit.base.messages import listed, printable
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.columns import CUT_SHORT
-from sbkit.data.corpus import Corpus, SettingValues
+from sbkit.data.corpus import Corpus
 from sbkit.data.filesystem import Storage
-from sbkit.data.filters import filter_manifests
+from sbkit.data.filters import filter_splits
 from sbkit.data.manifest import (
     DURATION_COLUMN,
     MIX_FAULT,
@@ -90,37 +90,22 @@ def read_sources(corpus: Corpus, *, as_stream: bool = False) -> Sources:
     as_stream: read them block by block, once, while they are used.
     """
     names = [*chain.from_iterable(corpus.roles().values())]
-    has_filter = has_filters(corpus.settings)
-    if as_stream and not has_filter:
+    where = corpus.settings.get("where")
+    if as_stream and not where:
         return {name: corpus.blocks(name) for name in names}
     sources = {name: [*corpus.blocks(name)] for name in names}
-    if not has_filter or has_tables(sources):
+    if not where or has_tables(sources):
         return sources  # rows of tables are filtered once they are read
     manifests = {
         name: [i for i in items if isinstance(i, Manifest)] for name, items in sources.items()
     }
-    return filter_manifests_of(manifests, corpus.settings)
-
-
-def has_filters(settings: SettingValues) -> bool:
-    """Check whether keys leave out rows by their columns."""
-    return bool(settings.get("where") or settings.get("skip_quality_tags"))
+    return filter_splits(manifests, where)
 
 
 def has_tables(sources: Sources) -> bool:
     """Check whether any rows lie in tables with their audio."""
     items = chain.from_iterable(sources.values())
     return any(isinstance(item, AudioTable) for item in items)
-
-
-def filter_manifests_of(
-    blocks_by_split: Mapping[str, Iterable[Manifest]], settings: SettingValues
-) -> dict[str, list[Manifest]]:
-    """Leave out rows by the keys ``where`` and ``skip_quality_tags``."""
-    # A filter needs all splits at once: a tag is wrong if no row of any has it.
-    manifests = {name: Manifest.join(blocks) for name, blocks in blocks_by_split.items()}
-    filtered = filter_manifests(manifests, settings)
-    return {name: [*manifest.blocks()] for name, manifest in filtered.items()}
 
 
 def manifests_of(sources: Sources) -> Iterator[Manifest]:
@@ -273,8 +258,8 @@ class RowWriter:
         """Write the rows of all splits; return the facts about each, as plain data."""
         located: Mapping[str, Iterable[Manifest]]
         located = {split: self._locate(split, items) for split, items in sources.items()}
-        if has_filters(corpus.settings) and has_tables(sources):
-            located = filter_manifests_of(located, corpus.settings)
+        if (where := corpus.settings.get("where")) and has_tables(sources):
+            located = filter_splits(located, where)
         return {split: self._write_split(split, blocks) for split, blocks in located.items()}
 
     def _locate(self, split: str, items: Iterable[Manifest | AudioTable]) -> Iterator[Manifest]:

@@ -21,7 +21,7 @@ from sbkit.audio.io import AudioPart, read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.columns import CUT_SHORT
-from sbkit.data.common_voice import read_release
+from sbkit.data.common_voice import read_releases
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
 from sbkit.data.tables import TableOptions
 from sbkit.models.pretrained.folder import _match_tensors
@@ -276,7 +276,8 @@ def test_paths_of_a_file_are_one(tmp_path: Path) -> None:
 
 
 def read_manifest(file: Path) -> Manifest:
-    return read_release(file, TableOptions(language="en"))
+    options = TableOptions(language="en")
+    return Manifest.join(read_releases({"en": file.parent}, file.stem, options))
 
 
 def write(folder: Path, content: str) -> Path:

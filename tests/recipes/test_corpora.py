@@ -34,11 +34,10 @@ LAYOUTS = {  # a file of each folder, by the class that recognizes it
     "clips/a.mp3": "CommonVoice",
     "ss-corpus-en.tsv": "CommonVoice",
     "train-960/84/7/84-7.trans.txt": "LibriSpeech",
-    "LibriSpeech/dev/84-7.trans.txt": None,
-    "LibriSpeech/dev/84/84-7.trans.txt": "LibriSpeech",
+    "LibriSpeech/dev/84/84-7.trans.txt": None,
     "a_supervisions_train.jsonl.gz": "Lhotse",
     "train/wav.scp": "Lhotse",
-    "train/cuts.000000.jsonl.gz": "Lhotse",
+    "a_cuts_train.jsonl": "Lhotse",
     "train.tsv": None,
     "metadata.csv": None,
 }
