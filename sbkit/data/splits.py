@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
@@ -75,6 +75,30 @@ class Splits:
 # Preparation
 
 
+def keep_column(
+    rows: datasets.Dataset,
+    name: str,
+    made_from: Mapping[str, object],
+    compute: Callable[[], Iterable[str]],
+) -> MemoryMappedTable:
+    """Map a column with a text for each row, which is kept as a fact: see `keep_fact`."""
+
+    def write(file: Path) -> None:
+        schema = pa.schema({name: pa.string()})
+        texts = iter(compute())
+        with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_stream(stream, schema) as writer:
+            while batch := list(islice(texts, TEXT_ROWS)):
+                writer.write_table(pa.table([batch], schema))
+
+    def read(file: Path) -> MemoryMappedTable:
+        column = MemoryMappedTable.from_file(str(file))
+        if len(column) != len(rows):
+            raise ValueError(f"{file} has another number of texts")
+        return column
+
+    return keep_fact(rows, name, made_from, write, read)
+
+
 def add_texts(
     split: PreparedSplit,
     name: str,
@@ -90,21 +114,12 @@ def add_texts(
         recognized in silence are errors to be counted.
     """
 
-    def write(file: Path) -> None:
-        schema = pa.schema({"text": pa.string()})
-        with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_stream(stream, schema) as writer:
-            for sentences in read_texts(split.dataset, "sentence"):
-                writer.write_table(pa.table([[*map(normalize, sentences)]], schema))
+    def compute() -> Iterable[str]:
+        return map(normalize, chain.from_iterable(read_texts(split.dataset, "sentence")))
 
-    def read(file: Path) -> MemoryMappedTable:
-        texts = MemoryMappedTable.from_file(str(file))
-        if len(texts) != len(split.dataset):
-            raise ValueError(f"{file} has another number of texts")
-        return texts
-
-    texts = keep_fact(split.dataset, "texts", made_from, write, read)
+    texts = keep_column(split.dataset, "text", made_from, compute)
     rows = ConcatenationTable.from_tables([split.dataset.data, texts], axis=1)
-    fingerprint = digest_of([split.dataset._fingerprint, made_from, code_state("texts")])
+    fingerprint = digest_of([split.dataset._fingerprint, made_from, code_state("text")])
     dataset = datasets.Dataset(rows, fingerprint=fingerprint)
     if keep_empty:
         return replace(split, dataset=dataset)
@@ -216,13 +231,10 @@ def batch_columns(split: datasets.Dataset, *names: str) -> Iterator[pa.Table]:
         yield take_columns(split.select(rows), *names)
 
 
-def count_characters(batches: Iterable[Sequence[str]]) -> Counter[str]:
-    """Count the characters of batches of texts, ten times as fast as `Counter` does."""
-    total = np.zeros(0x110000, dtype=np.int64)  # code points
-    for texts in batches:
-        codes = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
-        total += np.bincount(codes, minlength=len(total))
-    return Counter({chr(code): int(total[code]) for code in np.flatnonzero(total)})
+def count_characters(texts: Sequence[str]) -> Counter[str]:
+    """Count the characters of texts, ten times as fast as `Counter` does."""
+    counts = np.bincount(np.frombuffer("".join(texts).encode("utf-32-le"), "<u4"))
+    return Counter({chr(code): int(counts[code]) for code in np.flatnonzero(counts)})
 
 
 def spread_rows(count: int, max_rows: int) -> list[int]:
