@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from sbkit.audio.io import MP3_RATES, encode_mp3
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.files import to_json, write_lines_atomically, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.facts import measure_once
@@ -38,7 +38,6 @@ from sbkit.data.splits import (
     sample_counts,
     spread_rows,
     take_columns,
-    write_excluded,
 )
 from sbkit.evaluate.run_results import DATA_REPORT
 from sbkit.logs.html_page import render_page
@@ -72,7 +71,12 @@ def log_data(splits: Splits, folder: Path, sample_rate: int) -> None:
             f"{epoch_minutes:.1f} min in an epoch"
         )
     listing = folder / "left_out.tsv"
-    write_excluded(listing, [*splits.excluded, *splits.out_of_range])
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [("split", "id", "reason", "detail")]
+    for row in (*splits.excluded, *splits.out_of_range):
+        rows.append((row.split, row.id, row.reason, row.detail))
+    cells = ([" ".join(value.split()) for value in row] for row in rows)
+    write_lines_atomically(listing, map("\t".join, cells))
     for group in _group_left_out(splits):
         listed_in = f" (listed in {listing})" if group["examples"] else ""
         count, reason = group["utterances"], group["reason"]

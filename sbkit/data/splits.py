@@ -18,7 +18,6 @@ from datasets.table import ConcatenationTable, MemoryMappedTable
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.code_versions import code_state
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
 from sbkit.data.facts import keep_fact
@@ -167,15 +166,6 @@ def within_limits(
             f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long."
         )
     return select_rows(train, ~is_outside), out_of_range
-
-
-def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
-    """Write a TSV with a line for each utterance."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [("split", "id", "reason", "detail")]
-    rows += [(row.split, row.id, row.reason, row.detail) for row in excluded]
-    lines = ("\t".join(" ".join(value.split()) for value in row) for row in rows)
-    write_text_atomically(file, "\n".join(lines) + "\n")
 
 
 # Columns of a prepared split
