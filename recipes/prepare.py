@@ -22,7 +22,6 @@ from sbkit.data.prepared import DATA_RANGES, PreparedData, prepare
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row
 from sbkit.data.splits import (
-    EMPTY,
     Splits,
     add_texts,
     keep_column,
@@ -78,11 +77,6 @@ def _assemble(settings: SettingValues, data: PreparedData) -> Splits:
     if not len(train):
         excluded = [row for split in train_splits for row in split.excluded]
         reasons = {row.reason for row in excluded}
-        if reasons == {EMPTY}:
-            raise DataError(
-                f"All {len(excluded)} sentences of train are empty after normalization for "
-                f"`language: {settings['language']}`."
-            )
         raise DataError(
             f"The training set is empty: all {len(excluded)} rows are left out "
             f"({', '.join(sorted(reasons)) or 'there are none'})."

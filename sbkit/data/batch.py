@@ -82,27 +82,6 @@ class Batch:
         """Pin the tensors; DataLoader calls this if there is a GPU."""
         return replace(self, **{n: getattr(self, n).pin_memory() for n in self.ON_DEVICE})
 
-    def take(self, rows: slice) -> Self:
-        """Return some utterances, without padding that only the others need."""
-        lengths = self.audio_lengths[rows]
-        percents = [
-            group.speed_percent for group in self.speed_groups for _ in range(group.num_utterances)
-        ]
-        sliced: dict[str, Any] = {
-            name: value[rows]
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor | list)
-        }
-        weights = self.weights.cpu()
-        seconds_per_sample = self.seconds / max(1, int((self.audio_lengths * weights).sum()))
-        return replace(
-            self,
-            **sliced | {"audio": self.audio[rows, : int(lengths.max())]},
-            columns={name: column[rows] for name, column in self.columns.items()},
-            speed_groups=_speed_groups(percents[rows], lengths.tolist()),
-            seconds=seconds_per_sample * int((lengths * weights[rows]).sum()),
-        )
-
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -116,10 +95,6 @@ class TextBatch(Batch):
     texts: list[str]  # normalized
     tokens: Tensor  # (B, L) ids, the blank past each length
     token_lengths: Tensor  # (B,)
-
-    def take(self, rows: slice) -> Self:
-        batch = super().take(rows)
-        return replace(batch, tokens=batch.tokens[:, : int(batch.token_lengths.max())])
 
 
 # From rows to batches
