@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.audio.io import MP3_RATES, encode_mp3
+from sbkit.base.arrays import Counts
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_lines_atomically, write_text_atomically
 from sbkit.base.messages import plural
@@ -137,11 +138,14 @@ def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
     samples = sample_counts(split)
     quantiles = np.quantile(samples / sample_rate, (0, 0.5, 1)).tolist() if len(split) else []
     counts, num_words = Counter[str](), 0
+    lengths = [np.empty(0, np.int32)]
     for texts in read_texts(split):
         counts.update(count_characters(texts))
         num_words += sum(len(text.split()) for text in texts)
+        lengths.append(np.fromiter(map(len, texts), np.int32, len(texts)))
     examples = split.select(spread_rows(len(split), MAX_TRANSCRIPTS))
-    implausible = split.select(implausible_rows(split, sample_rate))
+    rows = implausible_rows(np.concatenate(lengths), samples, sample_rate)
+    implausible = split.select(rows)
     return {
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
@@ -158,17 +162,12 @@ def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
     }
 
 
-def implausible_rows(split: datasets.Dataset, sample_rate: int) -> list[int]:
+def implausible_rows(characters: Counts, samples: Counts, sample_rate: int) -> list[int]:
     """Return the rows whose transcripts are far too long or too short for the clip, worst first.
 
     A second of audio at the median rate is added to every clip, because a single word may take
     several times as long as the same letters in a sentence, with silence around it.
     """
-    lengths = [
-        pc.utf8_length(columns["text"]).to_numpy() for columns in batch_columns(split, "text")
-    ]
-    characters = np.concatenate([np.empty(0, np.int32), *lengths])
-    samples = sample_counts(split)
     rows = np.flatnonzero((characters > 0) & (samples > 0))
     if len(rows) < MIN_COMPARED_CLIPS:
         return []
