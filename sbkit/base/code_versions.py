@@ -28,7 +28,7 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "pitch": CodeVersion(1, "1bb0ee44a14c4734"),
     "speech": CodeVersion(1, "d3e1c211ff303760"),
     "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
-    "data_report": CodeVersion(2, "b7268786e56c27ee"),
+    "data_report": CodeVersion(2, "b5a5c0a350fe2acd"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

@@ -114,8 +114,8 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
                 counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
     scripts = _main_scripts(trained, language)
     for char, count in written.items():
-        if kind := _kind_of(char, trained, scripts, language):
-            counts[kind][char] = count
+        if change := _kind_of(char, trained, scripts, language):
+            counts[change][char] = count
     counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGITS]
     if "\N{LATIN SMALL LETTER DOTLESS I}" in trained and normalize("I", language) == "i":
