@@ -88,7 +88,7 @@ class AsrBrain(Brain):
             return Encoded(log_probs, predictions.states[0, :frames].cpu())
 
         segmenter = Segmenter(self.hparams.sample_rate, self.network.samples_per_frame)
-        (clip,) = batch.clips()
+        clip = batch.audio[0].cpu().numpy()
         joined = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
         log_probs = torch.from_numpy(joined.log_probs).unsqueeze(0)
         frames = torch.tensor([log_probs.shape[1]])
@@ -146,6 +146,7 @@ class AsrBrain(Brain):
         blank = tokenizer.vocabulary.blank
         lengths, expected = predictions.frame_lengths.tolist(), batch.token_lengths.tolist()
         samples = batch.audio_lengths.tolist()
+        speakers = batch.columns.get("speaker", [""] * len(batch))
         scored: list[ScoredUtterance] = []
         for index, (id, text) in enumerate(zip(batch.ids, batch.texts, strict=True)):
             row = best[index, : lengths[index]]
@@ -155,7 +156,7 @@ class AsrBrain(Brain):
                 id,
                 text,
                 tokenizer.decode(tokens),
-                speaker=batch.speakers[index],
+                speaker=speakers[index],
                 seconds=samples_to_seconds(samples[index], self.hparams.sample_rate),
                 by_words=separates_words(language),
                 counts_of_greedy=counts,
