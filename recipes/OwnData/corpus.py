@@ -22,7 +22,7 @@ import pyarrow as pa
 from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed
-from sbkit.data.audio_tables import TAR_SUFFIXES, AudioTable
+from sbkit.data.audio_tables import AudioTable, is_tar
 from sbkit.data.columns import ROLE_OF, find_split_column, role_of
 from sbkit.data.corpus import (
     ROLES,
@@ -75,21 +75,23 @@ class OwnData(Corpus):
 
     def splits(self) -> Mapping[str, Sequence[str]]:
         """Return the splits of each role, as in ``manifest``."""
-        splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-        for name, split in self._splits.items():
-            if name != ALL_SPLITS:
-                splits_by_role[split.role].append(name)
-                continue
+        roles = {name: split.role for name, split in self._splits.items()}
+        if roles.pop(ALL_SPLITS, None):
             names = {*chain.from_iterable(np.unique(names).tolist() for _, names in self._dealt)}
-            for dealt_name in sorted(names - {""}):
-                splits_by_role[_role_of_key(dealt_name)].append(dealt_name)
+            roles |= {name: _role_of_key(name) for name in sorted(names - {""})}
+        for name in roles:
+            if not SPLIT_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"`manifest` has the split {name!r}, but names start with a letter or digit "
+                    "and consist of letters, digits and . + - _."
+                )
         are_chosen = self.settings.get("splits") or ALL_SPLITS in self.settings["manifest"]
         for role, key in (("train", "train"), ("valid", "dev")):
-            if not are_chosen and not splits_by_role[role]:
+            if not are_chosen and role not in roles.values():
                 raise ConfigError(
                     f"`manifest` has no files for {key}. Add `{key}: FILE`, or rows to `corpus`."
                 )
-        return splits_by_role
+        return {role: [name for name in roles if roles[name] == role] for role in ROLES}
 
     def files(self) -> list[Path] | None:
         """Return the files; None if some are not on this machine."""
@@ -141,7 +143,7 @@ class OwnData(Corpus):
         """The rows to split, and the split of each: that of its column or its speaker."""
         split = self._splits[ALL_SPLITS]
         source = split.sources[0]
-        if tars := [file.path for file in split.files if file.name.endswith(TAR_SUFFIXES)]:
+        if tars := [file.path for file in split.files if is_tar(file.name)]:
             raise DataError(
                 f"`manifest.{ALL_SPLITS}`: {tars[0]} is a tar, so all of it is read to know its "
                 "rows. Name tars for each split."
@@ -234,11 +236,6 @@ def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, Split]:
         paths_by_name = value if is_nested else {key: value}
         for name, paths in paths_by_name.items():
             split = str(name)  # a YAML may also name it by a number
-            if not SPLIT_NAME.fullmatch(split):
-                raise ConfigError(
-                    f"`manifest` names the split {split!r}, but names start with a letter or digit "
-                    "and consist of letters, digits and . + - _."
-                )
             if split in splits:
                 raise ConfigError(f"`manifest` names the split {split!r} twice.")
             split_key = f"manifest.{key}.{split}" if is_nested else f"manifest.{split}"
@@ -251,9 +248,8 @@ def _find_sources(key: str, role: str, value: object) -> Split:
     values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     if not values or not all(isinstance(x, str | Path) and str(x) for x in values):
         raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
-    sources = [
-        str(x) if "://" in str(x) else str(Path(str(x)).expanduser().absolute()) for x in values
-    ]
+    names = map(str, values)
+    sources = [x if "://" in x else str(Path(x).expanduser().absolute()) for x in names]
     files: list[SourceFile] = []
     for source in sources:
         if "://" not in source and not Path(source).exists():

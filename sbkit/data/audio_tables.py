@@ -34,7 +34,6 @@ from sbkit.data.tables import (
     to_manifest,
 )
 
-TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 MAX_BATCH_ROWS, MAX_BATCH_BYTES = 1000, 1 << 26  # in memory at a time
 BUFFER_BYTES = 1 << 20  # of a column of parquet; without it, all of a row group is in memory
 PATH = "path"  # the column of the path or name of audio
@@ -61,19 +60,19 @@ class AudioTable:
 
     def batches(self) -> Iterator[tuple[Manifest, list[bytes]]]:
         """Yield the rows in order, whose paths are FILE::ROW/NAME, and the bytes of their audio."""
-        is_tar = self.file.endswith(TAR_SUFFIXES)
-        batches = _read_tar(self.file) if is_tar else _read_arrow(self.file, self.options)
+        file, options = self.file, self.options
+        batches = _read_tar(file) if is_tar(file) else _read_arrow(file, options)
         # A time or a path is of the file that the clip was cut from.
-        options = self.options.without("start", "duration", "end")
+        options = options.without("start", "duration", "end")
         options = replace(options, columns={**options.columns, "path": PATH})
-        file_name = self.file.rpartition("/")[2]
+        file_name = file.rpartition("/")[2]
         taken = {*(self.rows or ())}
-        for table, audio in _named_errors(self.file, batches):
+        for table, audio in _named_errors(file, batches):
             is_taken = [self.rows is None or line in taken for line in table.lines]
             lines = [*compress(table.lines, is_taken)]
             rows = table.rows.filter(pa.array(is_taken, pa.bool_()))
             names = (origin.rpartition("/")[2] for origin in read_text_column(rows, PATH))
-            paths = [f"{self.file}::{line}/{name}" for line, name in zip(lines, names, strict=True)]
+            paths = [f"{file}::{line}/{name}" for line, name in zip(lines, names, strict=True)]
             named = zip(paths, compress(audio, is_taken), strict=True)
             contents = {path: content for path, content in named if content}
 
@@ -91,6 +90,11 @@ class AudioTable:
     def texts(self) -> pa.Table:
         """Return all rows without their audio."""
         return add_partition(read_texts(self.file, self.options), self.partition).rows
+
+
+def is_tar(file: str) -> bool:
+    """Check whether the name of a file is that of a tar."""
+    return file.endswith((".tar", ".tar.gz", ".tgz"))
 
 
 @contextmanager
@@ -275,7 +279,9 @@ def read_audio(cell: Any) -> tuple[bytes | None, str]:
     """Return the bytes of a cell's audio, None without any, and its path or name."""
     if isinstance(cell, Mapping):
         return cell.get("bytes"), cell.get("path") or ""
-    return (cell, "") if isinstance(cell, bytes) else (None, cell or "")
+    if isinstance(cell, bytes):
+        return cell, ""
+    return None, cell if isinstance(cell, str) else ""
 
 
 def is_text(type: pa.DataType) -> bool:

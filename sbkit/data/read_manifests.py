@@ -26,13 +26,14 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, note_once, short_value
 from sbkit.base.user_folders import cache_folder
 from sbkit.data.audio_tables import (
-    TAR_SUFFIXES,
     AudioTable,
     add_partition,
     has_audio,
+    is_tar,
     name_classes,
     read_paths,
 )
+from sbkit.data.cache import CORPORA_FOLDER
 from sbkit.data.columns import ROLE_OF, find_columns
 from sbkit.data.filesystem import access_errors, disk_errors
 from sbkit.data.manifest import Manifest
@@ -67,7 +68,6 @@ LAKE_LINES = {  # by the folder of the log, what lists the current files of a ta
     "metadata": "from pyiceberg.table import StaticTable; print(*(task.file.file_path for task in "
     "StaticTable.from_metadata({log!r}).scan().plan_files()))",
 }
-ROWS_FOLDER = "corpora/rows-{}"  # in the cache
 FILE_BYTES = 1 << 25  # of stored rows
 STREAMED_ROWS = 16  # of a dataset, in memory at a time
 CONTENTS = frozenset({"array", "bytes", "path"})  # of audio, as `datasets` gives it
@@ -139,7 +139,7 @@ def _version(info: Mapping[str, Any]) -> str:
 
 def choose_files(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return the tars, or else the tables; JSON, which may describe these, if it is alone."""
-    tars = [file for file in files if file.name.endswith(TAR_SUFFIXES)]
+    tars = [file for file in files if is_tar(file.name)]
     tables = [file for file in files if not re.search(r"\.json(\.\w+)?$", file.name)]
     return tars or tables or [*files]
 
@@ -172,19 +172,14 @@ def read_files(
         alike = file.path.rpartition("/")[0] if "://" in file.path else file.path
         alike += Path(file.name).suffix
         if alike not in is_inside:
-            is_inside[alike] = _is_audio_table(file.path, options)
+            is_arrow = file.path.endswith(ARROW_SUFFIXES)
+            is_inside[alike] = has_audio(file.path, options) if is_arrow else is_tar(file.path)
         if is_inside[alike]:
             audio_tables.append(AudioTable(file.path, file.version, options, file.partition))
         else:
             parts.append((file.name, _read_manifest(file, options)))
     bases = [Path(file.path).parent for file, _ in files[:1]]
     return [*([Manifest.join_named(parts, *bases)] if parts else []), *audio_tables]
-
-
-def _is_audio_table(file: str, options: TableOptions) -> bool:
-    if not file.endswith(ARROW_SUFFIXES):
-        return file.endswith(TAR_SUFFIXES)
-    return has_audio(file, options)
 
 
 def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
@@ -225,9 +220,9 @@ def store_rows(rows: Any) -> Path:
     cache = cache_folder()
     digest = hashlib.sha256()
     with disk_errors(cache):
-        folder = cache / ROWS_FOLDER
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".rows-", dir=folder.parent) as temporary:
+        corpora = cache / CORPORA_FOLDER
+        corpora.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".rows-", dir=corpora) as temporary:
             new = Path(temporary, "new")
             new.mkdir()
             for number, batch in enumerate(_batch(map(_to_stored, _to_records(rows)))):
@@ -241,7 +236,7 @@ def store_rows(rows: Any) -> Path:
                 digest.update(file.read_bytes())
             if not any(new.iterdir()):
                 raise DataError("There are no rows.")
-            folder = folder.with_name(folder.name.format(digest.hexdigest()[:16]))
+            folder = corpora / f"rows-{digest.hexdigest()[:16]}"
             if not folder.exists():
                 new.rename(folder)
     return folder
