@@ -93,11 +93,6 @@ class OwnData(Corpus):
                 )
         return {role: [name for name in roles if roles[name] == role] for role in ROLES}
 
-    def files(self) -> list[Path] | None:
-        """Return the files; None if some are not on this machine."""
-        paths = [file.path for split in self._splits.values() for file in split.files]
-        return None if any("://" in path for path in paths) else [*map(Path, paths)]
-
     def state(self) -> object:
         """Return the names and versions of the files, here or at URLs."""
         files = chain.from_iterable(split.files for split in self._splits.values())

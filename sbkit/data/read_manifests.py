@@ -279,26 +279,20 @@ def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row whose arrays are WAV files, and whose paths are absolute."""
     row = {str(column): value for column, value in record.items()}
     paths = find_columns([*row], "path")
-    return {
-        name: _to_file(value) if name in paths or _is_audio(value) else value
-        for name, value in row.items()
-    }
+    for name, value in row.items():
+        keys = CONTENTS & value.keys() if isinstance(value, Mapping) else ()
+        if name in paths or keys or hasattr(value, "get_all_samples"):
+            contents = [value[key] for key in keys] or [value]
+            row[name] = None if all(map(is_missing, contents)) else _to_file(value)
+    return row
 
 
-def _is_audio(value: object) -> bool:
-    is_of_datasets = isinstance(value, Mapping) and not CONTENTS.isdisjoint(value)
-    return is_of_datasets or hasattr(value, "get_all_samples")
-
-
-def _to_file(audio: Any) -> str | dict[str, Any] | None:
+def _to_file(audio: Any) -> str | dict[str, Any]:
     """Return the absolute path of audio, or its content as `datasets` stores it."""
-    mapping = audio if isinstance(audio, Mapping) else {"path": audio}
-    if all(is_missing(mapping.get(key)) for key in CONTENTS):
-        return None
     source, rate = file_or_array(audio)
     if isinstance(source, str | Path):
         return str(source) if "://" in str(source) else str(Path(source).absolute())
     if rate is not None:
         return {"bytes": encode_audio(to_samples(source), rate, "WAV"), "path": None}
     content = source.read() if isinstance(source, IOBase) else source
-    return {"bytes": content, "path": mapping.get("path") if mapping is audio else None}
+    return {"bytes": content, "path": audio.get("path") if isinstance(audio, Mapping) else None}

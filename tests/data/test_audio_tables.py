@@ -23,6 +23,7 @@ from sbkit.data import audio_tables
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
+from tests.data.test_parts import read as read_table
 
 RATE = 16_000
 SAMPLES = [(1000 * np.sin(np.arange(800 + n) / 9)).astype(np.int16) for n in range(5)]
@@ -58,10 +59,6 @@ def read(source: object, **settings: Any) -> tuple[Manifest, list[bytes]]:
             manifests.append(manifest)
             contents += content
     return Manifest.join(manifests), contents
-
-
-def read_table(source: Path) -> Manifest:
-    return Manifest.join([b for b in read_blocks(source) if isinstance(b, Manifest)])
 
 
 def columns(**others: Any) -> dict[str, Any]:

@@ -252,11 +252,10 @@ def test_columns_of_a_yaml_are_read_as_texts(tmp_path: Path) -> None:
     assert read_settings(yaml, {})["columns"] == {"text": "007", "b.csv": {"text": None}}
 
 
-def test_nemo_manifest_is_read(tmp_path: Path) -> None:
-    nemo = {"audio_filepath": "a.wav", "duration": 1.5, "text": "hi", "speaker": "ann"}
-    lines = [nemo, [1], nemo | {"audio_filepath": "https://x/a.wav"}]
+def test_rows_that_name_no_file_here_are_left_out(tmp_path: Path) -> None:
+    lines = [{"path": "a.wav", "text": "hi"}, [1], {"path": "https://x/a.wav", "text": "hi"}]
     manifest = read(tmp_path / "a.json", "\n".join(map(json.dumps, lines)))
-    assert manifest[0].columns == {"duration": "1.5", "speaker": "ann", "language": "en"}
+    assert manifest.ids == ["a"]
     assert {(bad.id, bad.reason) for bad in manifest.excluded} == {
         ("row 2", "not a JSON object"),
         ("row 3", "not a file on this machine"),
