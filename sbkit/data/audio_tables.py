@@ -8,7 +8,6 @@ that none of the first five samples has.
 import json
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, Self
@@ -97,18 +96,15 @@ def is_tar(file: str) -> bool:
     return file.endswith((".tar", ".tar.gz", ".tgz"))
 
 
-@contextmanager
-def _reading(file: str, line: int = 0) -> Iterator[None]:
-    failure = f"cannot be read after row {line}"
-    with access_errors(file), unpacking_errors(file, failure, fix="Copy or write it again."):
-        yield
-
-
 def _named_errors(file: str, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yield batches, and name the file and the last good row where it cannot be read."""
-    line = 0  # of the last row
+    line = 0
     while True:
-        with _reading(file, line):
+        failure = f"cannot be read after row {line}"
+        with (
+            access_errors(file),
+            unpacking_errors(file, failure, fix="Copy or write it again."),
+        ):
             batch = next(batches, None)
         if batch is None:
             return
@@ -255,24 +251,25 @@ def _find_columns(
 
 def has_audio(file: str, options: TableOptions) -> bool:
     """Check whether the rows of a file have the audio itself, not only paths of files."""
-    with _reading(file):
-        _, contents = next(_read_arrow(file, options, max_rows=10), (None, ()))
-    return any(contents)
+    batches = _read_arrow(file, options, max_rows=10)
+    _, audio = next(_named_errors(file, batches), (None, ()))
+    return any(audio)
 
 
 def read_paths(file: str, options: TableOptions) -> Table:
     """Read a file whose rows have paths of audio files."""
-    with _reading(file):
-        table = join_tables((table for table, _ in _read_arrow(file, options)), file)
+    batches = _named_errors(file, _read_arrow(file, options))
+    table = join_tables((rows for rows, _ in batches), file)
+    if not table.rows.column_names:
+        raise DataError(f"{file} has no rows.", where=file)
     name = options.columns.get("path") or PATH
     return replace(table, rows=table.rows.rename_columns({PATH: name}))
 
 
 def read_texts(file: str, options: TableOptions) -> Table:
     """Read the rows of a file without their audio."""
-    with _reading(file):
-        batches = _read_arrow(file, options, with_audio=False)
-        return join_tables((table for table, _ in batches), file)
+    batches = _named_errors(file, _read_arrow(file, options, with_audio=False))
+    return join_tables((rows for rows, _ in batches), file)
 
 
 def read_audio(cell: Any) -> tuple[bytes | None, str]:

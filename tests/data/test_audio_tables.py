@@ -228,9 +228,12 @@ def test_tar_with_links_or_two_members_of_one_name_is_refused(tmp_path: Path) ->
         read(tmp_path / "link.tar")
 
 
-def test_damaged_parquet_is_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_or_empty_parquet_is_refused_by_name(tmp_path: Path) -> None:
     file = write_parquet(tmp_path)
     content = file.read_bytes()
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    with pytest.raises(SbkitError, match=r"a.parquet has no rows"):
+        read(file)
     for damaged in (content[: len(content) // 2], b"PAR1" * 9, b""):
         file.write_bytes(damaged)
         with pytest.raises(SbkitError, match=r"a.parquet cannot be read"):
