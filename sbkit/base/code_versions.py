@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "18bdfc1ed9b722b2"),
+    "corpus": CodeVersion(2, "7cdc8e25c3d2cf10"),
     "releases": CodeVersion(1, "41f0709050cae2da"),
     "text": CodeVersion(1, "aa644fccb0b2bdfc"),
     "token_counts": CodeVersion(1, "f1ecae56404a75fd"),
