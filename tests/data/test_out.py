@@ -53,6 +53,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
 @pytest.fixture(autouse=True)
 def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "UNIT_CLIPS", 8)
+    monkeypatch.setattr("sbkit.data.units.SHARD_BYTES", SHARD_BYTES)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def tables_of(clips: Sequence[Clip]) -> dict[str, str]:
 
 def spec_of(clips: Sequence[Clip], out: str, **more: Any) -> Spec:
     settings = {"manifest": tables_of(clips), "language": "en", "sample_rate": 16_000, **more}
-    return Spec(settings, out, SHARD_BYTES)
+    return Spec(settings, out)
 
 
 def write(clips: Sequence[Clip], out: str, **more: Any) -> None:
@@ -433,8 +434,10 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     r"arrow has \d+ bytes instead of \d+": lambda f: cut_short(first(f, "train-*.arrow")),
     r"arrow is damaged: the clip at byte": lambda f: spoil(first(f, "train-*.arrow")),
     r"corpus.json is damaged": lambda f: cut_short(f / CORPUS_FILE),
-    r"corpus.json has the format 3": lambda f: replace_in_index(f, '"format": 4', '"format": 3'),
-    r"corpus.json is not whole.*--finish": lambda f: replace_in_index(f, '"shards"', '"shard"'),
+    r"corpus.json has the format 3": lambda f: replace_in_index(f, '"format": 5', '"format": 3'),
+    r"corpus.json is damaged .its shard.*--finish": lambda f: replace_in_index(
+        f, '"shards"', '"shard"'
+    ),
     r"train.arrow .*(missing|reached|damaged)": lambda f: (f / "train.arrow").unlink(),
     r"dev.arrow .*(missing|reached|damaged)": lambda f: cut_short(f / "dev.arrow"),
 }
@@ -493,7 +496,6 @@ def test_impossible_options_are_refused(clips: list[Clip], tmp_path: Path) -> No
     with pytest.raises(SbkitError, match="cannot be written to"):
         write(clips, str(tmp_path / "file" / "corpus"))
     for options, sentence in (
-        (("--out=x", "--shard-size=1 gigabyte"), "but is '1 gigabyte'"),
         (("--share=1/2",), "--share and --finish need --out"),
         (("--finish",), "--share and --finish need --out"),
         (("--out=x", "--report=y"), "--out writes no report"),
