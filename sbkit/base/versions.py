@@ -3,6 +3,7 @@
 import platform
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
@@ -29,6 +30,7 @@ def describe_versions() -> str:
     return f"sbkit {__version__} ({', '.join(packages)})"
 
 
+@cache
 def _version(package: str) -> str | None:
     # Each command imports this file, and this would be a tenth of its start.
     from importlib.metadata import PackageNotFoundError, version

@@ -150,16 +150,18 @@ class CacheEntry(NamedTuple):
 def list_entries(cache: Path) -> list[CacheEntry]:
     """List the folders of the cache: archives, corpora, packages, and what nothing reads."""
     # Folders that sbkit has made, not lost+found, @eaDir or .Trash-1000
-    archives = (cache / ARCHIVES_FOLDER).glob("[!.]*-*")
-    corpora = [*(cache / CORPORA_FOLDER).glob("[!.]*-*")]
-    corpora.sort(key=lambda folder: folder.stat().st_mtime)
-    newest = {_kind_of(folder): folder for folder in corpora}
-    former = (cache / name for name in FORMER_FOLDERS if _is_former(cache / name))
+    made = [*chain(*((cache / name).glob("[!.]*-*") for name in (ARCHIVES_FOLDER, CORPORA_FOLDER)))]
+    made.sort(key=lambda folder: folder.stat().st_mtime)
+    newest = {_kind_of(folder): folder for folder in made}
+    former = [cache / name for name in FORMER_FOLDERS]
     entries = [
-        *(CacheEntry(folder, _sources_of(folder)) for folder in sorted(archives)),
-        *(CacheEntry(f, _sources_of(f), newest[_kind_of(f)] != f) for f in corpora),
+        *(CacheEntry(f, _sources_of(f), newest[_kind_of(f)] != f) for f in made),
         *(CacheEntry(cache / name, []) for name in DEBIAN_FOLDERS),
-        *(CacheEntry(folder, ["an earlier version"], is_superseded=True) for folder in former),
+        *(
+            CacheEntry(f, ["an earlier version"], is_superseded=True)
+            for f in former
+            if _is_former(f)
+        ),
     ]
     return [entry for entry in entries if entry.folder.is_dir() and not entry.folder.is_symlink()]
 
