@@ -20,15 +20,15 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "c84cc9ca02ed7604"),
+    "corpus": CodeVersion(2, "36002310008e9175"),
     "releases": CodeVersion(1, "9bbff297f46d7519"),
-    "texts": CodeVersion(1, "3ec0b437f19f0561"),
+    "texts": CodeVersion(7, "0b17269138018d94"),
     "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),
     "pitch": CodeVersion(1, "1bb0ee44a14c4734"),
     "speech": CodeVersion(1, "d3e1c211ff303760"),
     "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
-    "data_report": CodeVersion(1, "54796cca04e65d79"),
+    "data_report": CodeVersion(1, "4f277414756387e2"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

@@ -153,15 +153,11 @@ def list_entries(cache: Path) -> list[CacheEntry]:
     made = [*chain(*((cache / name).glob("[!.]*-*") for name in (ARCHIVES_FOLDER, CORPORA_FOLDER)))]
     made.sort(key=lambda folder: folder.stat().st_mtime)
     newest = {_kind_of(folder): folder for folder in made}
-    former = [cache / name for name in FORMER_FOLDERS]
+    former = filter(_is_former, (cache / name for name in FORMER_FOLDERS))
     entries = [
         *(CacheEntry(f, _sources_of(f), newest[_kind_of(f)] != f) for f in made),
         *(CacheEntry(cache / name, []) for name in DEBIAN_FOLDERS),
-        *(
-            CacheEntry(f, ["an earlier version"], is_superseded=True)
-            for f in former
-            if _is_former(f)
-        ),
+        *(CacheEntry(folder, ["an earlier version"], is_superseded=True) for folder in former),
     ]
     return [entry for entry in entries if entry.folder.is_dir() and not entry.folder.is_symlink()]
 
@@ -197,7 +193,8 @@ def _kind_of(folder: Path) -> str:
     """Return what two corpora have in common if the later one supersedes the other."""
     record = _read_record(folder)
     audio = record.get("audio") or {}
-    tables = _texts_in(record.get("tables"))
+    unpacked = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")  # another one if its archive is replaced
+    tables = [unpacked.sub("", text) for text in _texts_in(record.get("tables"))]
     kept = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
     return json.dumps(kept) if record else folder.name
 

@@ -102,9 +102,8 @@ def test_starts_at_once_read_each_file_once(tmp_path: Path, reads: Reads) -> Non
     assert [process.returncode for process in starts] == [0, 0, 0], outputs
     assert {*reads.take().values()} == {1}
     assert {"train: 40 utterances" in output for output, _ in outputs} == {True}
-    assert not difference(
-        *(observe(corpus, tmp_path / "corpus", tmp_path / x) for x in ("cache", "x"))
-    )
+    seen = [observe(corpus, tmp_path / "corpus", tmp_path / name) for name in ("cache", "empty")]
+    assert not difference(*seen)
 
 
 def test_edit_that_keeps_size_and_time_is_found_by_again_only(
