@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "36002310008e9175"),
+    "corpus": CodeVersion(2, "d049867f096662d1"),
     "releases": CodeVersion(1, "9bbff297f46d7519"),
     "texts": CodeVersion(7, "0b17269138018d94"),
     "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),

@@ -3,7 +3,6 @@
 import platform
 import subprocess
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
@@ -30,7 +29,6 @@ def describe_versions() -> str:
     return f"sbkit {__version__} ({', '.join(packages)})"
 
 
-@cache
 def _version(package: str) -> str | None:
     # Each command imports this file, and this would be a tenth of its start.
     from importlib.metadata import PackageNotFoundError, version
