@@ -20,15 +20,15 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "7cdc8e25c3d2cf10"),
+    "corpus": CodeVersion(2, "525fcb2384b4e5be"),
     "releases": CodeVersion(1, "41f0709050cae2da"),
-    "text": CodeVersion(1, "aa644fccb0b2bdfc"),
+    "text": CodeVersion(7, "073c70f2042e4f94"),
     "token_counts": CodeVersion(1, "f1ecae56404a75fd"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),
     "pitch": CodeVersion(1, "1bb0ee44a14c4734"),
     "speech": CodeVersion(1, "d3e1c211ff303760"),
     "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
-    "data_report": CodeVersion(2, "b5a5c0a350fe2acd"),
+    "data_report": CodeVersion(2, "8e120832d9303225"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

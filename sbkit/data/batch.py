@@ -133,7 +133,9 @@ class UtteranceDataset(Dataset[Row]):
         audio = take_columns(self.rows, AUDIO)[AUDIO].combine_chunks()
         lazy_files = audio.field("file").filter(audio.field("start").is_null())
         files = stat_files(pc.unique(lazy_files).cast(pa.large_binary()))
-        return [*zip(files["size"].to_pylist(), files["time"].to_pylist(), strict=True)]
+        return [
+            *zip(*(files[name].to_pylist() for name in ("file_size", "file_time")), strict=True)
+        ]
 
 
 def _join(rows: Sequence[Row], example: Example) -> Row:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from sbkit.audio.io import MP3_RATES, encode_mp3
 from sbkit.base.arrays import Counts
+from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_lines_atomically, write_text_atomically
 from sbkit.base.messages import plural
@@ -42,7 +43,7 @@ from sbkit.data.splits import (
 )
 from sbkit.evaluate.run_results import DATA_REPORT
 from sbkit.logs.html_page import render_page
-from sbkit.text.normalization import NORMALIZER_VERSION, separates_words
+from sbkit.text.normalization import separates_words
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ def measure_data(
     return {
         "corpus": corpus,
         "language": language,
-        "normalizer": NORMALIZER_VERSION,
+        "normalizer": CODE_VERSIONS["text"].number,
         "sample_rate": sample_rate,
         "splits": {
             name: measure_once(
