@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import unquote
 
 import datasets
 import fsspec
@@ -62,6 +63,8 @@ STAMPS = (  # in what fsspec tells of a file
     *("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated"),
     "created",
 )
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # stands for a missing value in the name of a folder
+HUDI_FOLDER = ".hoodie"
 DELTA_LOG, DELETION_VECTORS = "_delta_log", "deletionVectors"
 DELTA_LINE = "from deltalake import DeltaTable; print(*DeltaTable({!r}).file_uris())"
 ICEBERG_LINE = (
@@ -89,7 +92,8 @@ class SourceFile:
     @property
     def partition(self) -> dict[str, str]:
         """The keys in the names of folders, as Hive and Spark write them: lang=de."""
-        return dict(folder.split("=", 1) for folder in self.folders if "=" in folder)
+        keys = dict(folder.split("=", 1) for folder in self.folders if "=" in folder)
+        return {key: "" if value == HIVE_NULL else unquote(value) for key, value in keys.items()}
 
 
 def find_files(source: str) -> list[SourceFile]:
@@ -123,6 +127,11 @@ def find_files(source: str) -> list[SourceFile]:
             raise DataError(
                 f"{folder} is of an Iceberg table, whose folder also has deleted rows. Name its "
                 f"current files, which this lists: {ICEBERG_LINE.format(url)}"
+            )
+        elif f"/{HUDI_FOLDER}/" in url:
+            raise DataError(
+                f"{source} has a Hudi table, whose folder also has deleted rows. Write its current "
+                "rows as parquet files, and name those."
             )
         if current is not None:
             files = {
