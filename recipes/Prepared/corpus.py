@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.cache import CORPUS_FILE, ENCODING, is_archive
 from sbkit.data.corpus import Corpus, SettingValues
@@ -96,19 +97,14 @@ class PreparedCorpus(Corpus):
         excluded = tuple(Excluded(**row) for row in self._record["splits"][split]["excluded"])
         with TemporaryDirectory() as scratch:
             name = f"{split}.arrow"
-            try:
-                file = self._storage.fetch(name, Path(scratch))
-                table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
-            except (OSError, pa.ArrowInvalid) as error:
+            file = self._storage.fetch(name, Path(scratch))
+            expected = self._record["splits"][split].get("sha256")
+            if not file.exists() or checksum(file) != expected:
                 raise DataError(
-                    f"{self._storage.url_of(name)} is missing or damaged ({str(error)[:100]}). "
-                    f"{self._cure()}"
-                ) from error
-            if len(table) != (expected := self._record["splits"][split]["rows"]):
-                raise DataError(
-                    f"{self._storage.url_of(name)} has {len(table)} rows, but {CORPUS_FILE} states "
-                    f"{expected}. {self._cure()}"
+                    f"{self._storage.url_of(name)} is missing, damaged or not the one of "
+                    f"{CORPUS_FILE}. {self._cure()}"
                 )
+            table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
             for start in range(0, max(1, len(table)), BLOCK_ROWS):
                 yield self._locate(table.slice(start, BLOCK_ROWS), excluded)
                 excluded = ()

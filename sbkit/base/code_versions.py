@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "cc63942533478722"),
+    "corpus": CodeVersion(2, "14bc736f998a5806"),
     "releases": CodeVersion(1, "9bbff297f46d7519"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
     "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.base.checksums import checksum
 from sbkit.base.code_versions import audio_state, code_state
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
@@ -209,6 +210,8 @@ def finish(spec: Spec) -> list[str]:
         place = storage.folder or Path(scratch)
         writer = RowWriter(place, storage, shards=shards, work=work, locator=locator, clips=clips)
         splits = writer.write(corpus, sources)
+        for split, facts in splits.items():
+            facts["sha256"] = checksum(place / f"{split}.arrow")
         _write_table(place / FILES_FILE, files)
         for name in (*(f"{split}.arrow" for split in splits), FILES_FILE):
             if storage.folder is None:

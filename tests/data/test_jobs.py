@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -174,6 +173,12 @@ def remove(pattern: str) -> Callable[[Path], None]:
     return remove_files
 
 
+def change_text(folder: Path) -> None:
+    content = (folder / "train.arrow").read_bytes()
+    assert b"Word 7." in content
+    (folder / "train.arrow").write_bytes(content.replace(b"Word 7.", b"Ward 7."))
+
+
 def change_format(folder: Path) -> None:
     record = json.loads((folder / "corpus.json").read_text())
     (folder / "corpus.json").write_text(json.dumps({**record, "format": 99}))
@@ -185,12 +190,8 @@ def change_format(folder: Path) -> None:
         (remove("corpus.json"), "is half written.*--finish"),
         (lambda folder: os.truncate(folder / "corpus.json", 40), "is damaged.*--finish"),
         (change_format, "has the format 99.*prepare the corpus again"),
-        (remove("train.arrow"), "is missing or damaged.*--finish"),
-        (lambda folder: os.truncate(folder / "train.arrow", 600), "missing or damaged.*--finish"),
-        (
-            lambda folder: shutil.copy(folder / "dev.arrow", folder / "train.arrow"),
-            "4 rows.*20.*--f",
-        ),
+        (remove("train.arrow"), "is missing, damaged.*--finish"),
+        (change_text, "missing, damaged or not the one of.*--finish"),
         (remove("train-*-last.arrow"), "is missing.*--verify"),
         (
             lambda folder: os.truncate([*folder.glob("t*-last.arrow")][0], 600),
