@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.cache import CORPUS_FILE, is_archive
 from sbkit.data.corpus import Corpus, SettingValues
@@ -90,6 +91,8 @@ class PreparedCorpus(Corpus):
             name = f"{split}.arrow"
             try:
                 file = self._storage.fetch(name, Path(scratch))
+                if checksum(file) != facts["sha256"]:
+                    raise ValueError(f"it is not the one of {CORPUS_FILE}")
                 table = map_rows(file, facts["rows"]).table
             except (OSError, ValueError) as error:
                 raise DataError(

@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
+from sbkit.base.checksums import checksum
 from sbkit.base.code_versions import audio_state, code_state
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
@@ -281,6 +282,8 @@ def _write_rows(
     with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
         writer = RowWriter(shards, clips, storage.folder or Path(scratch), ending)
         splits = writer.write(corpus, sources)
+        for split, facts in splits.items():
+            facts["sha256"] = checksum(writer.folder / f"{split}{ending}.arrow")
         for file in Path(scratch).iterdir():
             storage.move_in(file, file.name)
         record = Record(

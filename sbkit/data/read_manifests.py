@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import unquote
 
 import datasets
 import fsspec
@@ -62,6 +63,8 @@ STAMPS = (  # in what fsspec tells of a file
     *("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated"),
     "created",
 )
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # stands for a missing value in the name of a folder
+HUDI_FOLDER = ".hoodie"
 LAKE_LOG = re.compile(r"/(_delta_log/[^/]+|metadata/[^/]+\.metadata)\.json$")
 LAKE_LINES = {  # by the folder of the log, what lists the current files of a table
     "_delta_log": "from deltalake import DeltaTable; print(*DeltaTable({folder!r}).file_uris())",
@@ -88,7 +91,8 @@ class SourceFile:
     @property
     def partition(self) -> dict[str, str]:
         """The keys in the names of folders, as Hive and Spark write them: lang=de."""
-        return dict(folder.split("=", 1) for folder in self.folders if "=" in folder)
+        keys = dict(folder.split("=", 1) for folder in self.folders if "=" in folder)
+        return {key: "" if value == HIVE_NULL else unquote(value) for key, value in keys.items()}
 
 
 def find_files(source: str) -> list[SourceFile]:
@@ -116,6 +120,11 @@ def find_files(source: str) -> list[SourceFile]:
             f"{folder} is a table of Delta or Iceberg, whose folder also has deleted rows. Purge "
             "those that are only marked (deletion vectors), and name its current files, which this "
             f"lists: {LAKE_LINES[kind].format(folder=folder, log=log)}"
+        )
+    if any(f"/{HUDI_FOLDER}/" in file.path for file in files):
+        raise DataError(
+            f"{source} has a Hudi table, whose folder also has deleted rows. Write its current "
+            "rows as parquet files, and name those."
         )
     for state in [file.path for file in files if file.name == STATE]:
         with access_errors(state), fsspec.open(state, "r") as content:

@@ -149,7 +149,8 @@ class TableOptions:
 
 def is_named(source: str, key: str) -> bool:
     """Check whether a key is a source as it is named, its absolute path, or only its file name."""
-    return key in (source, Path(source).name) or Path(key).absolute() == Path(source)
+    path = os.path.abspath(Path(key).expanduser())  # noqa: PTH100 - Path.absolute keeps ".."
+    return key in (source, Path(source).name) or path == os.path.abspath(source)  # noqa: PTH100
 
 
 def join_tables(parts: Iterable[Table], file: str) -> Table:
@@ -561,6 +562,8 @@ def require_column(table: Table, options: TableOptions, role: str) -> str:
             f"({first.detail}).",
             where=table.file,
         )
+    if not names:
+        raise DataError(f"{table.file} has no rows.", where=table.file)
     column = options.find(names, role, table.file)
     if not column:
         hint = " Without transcripts, write columns: {text: null}." if role == "text" else ""

@@ -238,6 +238,9 @@ def test_damaged_or_empty_parquet_is_refused_by_name(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(SbkitError, match=r"a.parquet cannot be read"):
             read(file)
+    pq.write_table(pa.table(columns()).slice(0, 0), file)
+    with pytest.raises(SbkitError, match=r"a.parquet has no rows"):
+        read(file)
 
 
 def test_one_file_has_the_rows_of_all_splits(tmp_path: Path) -> None:
@@ -271,9 +274,10 @@ def test_keys_of_folders_are_columns_and_hidden_folders_are_none(tmp_path: Path)
         write_parquet(tmp_path / folder)
     manifest, _ = read(tmp_path)
     assert [clip.columns["language"] for clip in manifest] == ["de"] * 5 + ["en"] * 5
-    (tmp_path / "csv/split=train").mkdir(parents=True)
-    (tmp_path / "csv/split=train/a.csv").write_text("path,text\na.wav,hi\n")
-    assert read_table(tmp_path / "csv")[0].columns["split"] == "train"
+    for name in ("speaker=ann%20b", "speaker=__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / "csv" / name).mkdir(parents=True)
+        (tmp_path / f"csv/{name}/a.csv").write_text("path,text\na.wav,hi\n")
+    assert [clip.columns["speaker"] for clip in read_table(tmp_path / "csv")] == ["", "ann b"]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +293,10 @@ def test_deleted_rows_of_a_lake_are_not_read(log: str, line: str, tmp_path: Path
         (tmp_path / "lake" / name).touch()
     with pytest.raises(SbkitError, match=f"lake is a table of .*deleted rows.*{line}"):
         read(tmp_path)
+    (tmp_path / "hudi/.hoodie").mkdir(parents=True)
+    (tmp_path / "hudi/.hoodie/hoodie.properties").touch()
+    with pytest.raises(SbkitError, match="hudi has a Hudi table.*deleted rows"):
+        read(tmp_path / "hudi")
 
 
 def test_table_at_a_url_names_files_beside_it() -> None:

@@ -218,6 +218,16 @@ def test_columns_are_named_by_role(
     assert read_clip == Clip(id, tmp_path / "a.wav", sentence, {**others, "language": "en"})
 
 
+def test_columns_are_of_a_table_by_any_of_its_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for table in ("a.csv", "../a.csv", str(tmp_path / "a.csv")):
+        columns = {table: {"text": "text"}}
+        assert read(tmp_path / "a.csv", TWO_TEXTS, columns=columns).sentences == ["hi"]
+
+
 @pytest.mark.parametrize(
     ("content", "columns", "words"),
     [
