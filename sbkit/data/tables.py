@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -58,7 +58,8 @@ MAX_LISTED_COLUMNS = 30  # in an error
 DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BATCH_ROWS = 50_000  # that are Python objects at a time
-SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
+LINE_BREAK = r"\r\n?|\n"
+MAX_LINE_BREAKS = 1000  # in a row
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
 CLIPS_FOLDER = "clips"  # of a Common Voice release
@@ -200,7 +201,7 @@ def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table
         if not first:
             raise DataError(f"{file} is empty.", where=file)
         if first.lstrip()[0] not in "[{":
-            yield from _Delimited(file, first.rstrip("\r\n"), number).read(iter(lines))
+            yield from _Delimited(file, first.rstrip("\r\n"), number).read(lines)
             return
         lines.seek(0)
         rows = _read_document(lines, file)
@@ -302,142 +303,127 @@ def _wrong_encoding(file: str, encoding: str | None) -> DataError:
 
 
 class _Delimited:
-    """A table with a delimiter, whose header is ``first``, on line ``header``."""
+    """A table with a delimiter, whose header is on line ``header_line``."""
 
-    def __init__(self, file: str, first: str, header: int) -> None:
+    def __init__(self, file: str, header: str, header_line: int) -> None:
         self._file = file
-        self._header = header
-        self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
-        # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
-        has_marks = all(re.fullmatch('".*"', field) for field in first.split(self._delimiter))
-        self._is_quoted = self._delimiter != "\t" or has_marks
-        (fields,) = self._parse([first])
-        self._names = [name.strip() for name in fields]
+        self._line = header_line + 1  # the first that is not parsed
+        self._delimiter = "\t" if "\t" in header else max(DELIMITERS, key=header.count)
+        names = header.split(self._delimiter)
+        # With tabs, marks are characters, as in Common Voice, unless they enclose all names.
+        self._is_quoted = self._delimiter != "\t" or all(map(re.compile('".*"').fullmatch, names))
+        if self._is_quoted:
+            names = next(csv.reader([header], delimiter=self._delimiter))
+        self._names = [name.strip() for name in names]
         counts = Counter(name.lower() for name in self._names if name)
         if counts.total() > len(counts):
             name = counts.most_common(1)[0][0]
             raise DataError(
                 f"The header of {file} has the column {name} twice. If it is a row, add a header.",
-                where=f"{file}:{header}",
+                where=f"{file}:{header_line}",
             )
 
-    def _parse(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        return csv.reader(
-            lines,
-            delimiter=self._delimiter,
-            quoting=csv.QUOTE_MINIMAL if self._is_quoted else csv.QUOTE_NONE,
+    def read(self, text: Iterator[str]) -> Iterator[Table]:
+        """Yield the rows below the header, without those that have too few or many fields."""
+        has_rows = is_end = False
+        lines: list[str] = []
+        while not is_end:
+            new_lines = [*islice(text, BATCH_ROWS)]
+            is_end = len(new_lines) < BATCH_ROWS
+            lines += new_lines
+            block, lines = self._parse_block(lines, is_end)
+            if len(block.rows) or block.excluded:
+                has_rows = True
+                yield block
+        if not has_rows:
+            raise DataError(f"{self._file} has a header but no rows.", where=self._file)
+
+    def _parse_block(self, lines: list[str], is_end: bool) -> tuple[Table, list[str]]:
+        """Return the rows of lines, and the lines of the last row if it may have more."""
+        rows, invalid = self._parse("".join(lines))
+        indices = np.setdiff1d(np.arange(len(rows) + len(invalid)), [*invalid])
+        breaks = np.zeros(len(rows) + len(invalid), int)  # in the fields of each row
+        if len(breaks) < len(lines):
+            for column in rows.columns:
+                breaks[indices] += pc.count_substring_regex(column, LINE_BREAK).to_numpy()
+            for index, row in invalid.items():
+                breaks[index] = len(re.findall(LINE_BREAK, row.text))
+        starts = np.arange(len(breaks)) + np.cumsum(breaks) - breaks
+        rest: list[str] = []
+        if not is_end and 0 < breaks[-1] < MAX_LINE_BREAKS:
+            rest = lines[starts[-1] :]
+            invalid.pop(len(breaks) - 1, None)
+            breaks[-1] = 0
+            indices = indices[indices < len(breaks) - 1]
+        for index in np.flatnonzero(breaks):
+            if self._joins_rows(lines[starts[index] : starts[index] + breaks[index] + 1]):
+                raise self._open_quote(starts[index])
+        excluded = []
+        for index, row in invalid.items():
+            if re.fullmatch(r'[^"]+"\s*', row.text):
+                raise self._open_quote(starts[index] - 1)
+            if row.text.strip(f"{DELIMITERS} "):
+                detail = f"{row.actual_columns} instead of {len(self._names)}"
+                id = f"row {self._line + starts[index]}"
+                excluded.append(Excluded(id, "wrong number of fields", detail))
+        rows = rows.slice(0, len(indices))
+        # Blank lines are no rows, nor are the empty ones of a spreadsheet.
+        is_row = reduce(pc.or_, [pc.not_equal(column, "") for column in rows.columns])
+        numbers = self._line + starts[indices]
+        self._line += len(lines) - len(rest)
+        return Table(self._file, rows.filter(is_row), numbers[is_row.to_numpy()], excluded), rest
+
+    def _joins_rows(self, lines: Sequence[str]) -> bool:
+        """Check whether a quotation mark joins rows: it closes badly, or a line is like a row."""
+        try:
+            fields = next(csv.reader(lines, delimiter=self._delimiter, strict=True))
+        except csv.Error:  # a closing mark within a field, or none
+            return True
+        joined = (field for field in fields if len(field.splitlines()) > 1)
+        parts = re.split(rf"[{self._delimiter}\r\n]", self._delimiter.join(joined))
+        first, *others = (line.split(self._delimiter) for line in lines)
+        shape = _shape(first[0])
+        return any(part.strip(' "').lower().endswith(SUFFIXES) for part in parts) or any(
+            len(line) == len(self._names) and _shape(line[0]) == shape and not shape.isalpha()
+            for line in others
         )
 
-    def read(self, lines: Iterator[str]) -> Iterator[Table]:
-        """Yield the rows below the header, without those that have too few or many fields."""
-        number = self._header + 1
-        while plain := [*islice(lines, BATCH_ROWS)]:
-            rows = self._parse_plain(plain)
-            if rows is None:
-                yield from self._read_rows(chain(plain, lines), number)
-                return
-            yield Table(self._file, rows, range(number, number + len(rows)))
-            number += len(rows)
-        if number == self._header + 1:
-            raise self._no_rows()
+    def _open_quote(self, index: int) -> DataError:
+        line = self._line + index
+        return DataError(
+            f"{self._file}: line {line} opens a quotation mark that closes on another row, or "
+            'never. Double the marks within a field ("").',
+            where=f"{self._file}:{line}",
+        )
 
-    def _parse_plain(self, lines: Sequence[str]) -> pa.Table | None:
-        """Parse lines without quotes and faults ten times as fast; return None for others."""
-        text = "".join(lines)
-        if self._is_quoted and '"' in text:
-            return None
-        names = [str(index) for index in range(len(self._names))]
-        try:
-            table = arrow_csv.read_csv(
-                pa.py_buffer(text.encode()),
-                arrow_csv.ReadOptions(column_names=names),
-                arrow_csv.ParseOptions(delimiter=self._delimiter, quote_char=False),
-                arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-                ),
-            )
-        except pa.ArrowInvalid:
-            return None
-        if len(table) != len(lines):  # some are blank
-            return None
-        named = zip(self._names, table.columns, strict=True)
-        return pa.table({name: column for name, column in named if name})
+    def _parse(self, text: str) -> tuple[pa.Table, dict[int, arrow_csv.InvalidRow]]:
+        """Return the rows with the right number of fields, and the others by their index."""
+        invalid: dict[int, arrow_csv.InvalidRow] = {}
 
-    def _read_rows(self, lines: Iterable[str], number: int) -> Iterator[Table]:
-        """Yield rows from line ``number`` on, of which each may have more lines."""
-        numbered = self._number_rows(lines, number)
-        has_rows = number > self._header + 1
-        while batch := list(islice(numbered, BATCH_ROWS)):
-            has_rows = True
-            rows = [(number, row) for number, row in batch if not isinstance(row, Excluded)]
-            columns = [*zip(*(row for _, row in rows), strict=True)] or [()] * len(self._names)
-            named = zip(self._names, columns, strict=True)
-            table = pa.table({name: pa.array(texts, pa.string()) for name, texts in named if name})
-            excluded = [row for _, row in batch if isinstance(row, Excluded)]
-            yield Table(self._file, table, [number for number, _ in rows], excluded)
-        if not has_rows:
-            raise self._no_rows()
+        def skip(row: arrow_csv.InvalidRow) -> str:
+            invalid[row.number - 1] = row
+            return "skip"
 
-    def _no_rows(self) -> DataError:
-        return DataError(f"{self._file} has a header but no rows.", where=self._file)
-
-    def _number_rows(
-        self, lines: Iterable[str], number: int
-    ) -> Iterator[tuple[int, list[str] | Excluded]]:
-        parts: list[str] = []  # the lines of the current row
-
-        def record() -> Iterator[str]:
-            for line in lines:
-                parts.append(line)
-                yield line
-
-        last = ""  # field of the row before
-        rows = self._parse(record())
-        while True:
-            try:
-                fields = next(rows, None)
-            except csv.Error as error:
-                raise self._fault(number, f"cannot be read ({error})") from error
-            if fields is None:
-                return
-            if len(parts) > 1:
-                self._check_quotes(parts, number)
-            if len(fields) == len(self._names):
-                yield number, fields
-            elif "".join(fields).strip():  # a line of spaces is not a row
-                if last.startswith('"') and not last.endswith('"') and not self._is_quoted:
-                    raise self._fault(number - 1, "opens a quotation mark. Write it on one line")
-                detail = f"{len(fields)} instead of {len(self._names)}"
-                yield number, Excluded(f"row {number}", "wrong number of fields", detail)
-            last = fields[-1] if fields else ""
-            number += len(parts)
-            parts.clear()
-
-    def _check_quotes(self, parts: Sequence[str], number: int) -> None:
-        """Raise DataError if a quotation mark joins several rows to one field."""
-        reader = csv.reader(parts, delimiter=self._delimiter, strict=True)
-        is_closed = True
-        try:
-            next(reader)
-        except csv.Error:  # a closing mark within a field, or none
-            is_closed = False
-        if not is_closed or any(self._is_row(part, parts[0]) for part in parts[1:]):
-            raise self._fault(
-                number,
-                "opens a quotation mark that closes on another row, or never. Double the marks "
-                'within a field ("")',
-            )
-
-    def _fault(self, number: int, fault: str) -> DataError:
-        return DataError(f"{self._file}: line {number} {fault}.", where=f"{self._file}:{number}")
-
-    def _is_row(self, line: str, first: str) -> bool:
-        """Check whether a line in a field is a row: its fields, and a file or a similar name."""
-        fields = line.strip().split(self._delimiter)
-        has_file = any(field.strip(' "').lower().endswith(SUFFIXES) for field in fields)
-        shape = _shape(fields[0])
-        is_alike = not shape.isalpha() and shape == _shape(first.split(self._delimiter)[0])
-        return (has_file or is_alike) and len(fields) == len(self._names)
+        content = text.encode() or b"\n"
+        rows = arrow_csv.read_csv(
+            pa.py_buffer(content),
+            arrow_csv.ReadOptions(
+                column_names=self._names, use_threads=False, block_size=len(content)
+            ),
+            arrow_csv.ParseOptions(
+                delimiter=self._delimiter,
+                quote_char='"' if self._is_quoted else False,
+                newlines_in_values=self._is_quoted,
+                ignore_empty_lines=False,
+                invalid_row_handler=skip,
+            ),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(self._names, pa.string()),
+                include_columns=[name for name in self._names if name],
+                strings_can_be_null=False,
+            ),
+        )
+        return rows, invalid
 
 
 def _shape(name: str) -> str:
