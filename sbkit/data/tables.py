@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 from unicodedata import normalize
 
-import charset_normalizer
 import fsspec
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +30,17 @@ from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, note_once
+from sbkit.base.units import MICROSECONDS
 from sbkit.data.columns import (
     CUT_SHORT,
-    INVALID_PART,
     TIME_ROLES,
     USUAL_COLUMNS,
     PartColumns,
     find_columns,
+    is_like_time,
     parse_span,
     plain_name,
-    to_seconds,
-    unused_time_columns,
+    units_per_second,
 )
 from sbkit.data.filesystem import access_errors
 from sbkit.data.manifest import (
@@ -166,20 +165,6 @@ def join_tables(parts: Iterable[Table], file: str) -> Table:
     )
 
 
-def collect_rows(file: str, numbered: Iterable[tuple[int, Row | Excluded]]) -> Table:
-    """Collect rows, each with its number in the file."""
-    numbers: list[int] = []
-    rows: list[Row] = []
-    excluded: list[Excluded] = []
-    for number, row in numbered:
-        if isinstance(row, Excluded):
-            excluded.append(replace(row, id=row.id or f"row {number}"))
-        else:
-            numbers.append(number)
-            rows.append(row)
-    return Table(file, pa.table(text_columns(rows)), numbers, excluded)
-
-
 def read_table(file: Path | str, encoding: str | None = None) -> Table:
     """Read a table as a whole; see `read_blocks`."""
     return join_tables(read_blocks(file, encoding), str(file))
@@ -288,16 +273,14 @@ def _encoding_of(file: str, declared: str | None) -> str:
 
 
 def _wrong_encoding(file: str, encoding: str | None) -> DataError:
+    number = 1
     encoding = encoding or "utf-8-sig"
-    with fsspec.open(file, "rb", compression="infer") as stream:
-        content: bytes = stream.read()
-    number = 1 + content.decode(encoding, "replace").partition("\ufffd")[0].count("\n")
-    foreign_lines = b"\n".join(line for line in content.splitlines() if not line.isascii())
-    guess = charset_normalizer.from_bytes(foreign_lines[:SAMPLE_BYTES]).best()
-    name = "cp1252" if guess is None else guess.encoding
+    text = fsspec.open(file, "rt", encoding=encoding, errors="replace", compression="infer")
+    with suppress(UnicodeError), text as lines:
+        number = next(n for n, line in enumerate(lines, start=1) if "\ufffd" in line)
     return DataError(
-        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. Set "
-        f"`encoding: {name}` if it is that.",
+        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. Set another "
+        "`encoding`, such as cp1252.",
         where=f"{file}:{number}",
     )
 
@@ -341,7 +324,7 @@ class _Delimited:
     def _parse_block(self, lines: list[str], is_end: bool) -> tuple[Table, list[str]]:
         """Return the rows of lines, and the lines of the last row if it may have more."""
         rows, invalid = self._parse("".join(lines))
-        indices = np.setdiff1d(np.arange(len(rows) + len(invalid)), [*invalid])
+        indices = np.delete(np.arange(len(rows) + len(invalid)), [*invalid])
         breaks = np.zeros(len(rows) + len(invalid), int)  # in the fields of each row
         if len(breaks) < len(lines):
             for column in rows.columns:
@@ -349,18 +332,20 @@ class _Delimited:
             for index, row in invalid.items():
                 breaks[index] = len(re.findall(LINE_BREAK, row.text))
         starts = np.arange(len(breaks)) + np.cumsum(breaks) - breaks
-        rest: list[str] = []
-        if not is_end and 0 < breaks[-1] < MAX_LINE_BREAKS:
-            rest = lines[starts[-1] :]
+        rest = [] if is_end or not self._is_quoted else lines[starts[-1] :]
+        if not any('"' in line for line in rest) or len(rest) > MAX_LINE_BREAKS:
+            rest = []
+        else:
             invalid.pop(len(breaks) - 1, None)
             breaks[-1] = 0
             indices = indices[indices < len(breaks) - 1]
-        for index in np.flatnonzero(breaks):
+        for index in np.flatnonzero(breaks).tolist():
             if self._joins_rows(lines[starts[index] : starts[index] + breaks[index] + 1]):
                 raise self._open_quote(starts[index])
         excluded = []
         for index, row in invalid.items():
-            if re.fullmatch(r'[^"]+"\s*', row.text):
+            before = lines[starts[index] - 1] if index and not self._is_quoted else ""
+            if re.search('\t"[^"\t]*$', before):
                 raise self._open_quote(starts[index] - 1)
             if row.text.strip(f"{DELIMITERS} "):
                 detail = f"{row.actual_columns} instead of {len(self._names)}"
@@ -368,7 +353,7 @@ class _Delimited:
                 excluded.append(Excluded(id, "wrong number of fields", detail))
         rows = rows.slice(0, len(indices))
         # Blank lines are no rows, nor are the empty ones of a spreadsheet.
-        is_row = reduce(pc.or_, [pc.not_equal(column, "") for column in rows.columns])
+        is_row = pc.greater(reduce(pc.add, map(pc.binary_length, rows.columns)), 0)
         numbers = self._line + starts[indices]
         self._line += len(lines) - len(rest)
         return Table(self._file, rows.filter(is_row), numbers[is_row.to_numpy()], excluded), rest
@@ -457,25 +442,24 @@ def _unique_keys(pairs: Sequence[tuple[str, Any]], file: object = "The line") ->
 def collect_objects(file: str, numbered: Iterator[tuple[int, Any]]) -> Iterator[Table]:
     """Yield batches of objects, each with its number in the file, as rows of texts."""
     while batch := list(islice(numbered, BATCH_ROWS)):
+        rows: dict[int, Row] = {}
+        excluded: list[Excluded] = []
         other_values: dict[str, tuple[int, object]] = {}
-        rows = [(number, _to_row(number, values, other_values)) for number, values in batch]
-        yield replace(collect_rows(file, rows), other_values=other_values)
-
-
-def _to_row(
-    number: int, values: Any, other_values: dict[str, tuple[int, object]]
-) -> Row | Excluded:
-    """Return the values of an object as text; add those that are no texts to ``other_values``."""
-    if isinstance(values, Excluded):
-        return values
-    if not isinstance(values, dict) or not values:
-        detail = str(values) if isinstance(values, Exception) else "it is not an object with keys"
-        return Excluded("", "not a JSON object", detail)
-    values = _flatten(values)
-    for name, value in values.items():
-        if not (isinstance(value, str) or is_missing(value)):
-            other_values.setdefault(name.strip(), (number, value))
-    return {name.strip(): to_text(value) for name, value in values.items()}
+        for number, values in batch:
+            if isinstance(values, Excluded):
+                excluded.append(replace(values, id=values.id or f"row {number}"))
+            elif not isinstance(values, dict) or not values:
+                is_error = isinstance(values, Exception)
+                detail = str(values) if is_error else "it is not an object with keys"
+                excluded.append(Excluded(f"row {number}", "not a JSON object", detail))
+            else:
+                values = {name.strip(): value for name, value in _flatten(values).items()}
+                rows[number] = {name: to_text(value) for name, value in values.items()}
+                for name, value in values.items():
+                    if not (isinstance(value, str) or is_missing(value)):
+                        other_values.setdefault(name, (number, value))
+        columns = text_columns([*rows.values()])
+        yield Table(file, pa.table(columns), [*rows], excluded, other_values)
 
 
 def is_missing(value: object) -> bool:
@@ -576,14 +560,13 @@ def _find_position(table: Table, options: TableOptions) -> tuple[PartColumns, st
     """Return the columns of the part and of the channel; name those that look like times."""
     names = table.rows.column_names
     part = PartColumns.choose(*(options.find(names, role, table.file) for role in TIME_ROLES))
-    if not part.start and unused_time_columns(names, part):
-        part = PartColumns()
-    unused = [] if part.start else unused_time_columns(names, part)
-    if unused:
+    times = [] if part.start else [name for name in names if is_like_time(name)]
+    if {*times} - {*part}:
         note_once(
-            f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
-            "Times are start and end, or offset and duration, in seconds. Name others by `columns`."
+            f"note: {table.file}: the columns {listed(times)} are not used. Times are start and "
+            "end, or offset and duration, in seconds. Name others by `columns`."
         )
+        part = PartColumns()
     return part, options.find(names, "channel", table.file)
 
 
@@ -602,18 +585,22 @@ def _find_clips(
     ids: list[str] = []
     paths: list[bytes] = []
     parts: list[AudioPart] = []
-    times = [to_seconds(read_text_column(table.rows, column), column) for column in part_names]
+    times = [read_text_column(table.rows, column) for column in part_names]
+    units = [units_per_second(column) for column in part_names]
     fields = (read_text_column(table.rows, name) for name in names)
-    numbers = [time.strip() or "0" for time in chain(times[0], times[2])]
+    numbers = (time.strip() or "0" for time in chain(times[0], times[2]))
     in_samples = part_names.counts_samples and all(map(str.isdecimal, numbers))
-    rate_of = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
-    parse = partial(_parse_samples, rate_of) if in_samples else parse_span
-    for index, values in enumerate(zip(*fields, *times, strict=True)):
-        name, id, channel, start, length, end = values
+    for index, values in enumerate(zip(*fields, zip(*times, strict=True), strict=True)):
+        name, id, channel, span = values
+        part: AudioPart | Excluded
         file = find_audio(name.strip())
-        part = parse(file, start, length, end, channel) if isinstance(file, str) else file
-        if isinstance(file, str) and isinstance(part, Excluded) and not part_names.start:
-            part = parse_span(file, "", "", "", channel)  # a length that is no time says nothing
+        if isinstance(file, Excluded):
+            part = file
+        else:
+            is_timed = in_samples and any(map(str.strip, span))
+            part = parse_span(file, span, [_rate_of(file)] * 3 if is_timed else units, channel)
+            if isinstance(part, Excluded) and not part_names.start:
+                part = parse_span(file, ("", "", ""), units, channel)  # the length is no time
         if isinstance(part, Excluded):
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
@@ -623,7 +610,7 @@ def _find_clips(
         paths.append(os.fsencode(part.path))
         parts.append(part)
         if part.end is not None and not part_names.start:
-            stated = f"`{part_names.length or part_names.end}` is {length or end} s"
+            stated = f"`{part_names.length or part_names.end}` is {part.end / MICROSECONDS:g} s"
             excluded.append(Excluded(ids[-1], CUT_SHORT, stated))
     is_clip = np.zeros(len(table.rows), bool)
     is_clip[indices] = True
@@ -634,18 +621,11 @@ def _find_clips(
     return clips, rows
 
 
-def _parse_samples(
-    rate_of: Callable[[str], int], path: str, start: str, _: str, stop: str, channel: str
-) -> AudioPart | Excluded:
-    """Return the part of a file from a sample of it to another, as SpeechBrain counts them."""
-    rate = 1
+@lru_cache(maxsize=1 << 16)  # many rows are parts of a file
+def _rate_of(path: str) -> int:
     with suppress(AudioError):  # which excludes the clip when it is decoded
-        rate = rate_of(path) if start.strip() else 1
-    try:
-        times = [repr(int(sample) / rate) if sample.strip() else "" for sample in (start, stop)]
-    except ValueError as error:
-        return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
-    return parse_span(path, times[0], "", times[1], channel)
+        return file_rate(path)
+    return 1
 
 
 def read_text_column(rows: pa.Table, name: str) -> list[str]:
@@ -662,70 +642,54 @@ def audio_folder(table: Table, path: str) -> Path:
     """
     folder = Path(table.file).parent
     clips = folder / CLIPS_FOLDER
-    for name in read_text_column(table.rows, path) if clips.is_dir() else ():
-        if (folder / name).is_file():
-            return folder
-        if Path(str(locate_clip(clips, name))).is_file():
-            return clips
-    return folder
+    names = read_text_column(table.rows, path) if clips.is_dir() else ()
+    found = (base for name in names for base in (folder, clips) if _is_clip(base, name))
+    return next(found, folder)
+
+
+def _is_clip(folder: Path, name: str) -> bool:
+    return Path(str(locate_clip(folder, name))).is_file()
 
 
 def locate_clip(clips: Path, name: str) -> str | Excluded:
     """Return the path of a clip that a release names, below its folder ``clips``."""
-    if not name:
-        return Excluded("", "no path", "the field of the path is empty")
     if name.startswith("/") or ".." in name.split("/"):
         return Excluded("", "path outside the clips folder", name)
-    if "." not in name.rpartition("/")[2]:
+    if name and "." not in name.rpartition("/")[2]:
         name += DEFAULT_SUFFIX
-    path = f"{clips}/{name}"
-    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
+    return locate(clips, name)
 
 
-def locate(folder: Path, name: str, data_root: str | None = None) -> str | Excluded:
-    """Return the path of a file that a manifest in ``folder`` names, or why there is none."""
+def locate(folder: Path | str, name: str, data_root: str | None = None) -> str | Excluded:
+    """Return the path or URL of a file that a table names, or why there is none.
+
+    folder: the folder or URL that relative names start from.
+    """
+    if not name:
+        return Excluded("", "no path", "the field of the path is empty")
+    if "://" in str(folder):
+        url = name if "://" in name else f"{folder}/{name}"
+        if "::" in name or _protocol_of(url) != _protocol_of(str(folder)):
+            return Excluded("", "no audio file", f"{name} is not beside {folder}")
+        return url
     name = name.removeprefix("file://")
     if name.startswith(DATA_ROOT):
         if data_root is None:
             return Excluded("", f"no {DATA_ROOT}", f"{name}: name the folder as `data_folder`")
         name = str(Path(data_root).absolute()) + name.removeprefix(DATA_ROOT)
-    if not name:
-        return Excluded("", "no path", "the field of the path is empty")
     if "://" in name:
         return Excluded("", "not a file on this machine", name)
     path = name if name.startswith("/") else f"{folder}/{name}"
     if "//" in path or "/./" in path or "/../" in path:  # one file has one path
         plain = os.path.normpath(path)
         path = plain if os.path.realpath(plain) == os.path.realpath(path) else path
-    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
-
-
-def locate_beside(file: str, name: str) -> str | Excluded:
-    """Return the URL of a file that a table at a URL names, which is reached in the same way."""
-    url = name if "://" in name else f"{file.rpartition('/')[0]}/{name}"
-    if not name or "::" in name or _protocol_of(url) != _protocol_of(file):
-        return Excluded("", "no audio file", f"{name} is not beside {file}")
-    return url
+    if not (name.isascii() or os.path.lexists(path)):  # macOS writes names in another form
+        base, own = path[: -len(name)], path[-len(name) :]
+        paths = (base + normalize(form, own) for form in ("NFC", "NFD"))
+        path = next(filter(os.path.lexists, paths), path)
+    return path
 
 
 def _protocol_of(url: str) -> str:
     protocol = url.partition("://")[0]
     return "http" if protocol == "https" else protocol
-
-
-def find_spelling(path: str) -> str:
-    """Look again for a missing file, whose name may have another form on the disk."""
-    spelled = ""
-    for part in path.split("/")[1:]:
-        name, folder = part, Path(f"{spelled}/")
-        if not os.path.lexists(folder / part) and os.path.isdir(folder):  # noqa: PTH112
-            forms = _names_by_form(folder, folder.stat().st_mtime_ns)
-            name = forms.get(normalize("NFC", part), part)
-        spelled = f"{spelled}/{name}"
-    return spelled
-
-
-@lru_cache(maxsize=1000)
-def _names_by_form(folder: Path, time: int) -> dict[str, str]:  # the folder's time of change
-    """Return the names in a folder by their NFC, as macOS has NFD."""
-    return {normalize("NFC", file.name): file.name for file in folder.iterdir()}
