@@ -19,6 +19,7 @@ import soundfile
 
 from sbkit.audio.io import AudioPart, read_audio
 from sbkit.base.errors import SbkitError
+from sbkit.data import tables
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.columns import CUT_SHORT
 from sbkit.data.common_voice import read_release
@@ -73,9 +74,12 @@ def rows_of(manifest: Manifest) -> Rows:
 
 
 @pytest.mark.parametrize("writer", range(len(WRITERS)))
-def test_tables_are_read_as_they_were_written(writer: int, tmp_path: Path) -> None:
+def test_tables_are_read_as_they_were_written(
+    writer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = random.Random(writer)
     for number in range(30):
+        monkeypatch.setattr(tables, "BATCH_ROWS", 1 + number)
         count = source.randrange(1, 12)
         rows = [(f"{n}.wav", draw_field(source), draw_field(source)) for n in range(count)]
         content = WRITERS[writer](rows).encode(ENCODINGS[number % len(ENCODINGS)])
@@ -188,6 +192,18 @@ def test_quote_that_swallows_rows_is_refused_by_its_line(lines: list[str], tmp_p
     with pytest.raises(SbkitError, match="a.csv: line 2 opens a quotation mark") as refused:
         read(tmp_path / "a.csv")
     assert refused.value.where == f"{tmp_path / 'a.csv'}:2"
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 100])
+def test_left_out_rows_are_named_by_their_line(
+    batch_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BATCH_ROWS", batch_rows)
+    lines = ["path,text", "", 'a.wav,"x', 'y"', "only", ",", "b.wav"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    manifest = read(tmp_path / "a.csv")
+    assert manifest.sentences == ["x\ny"]
+    assert [row.id for row in manifest.excluded] == ["row 5", "row 7"]
 
 
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
