@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "c84cc9ca02ed7604"),
+    "corpus": CodeVersion(2, "4099f7bb4313df9c"),
     "releases": CodeVersion(1, "9bbff297f46d7519"),
     "texts": CodeVersion(1, "3ec0b437f19f0561"),
     "token_counts": CodeVersion(1, "3bbe082cf2014f3f"),
