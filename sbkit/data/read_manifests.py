@@ -44,7 +44,6 @@ from sbkit.data.tables import (
     audio_folder,
     is_missing,
     locate,
-    locate_beside,
     locate_clip,
     read_table,
     to_manifest,
@@ -198,7 +197,7 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
         table = read_table(file.path, options.encoding)
     table = add_partition(table, file.partition)
     if "://" in file.path:
-        return to_manifest(table, options, partial(locate_beside, file.path))
+        return to_manifest(table, options, partial(locate, file.path.rpartition("/")[0]))
     path = options.find(table.rows.column_names, "path", table.file)
     folder = audio_folder(table, path)
     is_used = path and pc.any(pc.starts_with(table.rows[path], DATA_ROOT)).as_py()

@@ -511,6 +511,12 @@ def edit_index(folder: Path, **values: object) -> None:
     (folder / CORPUS_FILE).write_text(json.dumps({k: v for k, v in record.items() if v}))
 
 
+def change_text(file: Path) -> None:
+    content = file.read_bytes()
+    assert b"Word 7." in content
+    file.write_bytes(content.replace(b"Word 7.", b"Ward 7."))
+
+
 # What happens to a corpus, what a run says, and how many tables --verify lists
 FAULTS: list[tuple[Callable[[Path], object], str, int]] = [
     (lambda f: first(f, "train-*.arrow").unlink(), "arrow is missing.*--verify", 1),
@@ -525,9 +531,10 @@ FAULTS: list[tuple[Callable[[Path], object], str, int]] = [
     (lambda f: cut(f / "train.arrow"), "train.arrow is missing or damaged.*--finish", 0),
     (
         lambda f: shutil.copy(f / "dev.arrow", f / "train.arrow"),
-        "train.arrow .* 2 rows instead of 24.*--finish",
+        "train.arrow .*not the one of corpus.json.*--finish",
         0,
     ),
+    (lambda f: change_text(f / "train.arrow"), "train.arrow .*not the one of.*--finish", 0),
 ]
 
 

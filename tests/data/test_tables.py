@@ -21,6 +21,7 @@ import soundfile
 
 from sbkit.audio.io import AudioPart, read_audio
 from sbkit.base.errors import SbkitError
+from sbkit.data import tables
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.columns import CUT_SHORT
 from sbkit.data.common_voice import read_releases
@@ -75,9 +76,12 @@ def rows_of(manifest: Manifest) -> Rows:
 
 
 @pytest.mark.parametrize("writer", range(len(WRITERS)))
-def test_tables_are_read_as_they_were_written(writer: int, tmp_path: Path) -> None:
+def test_tables_are_read_as_they_were_written(
+    writer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = random.Random(writer)
     for number in range(30):
+        monkeypatch.setattr(tables, "BATCH_ROWS", 1 + number)
         count = source.randrange(1, 12)
         rows = [(f"{n}.wav", draw_field(source), draw_field(source)) for n in range(count)]
         content = WRITERS[writer](rows).encode(ENCODINGS[number % len(ENCODINGS)])
@@ -192,6 +196,18 @@ def test_quote_that_swallows_rows_is_refused_by_its_line(lines: list[str], tmp_p
     assert refused.value.where == f"{tmp_path / 'a.csv'}:2"
 
 
+@pytest.mark.parametrize("batch_rows", [1, 2, 100])
+def test_left_out_rows_are_named_by_their_line(
+    batch_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BATCH_ROWS", batch_rows)
+    lines = ["path,text", "", 'a.wav,"x', 'y"', "only", ",", "b.wav"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    manifest = read(tmp_path / "a.csv")
+    assert manifest.sentences == ["x\ny"]
+    assert [row.id for row in manifest.excluded] == ["row 5", "row 7"]
+
+
 @pytest.mark.parametrize(
     ("suffix", "compress"),
     [
@@ -222,12 +238,12 @@ def test_channels_are_numbers(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", columns=columns)[2].columns["channel"] == "B"
 
 
-def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
+def test_line_in_another_encoding_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     sentences = ["as far as it is ASCII"] * 3000 + ["Привет, как дела"] * 5
     rows = [f"{n}.wav;{sentence}\n" for n, sentence in enumerate(sentences)]
     file.write_text("".join(["path;sentence\n", *rows]), encoding="cp1251")
-    with pytest.raises(SbkitError, match=r"line 3002 is not utf-8 text.*`encoding: cp1251`"):
+    with pytest.raises(SbkitError, match=r"line 3002 is not utf-8 text.*`encoding`"):
         read(file)
     assert read(file, encoding="cp1251").sentences == sentences
     with pytest.raises(SbkitError, match="`encoding`: unknown encoding: klingon"):
