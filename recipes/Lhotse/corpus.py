@@ -2,6 +2,7 @@
 
 <data_folder>/[NAME_]recordings_SPLIT.jsonl.gz, [NAME_]supervisions_SPLIT.jsonl.gz
               [NAME_]cuts_SPLIT.jsonl.gz
+              SPLIT/cuts.jsonl.gz
               SPLIT/wav.scp, text and, if any, segments, utt2spk, utt2lang, spk2gender
 """
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 MANIFEST = re.compile(r"(?:.+_)?(?:supervisions|cuts)_([^.]+)\.jsonl(?:\.gz)?")
 KALDI = "wav.scp"
+# By full names, as the folder of all clips of Common Voice takes seconds to list. The last one is
+# the first of a Shar, whose audio lies in tars.
+IN_FOLDERS = (KALDI, "cuts.jsonl", "cuts.jsonl.gz", "cuts.000000.jsonl.gz")
 
 Rows = Iterator[tuple["Recording | None", "SupervisionSegment"]]
 
@@ -105,10 +109,11 @@ def _find_splits(settings: SettingValues) -> dict[str, list[Path]]:
     """Return the manifests of each split, or the wav.scp of a folder of Kaldi."""
     splits: dict[str, list[Path]] = defaultdict(list)
     if folder := named_folder(settings):
-        for file in sorted(chain(folder.glob("*.jsonl*"), folder.glob(f"*/{KALDI}"))):
+        inside = chain.from_iterable(folder.glob(f"*/{name}") for name in IN_FOLDERS)
+        for file in sorted(chain(folder.glob("*.jsonl*"), inside)):
             if match := MANIFEST.fullmatch(file.name):
                 splits[match[1]].append(file)
-            elif file.name == KALDI:
+            elif file.name in IN_FOLDERS:
                 splits[file.parent.name].append(file)
     return splits
 

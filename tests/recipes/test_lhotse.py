@@ -29,14 +29,16 @@ def manifests(root: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", ["supervisions", "cuts"])
+@pytest.mark.parametrize("form", ["supervisions", "a_cuts_{}.jsonl.gz", "{}/cuts.jsonl.gz"])
 def test_each_form_is_the_corpus_itself(form: str, root: Path, manifests: Path) -> None:
-    for split in SPLITS if form == "cuts" else ():
+    for split in SPLITS if "cuts" in form else ():
         recordings = manifests / f"librispeech_recordings_{split}.jsonl.gz"
         supervisions = manifests / f"librispeech_supervisions_{split}.jsonl.gz"
+        file = manifests / form.format(split)
+        file.parent.mkdir(exist_ok=True)
         lhotse.CutSet.from_manifests(
             lhotse.RecordingSet.from_file(recordings), lhotse.SupervisionSet.from_file(supervisions)
-        ).to_file(manifests / f"a_cuts_{split}.jsonl.gz")
+        ).to_file(file)
         supervisions.unlink()
     assert corpus_of(settings(manifests)).roles() == corpus_of(settings(root)).roles()
     for split in SPLITS:
@@ -69,6 +71,18 @@ def test_channels_of_speakers_and_lost_recordings(manifests: Path) -> None:
     reasons = [(row.id, row.reason) for row in manifest.excluded]
     lost = "not one channel of a recording"
     assert reasons == [("c", lost), ("d", lost), ("e", "outside of its recording")]
+
+
+def test_audio_of_shar_is_not_in_files(manifests: Path, tmp_path: Path) -> None:
+    recordings = lhotse.RecordingSet.from_file(
+        manifests / "librispeech_recordings_dev-clean.jsonl.gz"
+    )
+    supervisions = manifests / "librispeech_supervisions_dev-clean.jsonl.gz"
+    cuts = lhotse.CutSet.from_manifests(recordings, lhotse.SupervisionSet.from_file(supervisions))
+    (tmp_path / "shar/train").mkdir(parents=True)
+    cuts.to_shar(tmp_path / "shar/train", fields={"recording": "flac"})
+    excluded = read(tmp_path / "shar", "train").excluded
+    assert {row.reason for row in excluded} == {"audio that is not in a file"}
 
 
 def test_cuts_that_are_no_parts_of_files_are_left_out(tmp_path: Path) -> None:
