@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,16 +16,15 @@ from sbkit.base.ranges import DAY, RANGES, Range
 from sbkit.config.hparams import Settings
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
-from sbkit.data.facts import keep_fact
-from sbkit.data.manifest import MIX_SOURCE
+from sbkit.data.manifest import MIX_SOURCE, to_texts
 from sbkit.data.mix import read_shares
 from sbkit.data.prepared import DATA_RANGES, PreparedData, prepare
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row
 from sbkit.data.splits import (
-    EMPTY,
     Splits,
     add_texts,
+    keep_column,
     normalize_texts,
     read_column,
     within_limits,
@@ -79,11 +77,6 @@ def _assemble(settings: SettingValues, data: PreparedData) -> Splits:
     if not len(train):
         excluded = [row for split in train_splits for row in split.excluded]
         reasons = {row.reason for row in excluded}
-        if reasons == {EMPTY}:
-            raise DataError(
-                f"All {len(excluded)} sentences of train are empty after normalization for "
-                f"`language: {settings['language']}`."
-            )
         raise DataError(
             f"The training set is empty: all {len(excluded)} rows are left out "
             f"({', '.join(sorted(reasons)) or 'there are none'})."
@@ -129,22 +122,12 @@ def with_column(
     """
     sources = user_sources(compute.__module__, with_unimported=True)
     code = {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
+    made_from = {"identity": identity, "modules": code}
     named = splits.named()
     for name, split in named.items():
-
-        def write(file: Path, split: Dataset = split) -> None:
-            file.write_text("".join(f"{text}\n" for text in compute(split)), encoding="utf-8")
-
-        def read(file: Path, count: int = len(split)) -> list[str]:
-            texts = file.read_text(encoding="utf-8").split("\n")[:-1]
-            if len(texts) != count:
-                raise ValueError(f"{file} has another number of texts")
-            return texts
-
-        made_from = {"identity": identity, "modules": code}
-        texts = keep_fact(split, column, made_from, write, read)
+        texts = keep_column(split, column, made_from, partial(compute, split))
         kept = split.select_columns([other for other in split.column_names if other != column])
-        named[name] = kept.add_column(column, texts)
+        named[name] = kept.add_column(column, to_texts(texts.table[column]))
     return with_fingerprints(splits.with_named(named), column)
 
 

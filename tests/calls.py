@@ -33,7 +33,9 @@ def note(event, arguments):
     if log and event == "open" and str(arguments[0]).endswith(".wav"):
         with open(log, "a") as file:
             file.write(f"{arguments[0]}\\n")
-sys.addaudithook(note)
+if not hasattr(sys, "reads_are_noted"):
+    sys.addaudithook(note)
+sys.reads_are_noted = True
 """
 
 

@@ -1,4 +1,4 @@
-"""Runs on a mix of two sources: the loss of each, and their figures in the data report."""
+"""Runs on a mix of two sources: the loss and the size of each are logged."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -11,7 +11,7 @@ import soundfile
 
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
-from tests.runs import Workplace, read_json, records_of, rows_of, stopped_after
+from tests.runs import Workplace, records_of, rows_of, stopped_after
 
 pytestmark = pytest.mark.slow
 
@@ -70,13 +70,9 @@ def test_log_has_the_loss_of_each_source_and_resumes(
     for kind in ("step", "epoch"):
         assert source_losses(resumed, kind) == source_losses(whole, kind)
 
-    facts = read_json(whole / "data_report.json")["sources"]
-    assert {row["name"]: row["utterances"] for row in facts} == {"train": 4, "train-synthetic": 12}
-    assert [row["share"] for row in facts] == pytest.approx([0.4, 0.6], abs=1e-3)
-    epoch_seconds = sum(row["seconds_per_epoch"] for row in facts)
-    seconds = read_json(whole / "summary.json")["audio_seconds"]
-    assert seconds == pytest.approx(2 * epoch_seconds, abs=2.0)
-    assert "Sources of train" in (whole / "data_report.html").read_text()
+    log = (whole / "train.log").read_text()
+    assert "source train: 4 utterances, " in log
+    assert "source train-synthetic: 12 utterances, " in log
 
 
 @pytest.mark.ddp

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import soundfile
 
-from recipes.AsteriskPrompts.corpus import LICENSES, prepare_prompts
+from recipes.AsteriskPrompts.corpus import LICENSES, AsteriskPrompts
 from recipes.debian.release import ReleaseRow
 from sbkit.audio.io import declared_seconds, read_audio
 from sbkit.base.process import run_main
-from sbkit.data.common_voice import read_release
+from sbkit.data.corpus import RELEASE_SPLITS
 from sbkit.data.manifest import Clip
-from sbkit.data.tables import TableOptions
 
 VERSION = "0.0-2026-01-01"
 MP3_RATE = 32_000  # Hz, as many clips of Common Voice have
@@ -60,14 +59,12 @@ def choose_recordings(language: str, num_clips: int, product: str) -> Iterator[R
 
     The products have other speakers, and other clips if they have at most half of all.
     """
-    release = prepare_prompts(language=language)
-    options = TableOptions(language=language)
-    splits = ("train", "dev", "test")
-    manifests = [read_release(release / f"{split}.tsv", options) for split in splits]
-    total = sum(map(len, manifests))
+    corpus = AsteriskPrompts({"language": language})
+    clips_by_split = {split: [*corpus.clips(split)] for split in RELEASE_SPLITS}
+    total = sum(map(len, clips_by_split.values()))
     number = 0
-    for name, manifest in zip(splits, manifests, strict=True):
-        for index in range(num_clips * len(manifest) // total):
+    for name, clips in clips_by_split.items():
+        for index in range(num_clips * len(clips) // total):
             number += 1
             split = "" if name == "train" and index % 8 == 7 else name
             speaker = f"{product} {language} {split} {index // 8 % NUM_SPEAKERS[split]}"
@@ -80,7 +77,7 @@ def choose_recordings(language: str, num_clips: int, product: str) -> Iterator[R
                 "accents": ACCENTS[traits[2] % len(ACCENTS)],
                 "variant": f"{language}-{('north', 'south')[traits[3] % 2]}",
             }
-            clip = manifest[index if product == "scripted" else -1 - index]
+            clip = clips[index if product == "scripted" else -1 - index]
             yield Recording(clip, number, split, columns)
 
 

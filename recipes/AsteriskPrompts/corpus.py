@@ -12,7 +12,7 @@ from pathlib import Path
 import G722
 import numpy as np
 
-from recipes.debian.release import PASS_A_RELEASE, ReleaseRow, ensure_release, find_one, write_tsvs
+from recipes.debian.release import ReleaseRow, ensure_release, find_one, write_tsvs
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
@@ -80,7 +80,7 @@ def prepare_prompts(*, language: str = "en") -> Path:
     if language not in LICENSES:
         raise ConfigError(
             f"The default corpus has the languages {', '.join(LICENSES)}, but `language` is "
-            f"{language!r}. {PASS_A_RELEASE}"
+            f"{language!r}. Name the folder of a Common Voice release as `data_folder` instead."
         )
     name = f"asterisk-core-sounds-{language}"
     return ensure_release(

@@ -11,12 +11,10 @@ import soundfile
 
 from recipes.debian.release import ReleaseRow, ensure_release, find_one, write_tsvs
 from sbkit.audio.io import encode_audio
-from sbkit.base.errors import ConfigError
 from sbkit.data.common_voice import read_releases
 from sbkit.data.corpus import Corpus
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions
-from sbkit.text.languages import language_tags
 
 PACKAGE = "festvox-ru"
 LANGUAGE = "ru"
@@ -31,11 +29,6 @@ class FestvoxRu(Corpus):
 
     def files(self) -> list[Path]:
         """Return the release folder; fetch it if it is missing."""
-        language = self.settings["language"]
-        if language_tags(language) != (LANGUAGE,):
-            raise ConfigError(
-                f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {language!r}."
-            )
         return [ensure_release(PACKAGE, LANGUAGE, (PACKAGE,), write_release)]
 
     def read(self, split: str) -> Iterator[Manifest]:

@@ -2,7 +2,7 @@
 
 <data_folder>/[NAME_]recordings_SPLIT.jsonl.gz, [NAME_]supervisions_SPLIT.jsonl.gz
               [NAME_]cuts_SPLIT.jsonl.gz
-              SPLIT/cuts.jsonl.gz, or cuts.000000.jsonl.gz and further ones
+              SPLIT/cuts.jsonl.gz
               SPLIT/wav.scp, text and, if any, segments, utt2spk, utt2lang, spk2gender
 """
 
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from lhotse import Recording, SupervisionSegment
 
 MANIFEST = re.compile(r"(?:.+_)?(?:supervisions|cuts)_([^.]+)\.jsonl(?:\.gz)?")
-# By full names, as the folder of all clips of Common Voice takes seconds to list
-IN_FOLDERS = ("wav.scp", "cuts.jsonl", "cuts.jsonl.gz", "cuts.000000.jsonl.gz")
+KALDI = "wav.scp"
+# By full names, as the folder of all clips of Common Voice takes seconds to list. The last one is
+# the first of a Shar, whose audio lies in tars.
+IN_FOLDERS = (KALDI, "cuts.jsonl", "cuts.jsonl.gz", "cuts.000000.jsonl.gz")
+
+Rows = Iterator[tuple["Recording | None", "SupervisionSegment"]]
 
 
 class Lhotse(Corpus):
@@ -57,7 +61,7 @@ class Lhotse(Corpus):
         require_package("lhotse", extra="corpora")
         for file in _find_splits(self.settings)[split]:
             read = _read_supervisions if "supervisions_" in file.name else _read_cuts
-            read = _read_kaldi if file.name == "wav.scp" else read
+            read = _read_kaldi if file.name == KALDI else read
             try:
                 yield from (self._to_clip(file, *row) for row in read(file))
             # Lhotse asserts, and takes the fields that it needs from mappings.
@@ -69,25 +73,17 @@ class Lhotse(Corpus):
     def _to_clip(
         self, file: Path, recording: "Recording | None", speech: "SupervisionSegment"
     ) -> Clip | Excluded:
-        if recording is None:
-            detail = f"{speech.recording_id} is none"
-            return Excluded(speech.id, "not a part of a recording", detail)
+        sources = recording.sources if recording else ()
+        source = next((source for source in sources if speech.channel in source.channels), None)
+        if recording is None or source is None:
+            detail = f"{speech.recording_id}, channel {speech.channel}"
+            return Excluded(speech.id, "not one channel of a recording", detail)
         columns: Mapping[str, object] = self.settings.get("columns") or {}
         if speech.text is None and columns.get("text", "") is not None:
             return Excluded(speech.id, "no transcript", "its supervision has no text")
-        changes = {type(change).__name__ for change in recording.transforms or ()}
-        if changes - {"Resample"}:  # sbkit resamples, too
-            return Excluded(speech.id, "changed sound", ", ".join(sorted(changes)))
-        source = next((s for s in recording.sources if speech.channel in s.channels), None)
-        if source is None:
-            return Excluded(speech.id, "not one channel", f"it has the channels {speech.channel}")
-        if source.type != "file":
-            raise DataError(
-                f"{file}: the audio of {speech.id} is not a file but of the type {source.type}. "
-                "Write files by Lhotse: CutSet.from_cuts(cut.drop_custom('shard_origin') for cut "
-                f"in CutSet.from_shar(in_dir={str(file.parent)!r}).save_audios('audio'))"
-                ".to_file('cuts_train.jsonl.gz')"
-            )
+        made_by = {source.type, *(type(change).__name__ for change in recording.transforms or ())}
+        if unread := made_by - {"file", "Resample"}:  # sbkit resamples, too
+            return Excluded(speech.id, "audio that is not in a file", ", ".join(sorted(unread)))
         start, end = max(speech.start, 0), min(speech.end, recording.duration)
         if start >= end:
             times = f"from {speech.start:g} to {speech.end:g} s of {recording.duration:g} s"
@@ -111,29 +107,22 @@ class Lhotse(Corpus):
 
 def _find_splits(settings: SettingValues) -> dict[str, list[Path]]:
     """Return the manifests of each split, or the wav.scp of a folder of Kaldi."""
-    folder = named_folder(settings)
     splits: dict[str, list[Path]] = defaultdict(list)
-    if folder is None:
-        return splits
-    for file in sorted(folder.glob("*.jsonl*")):
-        if match := MANIFEST.fullmatch(file.name):
-            splits[match[1]].append(file)
-    for file in sorted(file for name in IN_FOLDERS for file in folder.glob(f"*/{name}")):
-        pattern = "wav.scp" if file.name == "wav.scp" else "cuts.*jsonl*"
-        splits[file.parent.name] = sorted(file.parent.glob(pattern))
+    if folder := named_folder(settings):
+        inside = chain.from_iterable(folder.glob(f"*/{name}") for name in IN_FOLDERS)
+        for file in sorted(chain(folder.glob("*.jsonl*"), inside)):
+            if match := MANIFEST.fullmatch(file.name):
+                splits[match[1]].append(file)
+            elif file.name in IN_FOLDERS:
+                splits[file.parent.name].append(file)
     return splits
-
-
-Rows = Iterator[tuple["Recording | None", "SupervisionSegment"]]
 
 
 def _read_supervisions(file: Path) -> Rows:
     from lhotse import RecordingSet, SupervisionSet
 
-    manifest = RecordingSet.from_file(
-        file.with_name(file.name.replace("supervisions_", "recordings_"))
-    )
-    recordings = {recording.id: recording for recording in manifest or ()}
+    name = file.name.replace("supervisions_", "recordings_")
+    recordings = {r.id: r for r in RecordingSet.from_file(file.with_name(name)) or ()}
     for speech in SupervisionSet.from_file(file) or ():
         yield recordings.get(speech.recording_id), speech
 
@@ -157,32 +146,24 @@ def _read_kaldi(file: Path) -> Rows:
     from lhotse.kaldi import load_kaldi_text_file, load_kaldi_text_mapping
 
     folder = file.parent
-    names = ("wav.scp", "segments", "utt2spk", "utt2lang", "spk2gender")
+    names = (KALDI, "segments", "utt2spk", "utt2lang", "spk2gender")
     sources, segments, speakers, languages, genders = (
         load_kaldi_text_mapping(folder / name) for name in names
     )
-    commands = [id for id, source in sources.items() if source.endswith("|")]
-    if commands:
-        raise DataError(f"{file} has a command for {commands[0]}, which is not run. Write files.")
+    texts = load_kaldi_text_file(folder / "text") if (folder / "text").is_file() else {}
     segments = segments or {id: f"{id} 0 -1" for id in sources}
-    has_channels = (folder / "reco2file_and_channel").exists()
-    if has_channels or any(len(segment.split()) > 3 for segment in segments.values()):
+    has_channels = any(len(segment.split()) > 3 for segment in segments.values())
+    if has_channels or (folder / "reco2file_and_channel").exists():
         raise DataError(
             f"{folder} names channels, in reco2file_and_channel or as the fifth field of segments, "
             "which would be mixed. Write cuts of Lhotse, or a table with a column `channel`."
         )
-    texts = load_kaldi_text_file(folder / "text") if (folder / "text").is_file() else {}
     for id, segment in segments.items():
         name, start, end = segment.split()
         duration = math.inf if end == "-1" else float(end) - float(start)
-        speaker = speakers.get(id)
-        speech = SupervisionSegment(
-            *(id, name, float(start), duration),
-            text=texts.get(id),
-            speaker=speaker,
-            language=languages.get(id),
-            gender=genders.get(speaker),
-        )
-        audio = AudioSource("file", [0], sources.get(name, ""))
-        recording = Recording(name, [audio], SAMPLE_RATE, 0, math.inf)
-        yield recording if name in sources else None, speech
+        speech = SupervisionSegment(id, name, float(start), duration, text=texts.get(id))
+        speech.speaker, speech.language = speakers.get(id), languages.get(id)
+        speech.gender = genders.get(speech.speaker)
+        source = sources.get(name, "")
+        audio = AudioSource("command" if source.endswith("|") else "file", [0], source)
+        yield Recording(name, [audio], SAMPLE_RATE, 0, math.inf) if source else None, speech

@@ -5,7 +5,6 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 
 from sbkit.audio.io import SUFFIXES
@@ -15,7 +14,6 @@ from sbkit.data.corpus import Corpus, SettingValues, named_folder, splits_by_pre
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.text.languages import single_language_tag
 
-CHAPTER_PATTERNS = ("*/", "*/*/**/")  # folders of a split at any depth; ** skips links
 GENDERS = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
 
 
@@ -53,11 +51,7 @@ def _split_names(root: Path) -> list[str]:  # of folders with transcripts
         return []
     # The folder of all clips of Common Voice takes seconds to list.
     folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and entry.name != "clips")
-    return [
-        folder.name
-        for folder in folders
-        if any(next(folder.glob(f"{chapter}*.trans.txt"), None) for chapter in CHAPTER_PATTERNS)
-    ]
+    return [folder.name for folder in folders if any(folder.glob("*/*/*.trans.txt"))]
 
 
 def _read_genders(file: Path) -> dict[str, str]:
@@ -72,8 +66,8 @@ def _read_genders(file: Path) -> dict[str, str]:
 def _read_split(root: Path, split: str, language: str) -> Iterator[Clip | Excluded]:
     folder = root / split
     genders = _read_genders(root / "SPEAKERS.TXT")
-    for chapter in sorted(chain.from_iterable(map(folder.glob, CHAPTER_PATTERNS))):
-        speaker = (chapter if chapter.parent == folder else chapter.parent).name
+    for chapter in sorted(folder.glob("*/*/")):
+        speaker = chapter.parent.name
         columns = {"speaker": speaker, "chapter": chapter.name, "language": language}
         if genders:
             columns["gender"] = genders.get(speaker, "")

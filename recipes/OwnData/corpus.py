@@ -22,7 +22,7 @@ import pyarrow as pa
 from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed
-from sbkit.data.audio_tables import TAR_SUFFIXES, AudioTable
+from sbkit.data.audio_tables import AudioTable, is_tar
 from sbkit.data.columns import ROLE_OF, find_split_column, role_of
 from sbkit.data.corpus import (
     ROLES,
@@ -52,23 +52,17 @@ NO_SPLIT = "no split", "its field is empty"  # a reason, and its detail
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
 
+# Rows of all splits, and the split of each.
+DealtRows = tuple[Manifest | AudioTable, npt.NDArray[np.str_]]
+
+
 @dataclass(frozen=True)
 class Split:
     """The sources of a split, as paths or URLs, and their files."""
 
-    key: str  # where the YAML names them, such as manifest.test.clean
     role: str
     sources: Sequence[str]
     files: Sequence[SourceFile]
-
-
-@dataclass(frozen=True)
-class DealtRows:
-    """Rows of all splits; the split of each is "" if its field is empty."""
-
-    rows: Manifest | AudioTable
-    ids: Sequence[str]
-    splits: npt.NDArray[np.str_]
 
 
 class OwnData(Corpus):
@@ -81,26 +75,23 @@ class OwnData(Corpus):
 
     def splits(self) -> Mapping[str, Sequence[str]]:
         """Return the splits of each role, as in ``manifest``."""
-        splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-        for name, split in self._splits.items():
-            if name == ALL_SPLITS:
-                for dealt_name in dict.fromkeys(chain(*(part.splits for part in self._dealt))):
-                    if dealt_name:
-                        splits_by_role[_role_of_key(dealt_name)].append(str(dealt_name))
-            else:
-                splits_by_role[split.role].append(name)
+        roles = {name: split.role for name, split in self._splits.items()}
+        if roles.pop(ALL_SPLITS, None):
+            names = {*chain.from_iterable(np.unique(names).tolist() for _, names in self._dealt)}
+            roles |= {name: _role_of_key(name) for name in sorted(names - {""})}
+        for name in roles:
+            if not SPLIT_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"`manifest` has the split {name!r}, but names start with a letter or digit "
+                    "and consist of letters, digits and . + - _."
+                )
         are_chosen = self.settings.get("splits") or ALL_SPLITS in self.settings["manifest"]
         for role, key in (("train", "train"), ("valid", "dev")):
-            if not are_chosen and not splits_by_role[role]:
+            if not are_chosen and role not in roles.values():
                 raise ConfigError(
                     f"`manifest` has no files for {key}. Add `{key}: FILE`, or rows to `corpus`."
                 )
-        return splits_by_role
-
-    def files(self) -> list[Path] | None:
-        """Return the files; None if some are not on this machine."""
-        paths = [file.path for split in self._splits.values() for file in split.files]
-        return None if any("://" in path for path in paths) else [*map(Path, paths)]
+        return {role: [name for name in roles if roles[name] == role] for role in ROLES}
 
     def state(self) -> object:
         """Return the names and versions of the files, here or at URLs."""
@@ -113,17 +104,14 @@ class OwnData(Corpus):
             for rows in self._read(self._splits[split]):
                 yield from rows.blocks() if isinstance(rows, Manifest) else [rows]
             return
-        is_train = _role_of_key(split) == "train"  # which has what is of no split
-        for part in self._dealt:
-            rows, chosen = part.rows, part.splits == split
-            names = zip(part.ids, part.splits, strict=bool(part.ids))
-            lost = [Excluded(id, *NO_SPLIT) for id, name in names if not name]
-            excluded = (*(rows.excluded if isinstance(rows, Manifest) else ()), *lost) * is_train
+        is_train = _role_of_key(split) == "train"
+        for rows, names in self._dealt:
+            chosen = names == split
             if isinstance(rows, Manifest):
+                excluded = rows.excluded if is_train else ()
                 yield from replace(rows.filter(chosen), excluded=excluded).blocks()
             else:
-                yield Manifest.of(excluded)
-                yield replace(rows, rows=np.flatnonzero(chosen).tolist())
+                yield replace(rows, rows=(1 + np.flatnonzero(chosen)).tolist())
 
     def _read(self, split: Split) -> list[Manifest | AudioTable]:
         options = partial(
@@ -150,27 +138,30 @@ class OwnData(Corpus):
         """The rows to split, and the split of each: that of its column or its speaker."""
         split = self._splits[ALL_SPLITS]
         source = split.sources[0]
-        for file in split.files:
-            if file.name.endswith(TAR_SUFFIXES):
-                raise DataError(
-                    f"`{split.key}`: {file.path} is a tar, so all of it is read to know its rows. "
-                    "Name tars for each split."
-                )
+        if tars := [file.path for file in split.files if is_tar(file.name)]:
+            raise DataError(
+                f"`manifest.{ALL_SPLITS}`: {tars[0]} is a tar, so all of it is read to know its "
+                "rows. Name tars for each split."
+            )
         parts = self._read(split)
-        tables = [part.rows if isinstance(part, Manifest) else part.texts().rows for part in parts]
+        tables = [part.rows if isinstance(part, Manifest) else part.texts() for part in parts]
         columns = [self._find_split_column(table) for table in tables]
         if any(columns):
-            splits = [_read_splits(*named, source) for named in zip(tables, columns, strict=True)]
-            ids = [_name_rows(*named) for named in zip(parts, map(len, tables), strict=True)]
-            return [DealtRows(*dealt) for dealt in zip(parts, ids, splits, strict=True)]
-        named = [self._name_speakers(*named) for named in zip(parts, tables, strict=True)]
+            named = zip(tables, columns, strict=True)
+            splits = [_read_splits(table, column, source) for table, column in named]
+            lost = [
+                Excluded(row, *NO_SPLIT)
+                for part, names in zip(parts, splits, strict=True)
+                for row, name in zip(_name_rows(part, len(names)), names, strict=True)
+                if not name
+            ]
+            return [(Manifest.of(lost), np.array([], str)), *zip(parts, splits, strict=True)]
+        speakers = [self._name_speakers(*named) for named in zip(parts, tables, strict=True)]
         shares = check_shares(self.settings.get("split_shares"))
         shares = {name: share for name, share in shares.items() if name not in self._splits}
-        split_of = deal_speakers({*chain(*named)}, shares, source)
-        dealt_splits = [np.array([split_of[name] for name in names]) for names in named]
-        return [
-            DealtRows(part, [], splits) for part, splits in zip(parts, dealt_splits, strict=True)
-        ]
+        split_of = deal_speakers({*chain(*speakers)}, shares, source)
+        splits = [np.array([split_of[name] for name in names]) for names in speakers]
+        return [*zip(parts, splits, strict=True)]
 
     def _find_split_column(self, table: pa.Table) -> str | None:
         options = TableOptions.from_settings(self.settings)
@@ -188,16 +179,14 @@ class OwnData(Corpus):
                 f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
                 " Name their column by `columns: {speaker: COLUMN}`."
             )
-        speakers = read_text_column(table, column)
         if isinstance(part, AudioTable):
             clips = _name_rows(part, len(table))
         else:
-            folders = [Path(source) for source in self._splits[ALL_SPLITS].sources]
-            folders = [folder if folder.is_dir() else folder.parent for folder in folders]
+            folders = {Path(file.path).parent for file in self._splits[ALL_SPLITS].files}
             spellings = {*map(str, folders), *map(normpath, folders)}
             clips = [_name_clip(clip, spellings) for clip in part.parts]
-        pairs = zip(speakers, clips, strict=True)
-        return [speaker or f"clip {clip}" for speaker, clip in pairs]
+        named = zip(read_text_column(table, column), clips, strict=True)
+        return [speaker or f"clip {clip}" for speaker, clip in named]
 
 
 def _name_rows(part: Manifest | AudioTable, count: int) -> list[str]:
@@ -227,55 +216,48 @@ def _name_clip(part: AudioPart, folders: Set[str]) -> str:
 def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, Split]:
     """Return the files of each split of the key `manifest`; ``all`` has those to be split."""
     if ALL_SPLITS in manifest:
-        if {*manifest} != {ALL_SPLITS}:
+        if len(manifest) > 1:
             raise ConfigError(f"`manifest` has `{ALL_SPLITS}` and other keys. {EXAMPLE}")
-        key = f"manifest.{ALL_SPLITS}"
-        sources = _absolute_paths(key, manifest[ALL_SPLITS])
-        files = _list_files(key, sources)
-        named = find_splits(sources[0], files) if len(sources) == 1 else {}
-        by_role = named or {"train": choose_files(files)}
+        named = _find_sources(f"manifest.{ALL_SPLITS}", "", manifest[ALL_SPLITS])
+        by_role = find_splits(named.sources[0], named.files) if len(named.sources) == 1 else {}
+        by_role = by_role or {"train": choose_files(named.files)}
         names = {role: split for role, (split,) in USUAL_SPLITS.items() if role in by_role}
         if len(names) < len(ROLES) and "train" in names:
             names["train"] = ALL_SPLITS  # the others are dealt out of it
-        return {split: Split(key, role, sources, by_role[role]) for role, split in names.items()}
+        return {split: replace(named, role=r, files=by_role[r]) for r, split in names.items()}
     splits: dict[str, Split] = {}
     for key, value in manifest.items():
         is_nested = isinstance(value, Mapping)
         paths_by_name = value if is_nested else {key: value}
         for name, paths in paths_by_name.items():
             split = str(name)  # a YAML may also name it by a number
-            if not SPLIT_NAME.fullmatch(split):
-                raise ConfigError(
-                    f"`manifest` names the split {split!r}, but names start with a letter or digit "
-                    "and consist of letters, digits and . + - _."
-                )
             if split in splits:
                 raise ConfigError(f"`manifest` names the split {split!r} twice.")
             split_key = f"manifest.{key}.{split}" if is_nested else f"manifest.{split}"
-            sources = _absolute_paths(split_key, paths)
-            files = _list_files(split_key, sources)
-            splits[split] = Split(split_key, _role_of_key(str(key)), sources, files)
+            splits[split] = _find_sources(split_key, _role_of_key(str(key)), paths)
     return splits
 
 
-def _list_files(key: str, sources: Sequence[str]) -> list[SourceFile]:
-    """List the files of sources."""
+def _find_sources(key: str, role: str, value: object) -> Split:
+    """Return the sources that a key of the YAML names; "" is the role of ``all``."""
+    values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
+    if not values or not all(isinstance(x, str | Path) and str(x) for x in values):
+        raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
+    names = map(str, values)
+    sources = [x if "://" in x else str(Path(x).expanduser().absolute()) for x in names]
     files: list[SourceFile] = []
     for source in sources:
         if "://" not in source and not Path(source).exists():
             raise ConfigError(f"`{key}`: {source} does not exist.")
         found = find_files(source)
-        if key == f"manifest.{ALL_SPLITS}":
-            files += found
-            continue
-        by_role = find_splits(source, found)
+        by_role = find_splits(source, found) if role else {}
         if len(by_role) > 1:
             raise DataError(
                 f"`{key}`: {source} has files for {', '.join(sorted(by_role))}. Write "
                 f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
             )
-        files += choose_files(found)
-    return files
+        files += choose_files(found) if role else found
+    return Split(role, sources, files)
 
 
 def _role_of_key(key: str) -> str:
@@ -287,13 +269,3 @@ def _role_of_key(key: str) -> str:
             f"test-{key}, for example."
         )
     return role
-
-
-def _absolute_paths(key: str, value: object) -> tuple[str, ...]:
-    sources: Sequence[object] = value if isinstance(value, list | tuple) else [value]
-    if not sources or not all(isinstance(x, str | Path) and str(x) for x in sources):
-        raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
-    names = [str(source) for source in sources]
-    return tuple(
-        name if "://" in name else str(Path(name).expanduser().absolute()) for name in names
-    )

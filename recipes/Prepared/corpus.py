@@ -5,18 +5,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.data.cache import CORPUS_FILE, ENCODING, is_archive
+from sbkit.data.cache import CORPUS_FILE, is_archive
 from sbkit.data.corpus import Corpus, SettingValues
 from sbkit.data.filesystem import Storage
 from sbkit.data.manifest import BLOCK_ROWS, STORED, Excluded, Manifest
-from sbkit.data.prepared import FORMAT, require_sizes
-from sbkit.data.rows import STORED_SCHEMA
+from sbkit.data.prepared import FORMAT, Record
+from sbkit.data.rows import STORED_SCHEMA, map_rows
 from sbkit.data.shard import AUDIO
 from sbkit.data.units import LAST_SHARD
 
@@ -50,65 +50,55 @@ class PreparedCorpus(Corpus):
         super().__init__(settings)
         self._storage = Storage(str(settings["data_folder"]))
         self._content = self._storage.read(CORPUS_FILE)
-        self._record = self._parse()
-
-    def _parse(self) -> dict[str, Any]:
         name = self._storage.url_of(CORPUS_FILE)
         try:
-            record: dict[str, Any] = json.loads(self._content.decode(**ENCODING))
-            version = record["format"]
-            if version == FORMAT and {*record} >= {"roles", "splits", "shards", "sample_rate"}:
-                return record
+            version = json.loads(self._content)["format"]
+            if version != FORMAT:
+                raise DataError(
+                    f"{name} has the format {version}, but this version of sbkit reads {FORMAT}. "
+                    "Use the version that wrote it, or prepare the corpus again."
+                )
+            self._record = Record.parse(self._content)
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(f"{name} is damaged ({str(error)[:100]}). {self._cure()}") from error
-        if version != FORMAT:
-            raise DataError(
-                f"{name} has the format {version}, but this version of sbkit reads {FORMAT}. Use "
-                "the version that wrote it, or prepare the corpus again."
-            )
-        raise DataError(f"{name} is not whole. {self._cure()}")
 
     def _cure(self) -> str:
         return f"`sbkit prepare YAML --out {self._storage.url} --finish` writes it again."
 
     def splits(self) -> Mapping[str, Sequence[str]]:
-        roles: Mapping[str, Sequence[str]] = self._record["roles"]
-        return roles
+        return self._record.roles
 
     def about(self) -> Mapping[str, str | None]:
-        about: Mapping[str, str | None] = self._record["about"]
-        return about
+        return self._record.about
 
     def state(self) -> object:
         """Return a digest of the index, which names all shards; those on a disk must be there."""
         if self._storage.folder is not None:
-            require_sizes(self._storage, self._record["shards"])
+            self._record.require_shards(self._storage)
         return hashlib.sha256(self._content).hexdigest()
 
     def read(self, split: str) -> Iterator[Manifest]:
-        rate = self._record["sample_rate"]
+        rate = self._record.sample_rate
         if rate != self.settings["sample_rate"]:
             raise ConfigError(
                 f"`sample_rate` is {self.settings['sample_rate']}, but the audio in "
                 f"{self._storage.url} has {rate} Hz. Set `sample_rate: {rate}`."
             )
-        require_sizes(self._storage, self._record["shards"])
-        excluded = tuple(Excluded(**row) for row in self._record["splits"][split]["excluded"])
+        self._record.require_shards(self._storage)
+        facts = self._record.splits[split]
+        excluded = tuple(Excluded(**row) for row in facts["excluded"])
         with TemporaryDirectory() as scratch:
             name = f"{split}.arrow"
             try:
                 file = self._storage.fetch(name, Path(scratch))
-                table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
-            except (OSError, pa.ArrowInvalid) as error:
+                if checksum(file) != facts["sha256"]:
+                    raise ValueError(f"it is not the one of {CORPUS_FILE}")
+                table = map_rows(file, facts["rows"]).table
+            except (OSError, ValueError) as error:
                 raise DataError(
                     f"{self._storage.url_of(name)} is missing or damaged ({str(error)[:100]}). "
                     f"{self._cure()}"
                 ) from error
-            if len(table) != (expected := self._record["splits"][split]["rows"]):
-                raise DataError(
-                    f"{self._storage.url_of(name)} has {len(table)} rows, but {CORPUS_FILE} states "
-                    f"{expected}. {self._cure()}"
-                )
             for start in range(0, max(1, len(table)), BLOCK_ROWS):
                 yield self._locate(table.slice(start, BLOCK_ROWS), excluded)
                 excluded = ()

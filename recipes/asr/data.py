@@ -59,7 +59,7 @@ def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
 def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, labels: Tokenizer, placement: Placement
 ) -> Loaders:
-    """Leave out training utterances that CTC cannot learn, log them, and make the loaders."""
+    """Leave out training utterances that CTC cannot learn, and make the loaders."""
     subsampling = find_subsampling(hparams)
     num_listed = len(splits.train)
     if subsampling is not None:
@@ -73,7 +73,8 @@ def make_asr_loaders(
         )
     require_utterances_to_fit(splits, hparams)
     if rank() == 0:
-        _log_texts(splits, labels, subsampling, hparams)
+        language = hparams["language"]
+        logger.info(describe_normalizer(language, text_table(language, hparams.get("text"))))
     collate = TextCollate(labels, hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
@@ -115,29 +116,6 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
             f"{plural(len(samples), 'recording')} there are longer than `eval_batch_seconds`. Cut "
             "them by `sbkit segment`, or set `word_lm_order: 0` and `token_lm_order: 0`."
         )
-
-
-def _log_texts(
-    splits: Splits,
-    tokenizer: Tokenizer,
-    subsampling: Subsampling | None,
-    settings: Mapping[str, Any],
-) -> None:
-    """Log how texts are normalized, and how many transcripts no model can produce."""
-    language = settings["language"]
-    table = text_table(language, settings.get("text"))
-    logger.info(describe_normalizer(language, table))
-    for name, split in splits.evaluated().items():
-        transcripts = read_transcripts(split, tokenizer)
-        num_unknown = transcripts.unknown.sum()
-        num_long = len(transcripts.too_short(subsampling)) if subsampling else 0
-        for count, reason in (
-            (num_unknown, "characters that are not in the training text"),
-            (num_long, "more text than the frames of the audio can hold"),
-        ):
-            if count:
-                described = f"{plural(count, 'transcript')} with {reason}"
-                logger.info(f"{name}: {described}; these count as errors")
 
 
 def prepare_language_models(

@@ -87,7 +87,7 @@ class AsrBrain(Brain):
             return Encoded(log_probs, predictions.states[0, :frames].cpu())
 
         segmenter = Segmenter(self.hparams.sample_rate, self.network.samples_per_frame)
-        (clip,) = batch.clips()
+        clip = batch.audio[0].cpu().numpy()
         joined = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
         log_probs = torch.from_numpy(joined.log_probs).unsqueeze(0)
         frames = torch.tensor([log_probs.shape[1]])

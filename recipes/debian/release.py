@@ -21,7 +21,6 @@ from sbkit.data.filesystem import disk_errors
 from sbkit.data.units import digest_of
 from sbkit.text.normalization import normalize
 
-PASS_A_RELEASE = "Name the folder of a Common Voice release as `data_folder` instead."
 MAKE_IT_ELSEWHERE = (
     "On any Debian or Ubuntu, `python -m recipes.AsteriskPrompts.corpus` makes its folder; copy "
     "that here, and name it as `data_folder`."

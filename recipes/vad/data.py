@@ -192,8 +192,12 @@ class NoisyClips:
     def add_to_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Return rows in the noise of an evaluation, with windows as labels."""
         noisy = self.add_to(collate(rows, sample_rate=self._rate))
-        clips = zip(rows, noisy.clips(), noisy.rows(), strict=True)
-        return [{**row, "audio": clip, SPEECH: labeled[SPEECH]} for row, clip, labeled in clips]
+        clips = zip(
+            rows, noisy.audio.numpy(), noisy.audio_lengths, noisy.speech.numpy(), strict=True
+        )
+        return [
+            {**row, "audio": clip[:count], SPEECH: speech} for row, clip, count, speech in clips
+        ]
 
 
 def _between(low: float, high: float, share: Tensor) -> Tensor:

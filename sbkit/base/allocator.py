@@ -29,12 +29,9 @@ ALLOCATOR_VARIABLES = (
     *("GLIBC_TUNABLES", "LD_PRELOAD"),
 )
 
-_keeps_freed_memory = False
-
 
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory, unless the user has set one of `ALLOCATOR_VARIABLES`."""
-    global _keeps_freed_memory
     options = (
         (M_MMAP_THRESHOLD, MAX_HEAP_TENSOR_BYTES),
         (M_TRIM_THRESHOLD, 2**31 - 1),
@@ -42,9 +39,11 @@ def keep_freed_memory() -> None:
     )
     with suppress(AttributeError, OSError):  # no glibc
         glibc = _glibc()
-        if not _user_variables() and all(glibc.mallopt(*option) for option in options):
+        if os.environ.keys().isdisjoint(ALLOCATOR_VARIABLES) and all(
+            glibc.mallopt(*option) for option in options
+        ):
             _grow_in_large_pages(glibc)
-            _keeps_freed_memory = bool(glibc.mallopt(M_TOP_PAD, HEAP_STEP_BYTES))
+            glibc.mallopt(M_TOP_PAD, HEAP_STEP_BYTES)
 
 
 def share_free_memory() -> None:
@@ -60,18 +59,6 @@ def return_freed_memory() -> None:
     """Make glibc return the free memory that it keeps to the system."""
     with suppress(AttributeError, OSError):
         _glibc().malloc_trim(0)
-
-
-def describe_allocator() -> str:
-    """Describe for the log what happens to freed memory."""
-    if _keeps_freed_memory:
-        return "freed memory is kept"
-    variables = " and ".join(_user_variables())
-    return f"memory is allocated by {variables or 'the defaults of the system'}"
-
-
-def _user_variables() -> list[str]:
-    return [name for name in ALLOCATOR_VARIABLES if name in os.environ]
 
 
 def _grow_in_large_pages(glibc: ctypes.CDLL) -> None:

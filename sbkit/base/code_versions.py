@@ -20,22 +20,22 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(1, "ab975c442e1e8165"),
-    "releases": CodeVersion(1, "9bbff297f46d7519"),
-    "texts": CodeVersion(1, "3ec0b437f19f0561"),
-    "token_counts": CodeVersion(1, "ecd49d91b6952e01"),
+    "corpus": CodeVersion(2, "998bedc315ea74d3"),
+    "releases": CodeVersion(1, "41f0709050cae2da"),
+    "text": CodeVersion(7, "073c70f2042e4f94"),
+    "token_counts": CodeVersion(1, "f41a613cce5a4d91"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),
     "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
-    "speech": CodeVersion(1, "99f1387f911c078b"),
+    "speech": CodeVersion(1, "5ecd66db7a38cd6d"),
     "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
-    "data_report": CodeVersion(1, "54796cca04e65d79"),
+    "data_report": CodeVersion(2, "8e120832d9303225"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.
 CODE_FILES: Mapping[str, tuple[str, ...]] = {
     "corpus": ("sbkit/data/prepared.py", "recipes/*/corpus.py"),
     "releases": ("recipes/debian/*.py", "recipes/AsteriskPrompts/*.py", "recipes/FestvoxRu/*.py"),
-    "texts": (
+    "text": (
         *("sbkit/text/languages.py", "sbkit/text/normalization.py", "sbkit/text/normalizers.py"),
         *("sbkit/text/transcripts.py", "sbkit/text/verbalize.py", "sbkit/text/verbalize.toml"),
     ),

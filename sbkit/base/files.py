@@ -67,9 +67,14 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left there under temporary names, if it is a day old."""
+    """Remove what killed processes left there under temporary names, unchanged for a day."""
     for path in folder.glob(TEMPORARY_NAMES):
-        if is_abandoned(path):
+        try:
+            changes = [inner.stat(follow_symlinks=False).st_mtime for inner in path.rglob("*")]
+            changes.append(path.stat(follow_symlinks=False).st_mtime)
+        except FileNotFoundError:  # removed in the meantime
+            continue
+        if time.time() - max(changes) > ABANDONED_SECONDS:
             remove(path)
 
 
@@ -234,16 +239,6 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def is_abandoned(path: Path) -> bool:
-    """Return whether a file, or a folder and all below it, has not changed for a day."""
-    try:
-        changes = [inner.stat(follow_symlinks=False).st_mtime for inner in path.rglob("*")]
-        changes.append(path.stat(follow_symlinks=False).st_mtime)
-    except FileNotFoundError:  # removed in the meantime
-        return False
-    return time.time() - max(changes) > ABANDONED_SECONDS
 
 
 def open_lock(folder: Path) -> int:

@@ -35,27 +35,13 @@ def prepare_waiting() -> bool:
     """Set up OpenMP before it is loaded; return whether `ThreadWaiting` decides how it waits."""
     if usable_cores() < allowed_cores():  # by a container's quota, which OpenMP ignores
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
-    is_set_by_user = _settings() not in ({}, SETTINGS)  # a parent process may have set SETTINGS
+    settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
+    is_set_by_user = settings not in ({}, SETTINGS)  # a parent process may have set SETTINGS
     has_one_thread = os.environ.get("OMP_NUM_THREADS") == "1"
     if is_set_by_user or has_one_thread or seconds_without_core() is None:
         return False
     os.environ.update(SETTINGS)
     return True
-
-
-def describe_waiting(num_threads: int) -> str:
-    """Describe for the log how threads wait between operations."""
-    if num_threads == 1:
-        return "one thread"
-    settings = _settings()
-    if settings == SETTINGS:
-        return f"{num_threads} threads, which sleep between operations while others need the cores"
-    policy = " ".join(f"{name}={value}" for name, value in settings.items())
-    return f"{num_threads} threads, which wait by {policy or 'the defaults of OpenMP'}"
-
-
-def _settings() -> dict[str, str]:
-    return {name: os.environ[name] for name in SETTINGS if name in os.environ}
 
 
 def seconds_without_core() -> float | None:

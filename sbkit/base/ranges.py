@@ -167,9 +167,6 @@ KEYS: Mapping[str, Key] = {
         needs={"manifest": "a mapping with `all`"},
     ),
     "keep_tags": Key(LIST, [], "[noise]: tags in brackets that become tokens; others are dropped"),
-    "skip_quality_tags": Key(
-        LIST, [], "[short-audio]: rows of Spontaneous Speech with these tags are left out"
-    ),
     "mix": Key(
         Kind(
             ("null", "a mapping to shares above 0"), advice="For no row of a source, leave it out."

@@ -371,7 +371,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     if replacements := by_kind.get(REPLACED):  # of letters, by the text table of the language
         replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
         count = replaced.total()
-        share = count / sum(split["letters"] for split in splits)
+        share = count / letters.total()
         languages = languages_with(replaced)
         if not languages and share > 10 * MAX_REPLACED_SHARE:  # no names such as Māori
             languages = languages_of(replaced)

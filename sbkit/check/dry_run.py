@@ -29,6 +29,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
 from sbkit.data.batch import Batch, Loader, Loaders, TextBatch
+from sbkit.data.shard import Row
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures
@@ -200,15 +201,20 @@ def _losses_of(brain: Brain, batch: object) -> Tensor:
         return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
-def small_batch(setup: RunSetup) -> object:
-    """Collate two short utterances of the training data; one is longer, to have padding."""
+def short_rows(setup: RunSetup) -> list[Row]:
+    """Return two short utterances of the training data; one is longer, to have padding."""
     loader = setup.loaders.train
     num_rows = min(MAX_ROWS, len(loader.dataset))  # type: ignore[arg-type]
     rows = [loader.dataset[index] for index in range(num_rows)]
     shortest, *longer = sorted(rows, key=lambda row: len(row["audio"]))
     min_samples = LENGTH_RATIO * len(shortest["audio"])
     long_enough = [row for row in longer if len(row["audio"]) >= min_samples] or longer[-1:]
-    return loader.collate_fn([shortest, *long_enough[:1]])
+    return [shortest, *long_enough[:1]]
+
+
+def small_batch(setup: RunSetup) -> object:
+    """Collate two short utterances of the training data."""
+    return setup.loaders.train.collate_fn(short_rows(setup))
 
 
 # -- do the parts fit, and are they saved? ---------------------------------------------------------
@@ -348,13 +354,13 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
 def check_padding(run: CheckedRun) -> Iterator[Finding]:
     """Find states of an utterance that change in a batch with a longer one."""
     brain = run.brain
-    batch = small_batch(run.own)
-    if not isinstance(batch, Batch):
+    rows = short_rows(run.own)
+    collate = run.own.loaders.train.collate_fn
+    if not isinstance(collate(rows), Batch):
         return
     with preserve_rng(brain.device):
-        batched = _states_of(brain, batch)
-        clips = [batch.take(slice(index, index + 1)) for index in range(len(batch))]
-        single = [states for clip in clips for states in _states_of(brain, clip)]
+        batched = _states_of(brain, collate(rows))
+        single = [states for row in rows for states in _states_of(brain, collate([row]))]
     if len(batched) != len(single):
         return  # a mean of the batch
     change = max(map(_relative_change, batched, single))

@@ -29,8 +29,9 @@ from sbkit.checkpoint.weights import check_same_model, check_weights
 from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
 from sbkit.config.hparams import MissingSettingError, resolve
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.mix import samples_per_epoch
+from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
+from sbkit.data.splits import sample_counts
 from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import bundle_weights, describe_parts
 from sbkit.export.formats import declared_formats
@@ -221,7 +222,9 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
     batch_seconds = run.values.settings["batch_seconds"]
     num_processes = run.num_processes
     micro_batches_per_step = num_processes * run.accumulation
-    num_samples = samples_per_epoch(run.data.splits)
+    splits = run.data.splits
+    of_sources = sum(source.epoch_samples for source in sources_of(splits))
+    num_samples = of_sources or int(sample_counts(splits.train).sum())
     seconds = samples_to_seconds(num_samples, run.values.settings["sample_rate"])
     if len(steps) < MIN_STEPS and seconds < MIN_STEPS * batch_seconds:
         yield run.note(

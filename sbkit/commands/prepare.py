@@ -34,7 +34,6 @@ def add_commands(parser: Parser) -> None:
     add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
     add("--again", action="store_true", help="read all audio files again")
     add("--out", metavar="DIR|URL", help="write the corpus there; data_folder reads it")
-    add("--shard-size", default="1GB", help="most audio per shard of --out (default: 1GB)")
     add("--finish", action="store_true", help="write the index of --out, or list what is missing")
     add("--verify", action="store_true", help="read all audio of a corpus instead")
 
@@ -126,10 +125,9 @@ def _write_report(options: Namespace) -> None:
 
 def _spec_of(options: Namespace) -> "Spec":
     from sbkit.config.overrides import parse_overrides
-    from sbkit.data.prepared import Spec, parse_size
+    from sbkit.data.prepared import Spec
 
-    overrides = parse_overrides(options.overrides)
-    return Spec.of(options.source, overrides, options.out, parse_size(options.shard_size))
+    return Spec.of(options.source, parse_overrides(options.overrides), options.out)
 
 
 def _write_share(spec: "Spec", share: tuple[int, int]) -> int:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -29,7 +29,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
-from sbkit.audio.io import Samples
 from sbkit.base.errors import FAILED, ConfigError
 from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
@@ -84,36 +83,10 @@ class Batch:
         """Pin the tensors; DataLoader calls this if there is a GPU."""
         return replace(self, **{n: getattr(self, n).pin_memory() for n in self.ON_DEVICE})
 
-    def clips(self) -> Iterator[Samples]:
-        """Yield the audio of each utterance, (S,)."""
-        for row, count in zip(self.audio.cpu().numpy(), self.audio_lengths.tolist(), strict=True):
-            yield row[:count]
-
     def rows(self) -> list[Row]:
         """Return the columns of each utterance, as a task's `result` takes them."""
         columns = {**self.columns, "id": self.ids, "samples": self.audio_lengths.tolist()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    def take(self, rows: slice) -> Self:
-        """Return some utterances, without padding that only the others need."""
-        lengths = self.audio_lengths[rows]
-        percents = [
-            group.speed_percent for group in self.speed_groups for _ in range(group.num_utterances)
-        ]
-        sliced: dict[str, Any] = {
-            name: value[rows]
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor | list)
-        }
-        weights = self.weights.cpu()
-        seconds_per_sample = self.seconds / max(1, int((self.audio_lengths * weights).sum()))
-        return replace(
-            self,
-            **sliced | {"audio": self.audio[rows, : int(lengths.max())]},
-            columns={name: column[rows] for name, column in self.columns.items()},
-            speed_groups=_speed_groups(percents[rows], lengths.tolist()),
-            seconds=seconds_per_sample * int((lengths * weights[rows]).sum()),
-        )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -133,10 +106,6 @@ class TextBatch(Batch):
         pairs = zip(super().rows(), self.texts, strict=True)
         return [{**row, "text": text} for row, text in pairs]
 
-    def take(self, rows: slice) -> Self:
-        batch = super().take(rows)
-        return replace(batch, tokens=batch.tokens[:, : int(batch.token_lengths.max())])
-
 
 # From rows to batches
 
@@ -150,7 +119,7 @@ class UtteranceDataset(Dataset[Row]):
         listing: Path | None = None,
         store_cache: StoreCache | None = None,
     ) -> None:
-        self._store = store
+        self.rows = store
         self._listing = listing  # of damaged clips
         self._options = {"keep": store_cache.keep} if store_cache else {}
 
@@ -162,22 +131,20 @@ class UtteranceDataset(Dataset[Row]):
         examples = [item if isinstance(item, Example) else Example((item,), 0) for item in planned]
         examples.sort(key=lambda example: example.percent)
         indices = [index for example in examples for index in example.rows]
-        rows = read_rows(self._store, indices, len(indices), self._listing, **self._options)
+        rows = read_rows(self.rows, indices, len(indices), self._listing, **self._options)
         return [_join(list(islice(rows, len(example.rows))), example) for example in examples]
 
     def __len__(self) -> int:
-        return len(self._store)
-
-    @property
-    def rows(self) -> datasets.Dataset:
-        return self._store
+        return len(self.rows)
 
     def lazy_files(self) -> list[tuple[int, int]]:
         """Return the sizes and times of the files of lazy clips."""
-        audio = take_columns(self._store, AUDIO)[AUDIO].combine_chunks()
+        audio = take_columns(self.rows, AUDIO)[AUDIO].combine_chunks()
         lazy_files = audio.field("file").filter(audio.field("start").is_null())
         files = stat_files(pc.unique(lazy_files).cast(pa.large_binary()))
-        return [*zip(files["size"].to_pylist(), files["time"].to_pylist(), strict=True)]
+        return [
+            *zip(*(files[name].to_pylist() for name in ("file_size", "file_time")), strict=True)
+        ]
 
 
 def _join(rows: Sequence[Row], example: Example) -> Row:

@@ -150,14 +150,12 @@ class CacheEntry(NamedTuple):
 def list_entries(cache: Path) -> list[CacheEntry]:
     """List the folders of the cache: archives, corpora, packages, and what nothing reads."""
     # Folders that sbkit has made, not lost+found, @eaDir or .Trash-1000
-    archives = (cache / ARCHIVES_FOLDER).glob("[!.]*-*")
-    corpora = [*(cache / CORPORA_FOLDER).glob("[!.]*-*")]
-    corpora.sort(key=lambda folder: folder.stat().st_mtime)
-    newest = {_kind_of(folder): folder for folder in corpora}
-    former = (cache / name for name in FORMER_FOLDERS if _is_former(cache / name))
+    made = [*chain(*((cache / name).glob("[!.]*-*") for name in (ARCHIVES_FOLDER, CORPORA_FOLDER)))]
+    made.sort(key=lambda folder: folder.stat().st_mtime)
+    newest = {_kind_of(folder): folder for folder in made}
+    former = filter(_is_former, (cache / name for name in FORMER_FOLDERS))
     entries = [
-        *(CacheEntry(folder, _sources_of(folder)) for folder in sorted(archives)),
-        *(CacheEntry(f, _sources_of(f), newest[_kind_of(f)] != f) for f in corpora),
+        *(CacheEntry(f, _sources_of(f), newest[_kind_of(f)] != f) for f in made),
         *(CacheEntry(cache / name, []) for name in DEBIAN_FOLDERS),
         *(CacheEntry(folder, ["an earlier version"], is_superseded=True) for folder in former),
     ]
@@ -195,7 +193,8 @@ def _kind_of(folder: Path) -> str:
     """Return what two corpora have in common if the later one supersedes the other."""
     record = _read_record(folder)
     audio = record.get("audio") or {}
-    tables = _texts_in(record.get("tables"))
+    unpacked = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")  # another one if its archive is replaced
+    tables = [unpacked.sub("", text) for text in _texts_in(record.get("tables"))]
     kept = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
     return json.dumps(kept) if record else folder.name
 

@@ -5,10 +5,7 @@ Names are compared without case, spaces and brackets: "Start Time (s)" is ``star
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sbkit.audio.io import AudioPart, declared_seconds
@@ -110,57 +107,49 @@ class PartColumns(NamedTuple):
         return plain_name(self.end) == STOP_COLUMN and plain_name(self.start) == "start"
 
 
-def unused_time_columns(names: Sequence[str], used: Collection[str]) -> list[str]:
-    """Return the columns that look like times of parts, but are not used."""
-    unused = (name for name in names if name not in used)
-    return [name for name in unused if not TIME_WORDS.isdisjoint(plain_name(name).split("_"))]
+def is_like_time(column: str) -> bool:
+    """Check whether a column seems to have times of parts."""
+    return not TIME_WORDS.isdisjoint(plain_name(column).split("_"))
 
 
-def to_seconds(texts: Sequence[str], column: str) -> Sequence[str]:
-    """Return the times of a column in seconds, if it has milliseconds."""
+def units_per_second(column: str) -> int:
+    """Return 1000 for a column of milliseconds, else 1."""
     unit = UNIT.search(plain_name(column))
-    if unit is None or not unit[1].startswith("m"):
-        return texts
-    seconds = list(texts)
-    for row, text in enumerate(texts):
-        with suppress(ValueError):  # reported with its row
-            seconds[row] = repr(float(text) / 1000)
-    return seconds
+    return 1000 if unit and unit[1].startswith("m") else 1
 
 
-@lru_cache(maxsize=1000)
-def _seconds_of(path: str, time: int) -> float:  # of a file with many parts, unless it changes
-    return declared_seconds(path)
-
-
-def parse_span(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:
-    """Return the part of a file at times in seconds; the whole file if all are empty.
+def parse_span(
+    path: str, span: Sequence[str], units: Sequence[int], channel: str
+) -> AudioPart | Excluded:
+    """Return the part of a file from its start, length and end; the whole file if all are empty.
 
     A part without a start begins with its file, and one without a length or end lasts to the end.
+
+    units: of each in a second.
     """
     text = channel.strip().removesuffix(".0")  # of pandas
     number = int(text) if text.isdecimal() else None
     if text and number is None:
         return Excluded("", INVALID_CHANNEL, f"{channel} is not one channel, counted from 0")
-    if not (start.strip() or length.strip() or end.strip()):
+    start, length, end = map(str.strip, span)
+    if not (start or length or end):
         return AudioPart(path, channel=number)
     name = path.rpartition("/")[2]
     try:
-        first = float(start.strip() or "0")
-        last = float(end) if end.strip() else MAX_PART_SECONDS
-        last = first + float(length) if length.strip() else last
+        first, last = float(start or 0) / units[0], MAX_PART_SECONDS
+        last = float(end) / units[2] if end else last
+        last = first + float(length) / units[1] if length else last
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{name}: {error}")
-    is_open = not (length.strip() or end.strip())
+    is_open = not (length or end)
     if not (first >= 0 and first + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
         times = f"{first:g} to " + ("the end" if is_open else f"{last:g} s")
         return Excluded("", INVALID_PART, f"{times} of {name}")
-    is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
-    seconds = _seconds_of(path, Path(path).stat().st_mtime_ns) if is_file else 0.0
-    # Without a start, a rounded length must not cut words; many scripts write int(seconds).
-    is_near = seconds - last <= max(MAX_ROUNDING, last / 10) or last == int(seconds)
-    is_rounded = not start.strip() and is_near
-    if is_rounded:
-        return AudioPart(path, channel=number)
+    if not start:
+        is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for too long a name
+        seconds = declared_seconds(path) if is_file else 0.0
+        # A rounded length must not cut words; many scripts write int(seconds).
+        if seconds - last <= max(MAX_ROUNDING, last / 10) or last == int(seconds):
+            return AudioPart(path, channel=number)
     microseconds = None if is_open else round(last * MICROSECONDS)
     return AudioPart(path, round(first * MICROSECONDS), microseconds, number)

@@ -219,8 +219,6 @@ def _class_in(module: ModuleType) -> type[Corpus]:
 
 # Several data folders
 
-JOINED_FOLDERS = "joined_folders"  # a setting of a corpus: its folders, if there are several
-
 
 class JoinedCorpora(Corpus):
     """The corpora of several data folders; their splits are named SPLIT-FOLDER.
@@ -260,13 +258,9 @@ class JoinedCorpora(Corpus):
     def read(self, split: str) -> Iterable[Row]:
         # The name of one folder may be the end of another name: fr and sps-fr.
         name = max((name for name in self.corpora if split.endswith(f"-{name}")), key=len)
-        kind, settings = type(self.corpora[name]), self.corpora[name].settings
-        own_split = split.removesuffix(f"-{name}")
-        same = [corpus for corpus in self.corpora.values() if type(corpus) is kind]
-        folders = [corpus.settings["data_folder"] for corpus in same]
+        corpus, own_split = self.corpora[name], split.removesuffix(f"-{name}")
         splits = {"train": own_split} if split in self.roles()["train"] else None
-        own_settings = {**settings, JOINED_FOLDERS: folders, "splits": splits}
-        return kind(own_settings).blocks(own_split)
+        return type(corpus)({**corpus.settings, "splits": splits}).blocks(own_split)
 
     def state(self) -> object:
         states = [corpus.state() for corpus in self.corpora.values()]

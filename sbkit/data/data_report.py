@@ -8,8 +8,8 @@ and takes five times as long to encode.
 
 import base64
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import Any
 
 import datasets
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.audio.io import FULL_SCALE, MP3_RATES, encode_mp3
+from sbkit.audio.io import MP3_RATES, encode_mp3
+from sbkit.base.arrays import Counts
+from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.files import to_json, write_lines_atomically, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.facts import measure_once
@@ -39,18 +40,15 @@ from sbkit.data.splits import (
     sample_counts,
     spread_rows,
     take_columns,
-    write_excluded,
 )
+from sbkit.evaluate.run_results import DATA_REPORT
 from sbkit.logs.html_page import render_page
-from sbkit.text.normalization import NORMALIZER_VERSION, separates_words
+from sbkit.text.normalization import separates_words
 
 logger = logging.getLogger(__name__)
 
-REPORT_NAME = "data_report"
 SHARED_COLUMNS = ("id", "text", "speaker")  # whose values a test set should not share with train
 MAX_EXAMPLES = 5  # of excluded utterances, for each reason
-HISTOGRAM_EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds
-MAX_CHARACTERS = 200  # the most frequent ones
 MAX_TRANSCRIPTS = 10  # shown before and after normalization, with their sound
 MAX_EXAMPLE_SECONDS = 15.0
 # A clip is as many times slower or faster than the median of its split. In the splits of five
@@ -58,9 +56,6 @@ MAX_EXAMPLE_SECONDS = 15.0
 IMPLAUSIBLE_FACTOR = 4.0
 IMPLAUSIBLE_DEVIATIONS = 5.0  # median absolute deviations, in units of a normal deviation
 MIN_COMPARED_CLIPS = 20
-MAX_LEVEL_CLIPS = 200  # whose levels are measured, evenly spread over a split
-CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
-MIN_POWER = 1e-10  # -100 dBFS
 
 Facts = dict[str, Any]  # plain data
 
@@ -78,13 +73,16 @@ def log_data(splits: Splits, folder: Path, sample_rate: int) -> None:
             f"{epoch_minutes:.1f} min in an epoch"
         )
     listing = folder / "left_out.tsv"
-    excluded = [*splits.excluded, *splits.out_of_range]
-    write_excluded(listing, excluded)
-    for (name, reason), count in Counter((row.split, row.reason) for row in excluded).items():
-        logger.info(f"{name}: {count} left out, {reason} (listed in {listing})")
-    for name, reasons in splits.filtered.items():
-        for reason, count in reasons.items():
-            logger.info(f"{name}: {count} left out, {reason}")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [("split", "id", "reason", "detail")]
+    for row in (*splits.excluded, *splits.out_of_range):
+        rows.append((row.split, row.id, row.reason, row.detail))
+    cells = ([" ".join(value.split()) for value in row] for row in rows)
+    write_lines_atomically(listing, map("\t".join, cells))
+    for group in _group_left_out(splits):
+        listed_in = f" (listed in {listing})" if group["examples"] else ""
+        count, reason = group["utterances"], group["reason"]
+        logger.info(f"{group['split']}: {count} left out, {reason}{listed_in}")
 
 
 def write_data_report(
@@ -92,11 +90,9 @@ def write_data_report(
 ) -> tuple[Path, Path]:
     """Write ``data_report.json`` and ``data_report.html``; return both paths."""
     facts = measure_data(splits, sample_rate=sample_rate, language=language, corpus=corpus)
-    for name, split in splits.named().items():
-        facts["splits"][name] |= _measure_levels(split)
     folder.mkdir(parents=True, exist_ok=True)
-    data = folder / f"{REPORT_NAME}.json"
-    page = folder / f"{REPORT_NAME}.html"
+    data = folder / DATA_REPORT
+    page = data.with_suffix(".html")
     write_text_atomically(data, to_json(facts, indent=2) + "\n")
     title = f"Data of this run: {', '.join(facts['splits'])}"
     ids = [example["id"] for example in facts["splits"]["train"]["transcripts"]]
@@ -115,7 +111,7 @@ def measure_data(
     return {
         "corpus": corpus,
         "language": language,
-        "normalizer": NORMALIZER_VERSION,
+        "normalizer": CODE_VERSIONS["text"].number,
         "sample_rate": sample_rate,
         "splits": {
             name: measure_once(
@@ -126,15 +122,7 @@ def measure_data(
             )
             for name, split in named.items()
         },
-        "sources": list(_measure_sources(splits, sample_rate)),
-        "left_out": [
-            *_group_excluded([*splits.excluded, *splits.out_of_range]),
-            *(
-                {"split": split, "reason": reason, "utterances": count, "examples": []}
-                for split, reasons in splits.filtered.items()
-                for reason, count in reasons.items()
-            ),
-        ],
+        "left_out": _group_left_out(splits),
         **measure_once(
             splits.train,
             "data_report",
@@ -149,52 +137,38 @@ def measure_data(
 
 def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
     samples = sample_counts(split)
-    counts = count_characters(read_texts(split))
+    quantiles = np.quantile(samples / sample_rate, (0, 0.5, 1)).tolist() if len(split) else []
+    counts, num_words = Counter[str](), 0
+    lengths = [np.empty(0, np.int32)]
+    for texts in read_texts(split):
+        counts.update(count_characters(texts))
+        num_words += sum(len(text.split()) for text in texts)
+        lengths.append(np.fromiter(map(len, texts), np.int32, len(texts)))
     examples = split.select(spread_rows(len(split), MAX_TRANSCRIPTS))
-    implausible = split.select(implausible_rows(split, sample_rate))
-    num_words = sum(len(text.split()) for texts in read_texts(split) for text in texts)
+    rows = implausible_rows(np.concatenate(lengths), samples, sample_rate)
+    implausible = split.select(rows)
     return {
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
         "speakers": _count_speakers([split]),
         # Several languages or none count as one with words.
         "words": num_words if separates_words(language) else None,
-        "seconds": _measure_seconds(samples / sample_rate),
+        "seconds": dict(zip(("shortest", "median", "longest"), quantiles, strict=False)),
         "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),
         "implausible": take_columns(implausible, "id", "text", "samples").to_pylist(),
         "other_durations": _list_other_durations(split, sample_rate),
         "transcripts": take_columns(examples, "id", "sentence", "text").to_pylist(),
-        "characters": dict(counts.most_common(MAX_CHARACTERS)),
-        "distinct_characters": len(counts),
-        "letters": sum(count for char, count in counts.items() if char.isalpha()),
+        "characters": dict(counts.most_common()),
         "changes": find_changes(split, language),
     }
 
 
-def _measure_sources(splits: Splits, sample_rate: int) -> Iterator[Facts]:
-    sources = sources_of(splits)
-    epoch_samples = sum(source.epoch_samples for source in sources)
-    for source in sources:
-        yield {
-            "name": source.name,
-            "utterances": len(source.rows),
-            "hours": samples_to_seconds(source.samples, sample_rate) / 3600,
-            "seconds_per_epoch": samples_to_seconds(source.epoch_samples, sample_rate),
-            "share": source.epoch_samples / max(1, epoch_samples),
-        }
-
-
-def implausible_rows(split: datasets.Dataset, sample_rate: int) -> list[int]:
+def implausible_rows(characters: Counts, samples: Counts, sample_rate: int) -> list[int]:
     """Return the rows whose transcripts are far too long or too short for the clip, worst first.
 
     A second of audio at the median rate is added to every clip, because a single word may take
     several times as long as the same letters in a sentence, with silence around it.
     """
-    lengths = [
-        pc.utf8_length(columns["text"]).to_numpy() for columns in batch_columns(split, "text")
-    ]
-    characters = np.concatenate([np.empty(0, np.int32), *lengths])
-    samples = sample_counts(split)
     rows = np.flatnonzero((characters > 0) & (samples > 0))
     if len(rows) < MIN_COMPARED_CLIPS:
         return []
@@ -220,38 +194,6 @@ def _list_other_durations(split: datasets.Dataset, sample_rate: int) -> list[Fac
     return clips
 
 
-def _measure_levels(split: datasets.Dataset) -> Facts:
-    """Measure the levels (dBFS) and clipping of some clips; of none with `audio_store: lazy`."""
-    is_lazy = any(audio["start"] is None for audio in split[:1][AUDIO])
-    rows = [] if is_lazy else spread_rows(len(split), MAX_LEVEL_CLIPS)
-    levels = []
-    num_clipped = 0
-    for samples in read_clips(split, rows):
-        clip = np.append(samples, 0) / FULL_SCALE
-        levels.append(10 * np.log10(max(np.square(clip).mean(), MIN_POWER)))
-        num_clipped += bool(np.abs(clip).max() >= CLIPPING_LEVEL)
-    dbfs = np.quantile(levels, (0.05, 0.5, 0.95)).tolist() if levels else []
-    return {"measured_clips": len(rows), "dBFS": dbfs, "clipped": num_clipped}
-
-
-def _measure_seconds(seconds: npt.NDArray[np.float64]) -> Facts:
-    if not len(seconds):
-        return {"histogram": []}
-    counts, _ = np.histogram(seconds, [*HISTOGRAM_EDGES, float("inf")])
-    bins = range(*np.flatnonzero(counts)[[0, -1]] + (0, 1))  # no empty bars at either end
-    shortest, median, high, longest = np.quantile(seconds, (0, 0.5, 0.95, 1)).tolist()
-    return {
-        "shortest": shortest,
-        "mean": float(seconds.mean()),
-        "median": median,
-        "95 %": high,
-        "longest": longest,
-        "histogram": [
-            {"from": HISTOGRAM_EDGES[bin], "utterances": int(counts[bin])} for bin in bins
-        ],
-    }
-
-
 def _count_speakers(splits: Iterable[datasets.Dataset]) -> int | None:
     """Count the distinct speakers; None if the data does not name them."""
     speakers: set[str] = set()
@@ -261,13 +203,23 @@ def _count_speakers(splits: Iterable[datasets.Dataset]) -> int | None:
     return len(speakers) or None
 
 
-def _group_excluded(excluded: Sequence[Excluded]) -> Iterator[Facts]:
-    groups: dict[tuple[str, str], list[Excluded]] = {}
-    for row in excluded:
-        groups.setdefault((row.split, row.reason), []).append(row)
-    for (split, reason), rows in groups.items():
-        examples = [{"id": row.id, "detail": row.detail} for row in rows[:MAX_EXAMPLES]]
-        yield {"split": split, "reason": reason, "utterances": len(rows), "examples": examples}
+def _group_left_out(splits: Splits) -> list[Facts]:
+    """Count the rows that are left out, by split and reason; filtered rows have no examples."""
+    groups = defaultdict[tuple[str, str], list[Excluded]](list)
+    for row in (*splits.excluded, *splits.out_of_range):
+        groups[row.split, row.reason].append(row)
+    counts = [(*group, len(rows), rows[:MAX_EXAMPLES]) for group, rows in groups.items()]
+    for split, reasons in splits.filtered.items():
+        counts += [(split, reason, count, []) for reason, count in reasons.items()]
+    return [
+        {
+            "split": split,
+            "reason": reason,
+            "utterances": count,
+            "examples": [{"id": row.id, "detail": row.detail} for row in rows],
+        }
+        for split, reason, count, rows in counts
+    ]
 
 
 def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:

@@ -6,17 +6,20 @@ such as FSSPEC_S3_KEY.
 
 import gzip
 import lzma
+import shutil
 import tarfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from tempfile import TemporaryFile
+from typing import IO, TypeVar
 
 import fsspec
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from sbkit.base.errors import CODE_FAULTS, DataError, SbkitError, StoreError, translate
@@ -28,6 +31,19 @@ UNPACKING_ERRORS = (OSError, EOFError, ValueError, tarfile.TarError, zlib.error,
 # By default aiohttp, which fsspec calls, ignores the proxies that http_proxy and https_proxy name.
 for protocol in ("http", "https"):
     fsspec.config.conf.setdefault(protocol, {"client_kwargs": {"trust_env": True}})
+
+
+def _unpack_zstd(file: IO[bytes], mode: str) -> IO[bytes]:
+    """Unpack a file to the disk: JSON is read twice, which the package zstandard does not allow."""
+    with ExitStack() as stack:
+        unpacked: IO[bytes] = stack.enter_context(TemporaryFile())
+        shutil.copyfileobj(pa.CompressedInputStream(file, "zstd"), unpacked)
+        unpacked.seek(0)
+        stack.pop_all()  # the caller closes it
+    return unpacked
+
+
+fsspec.compression.register_compression("zstd", _unpack_zstd, "zst", force=True)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

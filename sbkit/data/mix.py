@@ -74,14 +74,6 @@ def make_sources(samples: Counts, source_of_row: Counts, shares: Shares) -> list
     return sources
 
 
-def samples_per_epoch(splits: Splits) -> int:
-    """Count the samples of an epoch, on average."""
-    sources = sources_of(splits)
-    if not sources:
-        return int(sample_counts(splits.train).sum())
-    return sum(source.epoch_samples for source in sources)
-
-
 def require_utterances(sources: Sequence[Source], splits: Splits) -> None:
     """Raise DataError if a source has no audio."""
     for source in sources:

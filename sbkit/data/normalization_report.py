@@ -3,8 +3,7 @@
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import datasets
 from sbkit.data.splits import count_characters, read_texts
 from sbkit.text.languages import script_of
 from sbkit.text.normalization import APOSTROPHES, is_spoken_symbol, normalize
-from sbkit.text.transcripts import count_dropped_tags, kept_tags, select_tags
+from sbkit.text.transcripts import TOKEN, select_tags
 from sbkit.text.verbalize import languages_with_numbers
 
 DIGITS = "digits"
@@ -85,11 +84,12 @@ MAX_LISTED_ITEMS = 50  # of a kind: the most frequent ones
 
 
 class NormalizedTranscript(NamedTuple):
-    """A transcript as written and as trained, and its content without tags and entities."""
+    """A transcript as written and as trained, its content without tags, and the dropped ones."""
 
     written: str
     trained: str
     content: str
+    dropped_tags: list[str]
 
 
 def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]:
@@ -100,29 +100,28 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     """
     if "sentence" not in split.column_names:
         return []
-    trained = count_characters(read_texts(split))
-    tag_names = kept_tags(text for texts in read_texts(split) for text in texts)
-    batches = partial(_read_transcripts, split, tag_names)
-    written = count_characters([row.content for row in rows] for rows in batches())
-    scripts = _main_scripts(trained, language)
+    trained, written = Counter[str](), Counter[str]()
     counts = defaultdict[str, Counter[str]](Counter)
+    for rows in _read_transcripts(split):
+        trained.update(count_characters([row.trained for row in rows]))
+        written.update(count_characters([row.content for row in rows]))
+        for row in rows:
+            counts[TAGS].update(row.dropped_tags)
+            for kind, pattern in PATTERNS.items():
+                text = row.trained if kind == LOOK_ALIKES else row.written
+                counts[kind].update(map(str.strip, pattern.findall(text)))
+            for word in _EDGE_WORD.findall(row.content):
+                counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
+    scripts = _main_scripts(trained, language)
     for char, count in written.items():
-        if kind := _kind_of(char, trained, scripts, language):
-            counts[kind][char] = count
+        if change := _kind_of(char, trained, scripts, language):
+            counts[change][char] = count
     counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
     counts[SPELLED_DIGITS] -= counts[DIGITS]
     if "\N{LATIN SMALL LETTER DOTLESS I}" in trained and normalize("I", language) == "i":
         counts[DOTTED]["I"] = written["I"]
     for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some places only
         counts[DELETED][joiner] = written[joiner] - trained[joiner]
-    for rows in batches():
-        counts[TAGS] += count_dropped_tags((row.written for row in rows), tag_names)
-        for row in rows:
-            for kind, pattern in PATTERNS.items():
-                text = row.trained if kind == LOOK_ALIKES else row.written
-                counts[kind].update(map(str.strip, pattern.findall(text)))
-            for word in _EDGE_WORD.findall(row.content):
-                counts[EDGES][word] += not {"'", "\u02bc"} & {*normalize(word, language)}
     codes = counts[LOOK_ALIKES]
     pairs = (pair.split("|") for pair in _TWO_CODES.split())
     used_pairs = [pair for pair in pairs if {*pair} <= codes.keys()]
@@ -135,7 +134,7 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
             "kind": kind,
             "total": count.total(),
             "counts": {visible(key, kind): n for key, n in count.most_common(MAX_LISTED_ITEMS)},
-            **_find_example(kind, count, batches(), tag_names),
+            **_find_example(kind, count, split),
         }
         for kind, count in sorted(positive_counts.items(), key=lambda item: -item[1].total())
     ]
@@ -153,19 +152,18 @@ def visible(text: str, kind: str = "") -> str:
     return f"{text} ({codes})" if kind in (LOOK_ALIKES, OTHER_SCRIPTS) else text
 
 
-def _read_transcripts(
-    split: datasets.Dataset, tag_names: Collection[str]
-) -> Iterator[list[NormalizedTranscript]]:
+def _read_transcripts(split: datasets.Dataset) -> Iterator[list[NormalizedTranscript]]:
     for sentences, texts in zip(read_texts(split, "sentence"), read_texts(split), strict=True):
-        yield [
-            NormalizedTranscript(sentence, text, _content(sentence, text, tag_names))
-            for sentence, text in zip(sentences, texts, strict=True)
-        ]
+        yield list(map(_compare, sentences, texts))
 
 
-def _content(sentence: str, text: str, tag_names: Collection[str]) -> str:
-    content = unicodedata.normalize("NFC", select_tags(sentence, tag_names))
-    return content if any(map(str.isdecimal, text)) else UNIT.sub("", content)
+def _compare(sentence: str, text: str) -> NormalizedTranscript:
+    dropped_tags: list[str] = []
+    kept_names = TOKEN.findall(text) if "[" in text else []
+    content = unicodedata.normalize("NFC", select_tags(sentence, kept_names, dropped_tags.append))
+    if not any(map(str.isdecimal, text)):
+        content = UNIT.sub("", content)
+    return NormalizedTranscript(sentence, text, content, dropped_tags)
 
 
 def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language: str) -> str | None:
@@ -206,21 +204,18 @@ def _main_scripts(characters: Mapping[str, int], language: str) -> set[str]:
     return {script for script, n in most_common if n >= MIN_SCRIPT_SHARE * counts.total()}
 
 
-def _find_example(
-    kind: str,
-    counts: Counter[str],
-    batches: Iterator[list[NormalizedTranscript]],
-    tag_names: Collection[str],
-) -> dict[str, str]:
+def _find_example(kind: str, counts: Counter[str], split: datasets.Dataset) -> dict[str, str]:
     """Return a short transcript with a change, as written and as trained."""
     keys = sorted(key for key, _ in counts.most_common(MAX_LISTED_ITEMS))
     pattern = PATTERNS.get(kind) or re.compile("|".join(map(re.escape, keys)))
 
     def has_change(row: NormalizedTranscript) -> bool:
         if kind == TAGS:
-            return bool(count_dropped_tags([row.written], tag_names))
+            return bool(row.dropped_tags)
         return pattern.search(row.written if kind in PATTERNS else row.content) is not None
 
-    matches = next(filter(None, ([*filter(has_change, rows)] for rows in batches)), [])
-    row = min(matches, key=lambda row: len(row.written), default=NormalizedTranscript("", "", ""))
+    batches = ([*filter(has_change, rows)] for rows in _read_transcripts(split))
+    matches = next(filter(None, batches), [])
+    none = NormalizedTranscript("", "", "", [])
+    row = min(matches, key=lambda row: len(row.written), default=none)
     return {"written": row.written, "trained": row.trained}

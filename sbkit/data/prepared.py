@@ -1,6 +1,6 @@
 """A prepared corpus: rows and decoded audio in one folder, in the cache or where the user says.
 
-corpus.json                 what it was made from; with --out, its splits and its shards as well
+corpus.json                 its splits and its shards; in the cache, what it was made from
 SPLIT.arrow                 rows: id, sentence, samples, other columns, the place of the audio
 NAME.arrow, NAME.parquet    shards of audio (`sbkit.data.shard`)
 files.arrow                 the path, size and time of each audio file
@@ -11,7 +11,8 @@ facts/                      what is computed from rows (`sbkit.data.facts`)
 
 A run prepares its corpus in the cache. The name of that folder follows from the keys that decide
 how a file is decoded, the names, sizes and times of the tables, and the code. Rows for other keys,
-such as `splits` and `where`, lie beside each other there: SPLIT-KEYS.arrow and rows-KEYS.json.
+such as `splits` and `where`, lie beside each other there: SPLIT-KEYS.arrow, files-KEYS.arrow, and
+rows-KEYS.json, which is like corpus.json of --out.
 """
 
 import hashlib
@@ -20,20 +21,23 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
+import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets.table import MemoryMappedTable
 
+from sbkit.base.checksums import checksum
 from sbkit.base.code_versions import audio_state, code_state
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
+    from_plain,
     remove_abandoned,
     task_lock,
     temporary_path,
@@ -52,19 +56,19 @@ from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.filesystem import Storage, disk_errors
-from sbkit.data.manifest import Manifest
+from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.rows import (
+    FILES_NAME,
     Clips,
-    Locator,
     PreparedSplit,
     RowWriter,
+    Shards,
     are_current,
-    is_located,
     manifests_of,
+    map_rows,
     read_sources,
-    read_split,
 )
-from sbkit.data.shard import AUDIO, LAZY, STORES, check_audio, read_shard_tables
+from sbkit.data.shard import AUDIO, LAZY, STORES, is_whole, read_shard_tables
 from sbkit.data.units import (
     FILES,
     Sources,
@@ -79,14 +83,10 @@ from sbkit.data.units import (
 from sbkit.data.units import write as write
 from sbkit.logs.progress import progress_bar
 
-FILES_FILE = "files.arrow"
-FORMAT = 4
+FORMAT = 5
 UNUSUAL = re.compile(r"[^\w.+-]+")  # characters in the name of a folder
-SHARD_BYTES = 10**9
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # in a unit; 160 MB if 1000 last 5 s at 16 kHz
 UNITS_PER_CORE = 4  # of a small corpus
-SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
-UNIT_BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
 DATA_RANGES = {
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
     "audio_store": Kind(
@@ -99,7 +99,7 @@ AUDIO_KEYS = ("sample_rate", "audio_store")
 # All that corpora and filters read
 DATA_KEYS = (
     *(*SOURCE_KEYS, *AUDIO_KEYS),
-    *("splits", "split_shares", "language", "where", "skip_quality_tags"),
+    *("splits", "split_shares", "language", "where"),
 )
 
 logger = logging.getLogger(__name__)
@@ -132,6 +132,40 @@ class PreparedData(NamedTuple):
     splits: Mapping[str, PreparedSplit]
 
 
+@dataclass(frozen=True)
+class Record:
+    """The index of a corpus: corpus.json of --out; of the rows of a run, a file in the cache.
+
+    splits: the facts that `RowWriter.write` returns.
+    shards: the sizes of their audio files in bytes, by name.
+    """
+
+    format: int
+    about: Mapping[str, str | None]
+    sample_rate: int
+    roles: Mapping[str, Sequence[str]]
+    splits: Mapping[str, Mapping[str, Any]]
+    shards: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, content: bytes) -> Self:
+        """Read a file; raises ValueError if it is damaged."""
+        return from_plain(cls, json.loads(content.decode(**ENCODING)))
+
+    def require_shards(self, storage: Storage) -> None:
+        """Raise DataError unless all shards are there, with audio files of these sizes."""
+        tables = [f"{name.removesuffix('.arrow')}.parquet" for name in self.shards]
+        expected = {**self.shards, **dict.fromkeys(tables)}
+        sizes = storage.listed_sizes([*expected])
+        for (name, stated), size in zip(expected.items(), sizes, strict=True):
+            if size is None or stated not in (size, None):
+                state = "is missing" if size is None else f"has {size} bytes instead of {stated}"
+                raise DataError(
+                    f"{storage.url_of(name)} {state}. `sbkit prepare --verify {storage.url}` lists "
+                    "damaged shards, and `sbkit prepare YAML --out` writes missing ones again."
+                )
+
+
 # Where the user says, by any number of processes
 
 
@@ -141,12 +175,10 @@ class Spec:
 
     settings: the values of `DATA_KEYS`.
     out: a folder or a URL.
-    shard_bytes: most audio of a shard, but for one long recording.
     """
 
     settings: Mapping[str, Any]
     out: str
-    shard_bytes: int = SHARD_BYTES
 
     def __post_init__(self) -> None:
         if self.settings.get("audio_store") == LAZY:
@@ -155,17 +187,10 @@ class Spec:
             )
 
     @classmethod
-    def of(
-        cls,
-        yaml_file: str | Path,
-        overrides: Mapping[str, object],
-        out: str,
-        shard_bytes: int = SHARD_BYTES,
-    ) -> "Spec":
+    def of(cls, yaml_file: str | Path, overrides: Mapping[str, object], out: str) -> "Spec":
         """Read a YAML; overrides are values by key, such as those of `data_folder`."""
         settings = read_data_settings(Path(yaml_file), overrides)
-        values = {name: settings[name] for name in DATA_KEYS if name in settings}
-        return cls(values, out, shard_bytes)
+        return cls({name: settings[name] for name in DATA_KEYS if name in settings}, out)
 
     def open(self) -> Corpus:
         """Return the corpus to read."""
@@ -185,57 +210,23 @@ def plan(spec: Spec) -> list[Unit]:
 
     >>> ray.data.from_items(plan(spec)).map(write).materialize()  # doctest: +SKIP
     """
-    work = work_of(spec.settings, spec.shard_bytes)
     out = Storage(spec.out).url  # a path from the root: another process has another folder
-    return [*plan_units(read_sources(spec.open()), work, out, UNIT_CLIPS)]
+    return [*plan_units(read_sources(spec.open()), work_of(spec.settings), out, UNIT_CLIPS)]
 
 
 def finish(spec: Spec) -> list[str]:
     """Write the rows and the index; while units are missing, return their names instead."""
-    storage, corpus = Storage(spec.out), spec.open()
-    work, sources = work_of(spec.settings, spec.shard_bytes), read_sources(corpus)
-    units = {
-        Work.of(unit).name: unit for unit in plan_units(sources, work, storage.url, UNIT_CLIPS)
-    }
-    shards = list_shards(storage)
-    if missing := [name for name in units if not shards.get(name)]:
+    storage, corpus, work = Storage(spec.out), spec.open(), work_of(spec.settings)
+    sources = read_sources(corpus)
+    planned = plan_units(sources, work, storage.url, UNIT_CLIPS)
+    num_clips = {Work.of(unit).name: unit["clips"] for unit in planned}
+    names = list_shards(storage)
+    if missing := [unit for unit in num_clips if not names.get(unit)]:
         return missing
-    shards = {name: shards[name] for name in units}
-    files = _stat_clips(sources)
-    locator = Locator(work.sample_rate, numbers={name: i for i, name in enumerate(shards, 1)})
-    names = chain.from_iterable(shards[name] for name, unit in units.items() if unit["clips"])
-    clips = Clips.of(read_shard_tables(storage, names), files, locator)
-    with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
-        place = storage.folder or Path(scratch)
-        writer = RowWriter(place, storage, shards=shards, work=work, locator=locator, clips=clips)
-        splits = writer.write(corpus, sources)
-        _write_table(place / FILES_FILE, files)
-        for name in (*(f"{split}.arrow" for split in splits), FILES_FILE):
-            if storage.folder is None:
-                storage.move_in(place / name, name)
-    audio_files = [f"{name}.arrow" for name in chain.from_iterable(shards.values())]
-    record = {
-        **{"format": FORMAT, "about": corpus.describe(), "sample_rate": work.sample_rate},
-        **{"audio_store": work.store, "roles": corpus.roles(), "splits": splits},
-        "shards": dict(zip(audio_files, storage.listed_sizes(audio_files), strict=True)),
-    }
-    storage.write(CORPUS_FILE, to_json(record).encode(**ENCODING))
+    shards = Shards(storage, work, {unit: names[unit] for unit in num_clips}, is_numbered=True)
+    clips = Clips.of(shards, filter(num_clips.get, num_clips), _stat_clips(sources))
+    _write_rows(corpus, sources, shards, clips, CORPUS_FILE)
     return []
-
-
-def parse_size(text: str) -> int:
-    """Return the number of bytes of a size.
-
-    >>> parse_size("1.5 MB")
-    1500000
-    """
-    match = SIZE.fullmatch(text)
-    size = int(float(match[1]) * UNIT_BYTES[match[2]]) if match else 0
-    if size <= 0:
-        raise ConfigError(
-            f"The size of a shard must be a number and kB, MB or GB, such as 1GB, but is {text!r}."
-        )
-    return size
 
 
 def verify(location: str) -> int:
@@ -245,13 +236,10 @@ def verify(location: str) -> int:
     if not names:
         raise DataError(f"{storage.url} has no shards of `sbkit prepare --out`.")
     num_damaged = 0
+    sizes = storage.listed_sizes([f"{name}.arrow" for name in names])
     with progress_bar("verifying shards", len(names)) as advance:
-        for name in names:
-            try:
-                (shard,) = read_shard_tables(storage, [name])
-                require_sizes(storage, {f"{name}.arrow": shard.facts.bytes})
-                check_audio(shard.table, storage.url_of(f"{name}.arrow"))
-            except DataError:
+        for name, size in zip(names, sizes, strict=True):
+            if not is_whole(storage, name, size):
                 num_damaged += 1
                 logger.info(storage.url_of(f"{name}.parquet"))
             advance(1)
@@ -261,24 +249,52 @@ def verify(location: str) -> int:
     return num_damaged
 
 
-def work_of(settings: SettingValues, shard_bytes: int = SHARD_BYTES) -> Work:
+def work_of(settings: SettingValues) -> Work:
     """Return what all units of a corpus have in common."""
-    store = str(settings.get("audio_store") or STORES[0])
-    return Work("", settings["sample_rate"], store, shard_bytes)
+    return Work("", settings["sample_rate"], str(settings.get("audio_store") or STORES[0]))
+
+
+def _paths_of(sources: Sources) -> pa.ChunkedArray:
+    """Return the paths of all clips that are not in a prepared corpus or a table."""
+    paths = [manifest.rows[AUDIO].cast(pa.large_binary()) for manifest in manifests_of(sources)]
+    chunks = chain.from_iterable(column.chunks for column in paths)
+    return pa.chunked_array([*chunks], pa.large_binary())
 
 
 def _stat_clips(sources: Sources) -> pa.Table:
-    """Look at the files of all clips that are not in a prepared corpus or a table."""
-    paths = [manifest.rows[AUDIO].cast(pa.large_binary()) for manifest in manifests_of(sources)]
-    chunks = chain.from_iterable(column.chunks for column in paths)
-    return stat_files(pc.unique(pa.chunked_array([*chunks], pa.large_binary())))
+    return stat_files(pc.unique(_paths_of(sources)))
 
 
-def _write_table(file: Path, table: pa.Table) -> None:
-    content = pa.BufferOutputStream()
-    with pa.ipc.new_stream(content, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    write_bytes_atomically(file, content.getvalue().to_pybytes())
+def _write_rows(
+    corpus: Corpus,
+    sources: Sources,
+    shards: Shards,
+    clips: Clips,
+    record_file: str,
+    *,
+    ending: str = "",
+) -> None:
+    """Write the rows of all splits, the list of their files, and the record of both.
+
+    ending: of the names of their files, before the suffix.
+    """
+    storage = shards.storage
+    with TemporaryDirectory() as scratch, disk_errors(storage.folder or scratch):
+        writer = RowWriter(shards, clips, storage.folder or Path(scratch), ending)
+        splits = writer.write(corpus, sources)
+        for split, facts in splits.items():
+            facts["sha256"] = checksum(writer.folder / f"{split}{ending}.arrow")
+        for file in Path(scratch).iterdir():
+            storage.move_in(file, file.name)
+        record = Record(
+            format=FORMAT,
+            about=corpus.describe(),
+            sample_rate=shards.work.sample_rate,
+            roles=corpus.roles(),
+            splits=splits,
+            shards=shards.sizes,
+        )
+        storage.write(record_file, to_json(asdict(record)).encode(**ENCODING))
 
 
 # In the cache, for a run
@@ -307,9 +323,18 @@ def prepare(
         corpus.settings = DataSettings(settings)
         keys = {name: corpus.settings.get(name) for name in DATA_KEYS}
     folder = _CacheFolder.of(corpus, settings, tables, keys)
-    if not again and (data := folder.read(is_checked=_is_first_of_node())):
+    # Other ranks of this machine start once the first one has looked at the files.
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if not again and (data := folder.read(is_checked=is_first)):
         return data
-    with _lock(folder.path), disk_errors(folder.path):
+    place = folder.path.parent
+    place.mkdir(parents=True, exist_ok=True)
+
+    def tell(holder: str) -> None:
+        logger.info(f"Waiting for {holder}, which prepares {folder.path}.")
+
+    lock = task_lock(place, folder.path.name, wait=True, on_wait=tell)
+    with lock, disk_errors(folder.path):
         if not again and (data := folder.read(is_checked=True)):  # another process was first
             return data
         folder.write(corpus, sources, again=again)
@@ -317,11 +342,6 @@ def prepare(
     if data is None:
         raise DataError(f"{folder.path} was removed while it was prepared. Start again.")
     return data
-
-
-def _is_first_of_node() -> bool:
-    """Return whether no other rank of this machine has looked at the files."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _hash_rows(manifest: Manifest) -> str:
@@ -335,24 +355,12 @@ def _hash_rows(manifest: Manifest) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Wait for the process that prepares a folder, and name it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-
-    def tell(holder: str) -> None:
-        logger.info(f"Waiting for {holder}, which prepares {folder}.")
-
-    with task_lock(folder.parent, folder.name, wait=True, on_wait=tell):
-        yield
-
-
 @dataclass(frozen=True)
 class _CacheFolder:
     """The folder of a corpus in the cache, and the rows of a run there."""
 
     path: Path
-    keys: str  # a digest, in the names of the rows
+    keys: str  # a digest
     made_from: Mapping[str, object]
     work: Work
 
@@ -370,27 +378,35 @@ class _CacheFolder:
             "modules": corpus.sources(),
             "code": code_state(),
         }
-        name = f"{corpus.describe()['name']}-{digest_of(made_from)}"
+        name = f"{corpus.describe()['name']}-{digest_of(made_from['audio'])}-{digest_of(made_from)}"
         path = cache_folder() / CORPORA_FOLDER / UNUSUAL.sub("-", name).lstrip("-.")
         return cls(path, digest_of(keys), made_from, work)
 
     @property
-    def record_file(self) -> Path:
-        return self.path / f"rows-{self.keys}.json"
+    def ending(self) -> str:
+        """The end of the names of the rows."""
+        return f"-{self.keys}"
+
+    @property
+    def record_name(self) -> str:
+        return f"rows{self.ending}.json"
 
     def read(self, *, is_checked: bool) -> PreparedData | None:
         """Return the rows, None if there are none, or if an audio file is not as it was.
 
         is_checked: whether the files are looked at.
         """
+        datasets.disable_progress_bars()
+        splits: dict[str, PreparedSplit] = {}
         try:
-            record = json.loads(self.record_file.read_text(**ENCODING))
-            splits = {
-                name: read_split(self.path, name, facts, f"-{self.keys}")
-                for name, facts in record["splits"].items()
-            }
+            record = Record.parse((self.path / self.record_name).read_bytes())
+            for name, facts in record.splits.items():
+                rows = map_rows(self.path / f"{name}{self.ending}.arrow", facts["rows"])
+                dataset = datasets.Dataset(rows, fingerprint=facts["fingerprint"])
+                excluded = [Excluded(**row) for row in facts["excluded"]]
+                splits[name] = PreparedSplit(dataset, excluded, facts["digest"], facts["filtered"])
             if is_checked:
-                require_sizes(Storage(self.path), record["shards"])
+                record.require_shards(Storage(self.path))
                 if not self._is_current():
                     return None
         except (OSError, ValueError, LookupError):  # it is not there, or damaged
@@ -398,88 +414,50 @@ class _CacheFolder:
         except DataError as error:
             logger.warning(f"{error} The clips are decoded again.")
             return None
-        return PreparedData(record["roles"], splits)
+        return PreparedData(record.roles, splits)
 
     def _is_current(self) -> bool:
-        before = _read_table(self.path / FILES_FILE)
-        now = stat_files(before["path"])
-        if now.equals(before):
-            return True
-        is_same = are_current(now, before["path"], sizes=before["size"], times=before["time"])
-        num_changed = len(before) - (pc.sum(is_same).as_py() or 0)
-        changed = plural(num_changed, "audio file")
-        logger.info(f"{changed} of {len(before)} changed, came or went; rows are prepared again")
-        return False
+        before = MemoryMappedTable.from_file(str(self.path / f"{FILES_NAME}{self.ending}.arrow"))
+        is_same = are_current(stat_files(before.table["path"]), before.table)
+        num_changed = len(is_same) - (pc.sum(is_same).as_py() or 0)
+        if num_changed:
+            changed = plural(num_changed, "audio file")
+            logger.info(
+                f"{changed} of {len(is_same)} changed, came or went; rows are prepared again"
+            )
+        return num_changed == 0
 
     def write(self, corpus: Corpus, sources: Sources | None, *, again: bool) -> None:
         """Decode what is missing, and write the rows."""
-        is_stream = self.work.store == LAZY or corpus.has_audio
         for table in (*self.path.glob("*.parquet"), *self.path.glob("rows-*")) if again else ():
             table.unlink()  # not the audio, which a run may be reading
         self.path.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.path)
-        record = {"format": FORMAT, "made_from": self.made_from, "about": corpus.describe()}
-        write_bytes_atomically(self.path / CORPUS_FILE, to_json(record).encode(**ENCODING))
+        made_from = to_json({"made_from": self.made_from}).encode(**ENCODING)
+        write_bytes_atomically(self.path / CORPUS_FILE, made_from)
+        is_stream = self.work.store == LAZY or corpus.has_audio
         sources = sources or read_sources(corpus, as_stream=is_stream)
+        files = FILES.empty_table() if is_stream else _stat_clips(sources)
+        shards, clips = self._find_clips(files)
+        steps = (self._write_missing,) if again else (self._take_over, self._write_missing)
+        for add_shards in () if is_stream else steps:
+            missing = {split: [*map(clips.missing, items)] for split, items in sources.items()}
+            if add_shards(missing, files):
+                shards, clips = self._find_clips(files)
+        _write_rows(corpus, sources, shards, clips, self.record_name, ending=self.ending)
+
+    def _find_clips(self, files: pa.Table) -> tuple[Shards, Clips]:
+        """Read the tables of all shards; one whose audio is damaged is removed."""
         storage = Storage(self.path)
-        sizes = _shard_sizes(storage)
-        for file, size in zip(sizes, storage.listed_sizes([*sizes]), strict=True):
-            if size != sizes[file]:  # its clips are decoded again
-                (self.path / file).with_suffix(".parquet").unlink()
-        locator = Locator(self.work.sample_rate, f"{CORPORA_FOLDER}/{self.path.name}/")
-        files = FILES.empty_table()
-        clips = Clips.of([], files, locator)
-        if not is_stream:
-            files = _stat_clips(sources)
-            clips = self._decode(sources, files, locator, take_over=not again)
-        writer = RowWriter(
-            self.path,
-            storage,
-            shards=list_shards(storage),
-            work=self.work,
-            locator=locator,
-            clips=clips,
-            ending=f"-{self.keys}",
-        )
-        splits = writer.write(corpus, sources)
-        self._add_files(pa.concat_tables(writer.files))
-        record = {"roles": corpus.roles(), "splits": splits, "shards": _shard_sizes(storage)}
-        write_bytes_atomically(self.record_file, to_json(record).encode(**ENCODING))
-
-    def _add_files(self, files: pa.Table) -> None:
-        """Write the list of files, with those of rows for other keys, or remove such rows.
-
-        They are removed if one of their files has changed.
-        """
-        with suppress(OSError, ValueError):
-            before = _read_table(self.path / FILES_FILE)
-            if not stat_files(before["path"]).equals(before):
-                for record in self.path.glob("rows-*.json"):
-                    record.unlink()
-            else:
-                is_other = pc.invert(pc.is_in(before["path"], value_set=files["path"]))
-                files = pa.concat_tables([files, before.filter(is_other)])
-        _write_table(self.path / FILES_FILE, files)
-
-    def _decode(
-        self, sources: Sources, files: pa.Table, locator: Locator, *, take_over: bool
-    ) -> Clips:
-        """Decode the clips that no shard has, once shards of other folders are taken over."""
-        storage = Storage(self.path)
-
-        def find_clips() -> Clips:
-            shards = chain.from_iterable(list_shards(storage).values())
-            return Clips.of(read_shard_tables(storage, shards), files, locator)
-
-        clips = find_clips()
-        missing = _find_missing(sources, clips)
-        if take_over and self._take_over(missing, files):
-            clips = find_clips()
-            missing = _find_missing(sources, clips)
-        if units := self._plan(missing):
-            write_units(units, "decoding audio")
-            clips = find_clips()
-        return clips
+        prefix = f"{CORPORA_FOLDER}/{self.path.name}/"
+        shards = Shards(storage, self.work, list_shards(storage), prefix=prefix)
+        clips = Clips.of(shards, None, files)
+        sizes = storage.listed_sizes([*shards.sizes])
+        stated = zip(shards.sizes.items(), sizes, strict=True)
+        damaged = [name for (name, expected), size in stated if size != expected]
+        for name in damaged:  # its clips are decoded again
+            (self.path / name).with_suffix(".parquet").unlink()
+        return self._find_clips(files) if damaged else (shards, clips)
 
     def _plan(self, missing: Sources) -> list[Unit]:
         """Return the units to write; those of tables may be there."""
@@ -490,38 +468,30 @@ class _CacheFolder:
         units = plan_units(missing, self.work, str(self.path), unit_clips)
         return [unit for unit in units if not shards.get(Work.of(unit).name)]
 
+    def _write_missing(self, missing: Sources, files: pa.Table) -> bool:
+        """Decode what is missing; return whether anything is."""
+        units = self._plan(missing)
+        write_units(units, "decoding audio")
+        return bool(units)
+
     def _take_over(self, missing: Sources, files: pa.Table) -> bool:
-        """Link the shards of other folders that have any of the audio; return whether any has."""
+        """Link the shards of folders alike that have any of the audio; return whether any has."""
         tables = {Work.of(unit).name for unit in self._plan(missing) if not unit["clips"]}
-        paths = [FILES.empty_table()["path"]]
-        paths += [
-            manifest.rows[AUDIO].cast(pa.large_binary()) for manifest in manifests_of(missing)
-        ]
-        chunks = [*chain.from_iterable(column.chunks for column in paths)]
-        wanted = files.filter(pc.is_in(files["path"], value_set=pa.chunked_array(chunks)))
+        wanted = files.filter(pc.is_in(files["path"], value_set=_paths_of(missing)))
+        if not tables and not len(wanted):
+            return False
         num_linked = 0
-        for folder in self._folders_alike() if len(wanted) or tables else ():
+        alike = self.path.parent.glob(f"*-{digest_of(self.made_from['audio'])}-*")
+        for folder in {*alike} - {self.path}:
             storage = Storage(folder)
             for unit, names in list_shards(storage).items():
-                for shard in read_shard_tables(storage, names, ["audio"]):
+                for shard in read_shard_tables(storage, names):
                     clips = pa.Table.from_struct_array(shard.table[AUDIO])
-                    is_wanted = are_current(
-                        wanted, clips["path"], sizes=clips["file_size"], times=clips["file_time"]
-                    )
-                    if unit in tables or pc.any(is_wanted).as_py():
+                    if unit in tables or pc.any(are_current(wanted, clips)).as_py():
                         num_linked += 1
                         for suffix in (".arrow", ".parquet"):  # a shard is complete with its table
                             _link(folder / f"{shard.name}{suffix}", self.path)
         return num_linked > 0
-
-    def _folders_alike(self) -> Iterator[Path]:
-        """Yield the other folders of the cache whose audio is kept alike, the newest first."""
-        files = self.path.parent.glob(f"*/{CORPUS_FILE}")
-        for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-            with suppress(OSError, ValueError, LookupError):
-                audio = json.loads(file.read_text(**ENCODING))["made_from"]["audio"]
-                if file.parent != self.path and audio == self.made_from["audio"]:
-                    yield file.parent
 
 
 def _with_absolute_paths(value: Any) -> Any:
@@ -535,24 +505,6 @@ def _with_absolute_paths(value: Any) -> Any:
     return value
 
 
-def _shard_sizes(storage: Storage) -> dict[str, int]:
-    """Return the sizes in bytes that the audio files of a corpus must have."""
-    names = chain.from_iterable(list_shards(storage).values())
-    tables = read_shard_tables(storage, names, [])
-    return {f"{table.name}.arrow": table.facts.bytes for table in tables}
-
-
-def _find_missing(sources: Sources, clips: Clips) -> Sources:
-    """Return the clips to decode, and all tables with audio."""
-    return {
-        split: [
-            clips.missing(item) if isinstance(item, Manifest) and not is_located(item) else item
-            for item in items
-        ]
-        for split, items in sources.items()
-    }
-
-
 def _link(file: Path, folder: Path) -> None:
     """Link a file into a folder; copy it where a file system has no links."""
     target = folder / file.name
@@ -564,19 +516,3 @@ def _link(file: Path, folder: Path) -> None:
         temporary = temporary_path(target)
         shutil.copyfile(file, temporary)
         temporary.replace(target)
-
-
-def require_sizes(storage: Storage, sizes: Mapping[str, int]) -> None:
-    """Raise DataError unless the files of a corpus have these sizes, in bytes."""
-    actual = storage.listed_sizes([*sizes])
-    for (name, expected), size in zip(sizes.items(), actual, strict=True):
-        if size != expected:
-            state = "is missing" if size is None else f"has {size} bytes instead of {expected}"
-            raise DataError(
-                f"{storage.url_of(name)} {state}. `sbkit prepare --verify {storage.url}` lists all "
-                "such files."
-            )
-
-
-def _read_table(file: Path) -> pa.Table:
-    return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()

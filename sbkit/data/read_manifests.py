@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from io import IOBase
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import unquote
 
 import datasets
 import fsspec
@@ -21,29 +22,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, note_once, short_value
 from sbkit.base.user_folders import cache_folder
 from sbkit.data.audio_tables import (
-    TAR_SUFFIXES,
     AudioTable,
     add_partition,
     has_audio,
+    is_tar,
     name_classes,
     read_paths,
-    to_file,
 )
+from sbkit.data.cache import CORPORA_FOLDER
 from sbkit.data.columns import ROLE_OF, find_columns
 from sbkit.data.filesystem import access_errors, disk_errors
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
     DATA_ROOT,
-    Table,
     TableOptions,
     audio_folder,
     is_missing,
     locate,
-    locate_beside,
     locate_clip,
     read_table,
     to_manifest,
@@ -62,13 +62,14 @@ STAMPS = (  # in what fsspec tells of a file
     *("size", "ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated"),
     "created",
 )
-DELTA_LOG, DELETION_VECTORS = "_delta_log", "deletionVectors"
-DELTA_LINE = "from deltalake import DeltaTable; print(*DeltaTable({!r}).file_uris())"
-ICEBERG_LINE = (
-    "from pyiceberg.table import StaticTable; print(*(task.file.file_path for task in "
-    "StaticTable.from_metadata({!r}).scan().plan_files()))"
-)
-ROWS_FOLDER = "corpora/rows-{}"  # in the cache
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # stands for a missing value in the name of a folder
+HUDI_FOLDER = ".hoodie"
+LAKE_LOG = re.compile(r"/(_delta_log/[^/]+|metadata/[^/]+\.metadata)\.json$")
+LAKE_LINES = {  # by the folder of the log, what lists the current files of a table
+    "_delta_log": "from deltalake import DeltaTable; print(*DeltaTable({folder!r}).file_uris())",
+    "metadata": "from pyiceberg.table import StaticTable; print(*(task.file.file_path for task in "
+    "StaticTable.from_metadata({log!r}).scan().plan_files()))",
+}
 FILE_BYTES = 1 << 25  # of stored rows
 STREAMED_ROWS = 16  # of a dataset, in memory at a time
 CONTENTS = frozenset({"array", "bytes", "path"})  # of audio, as `datasets` gives it
@@ -89,7 +90,8 @@ class SourceFile:
     @property
     def partition(self) -> dict[str, str]:
         """The keys in the names of folders, as Hive and Spark write them: lang=de."""
-        return dict(folder.split("=", 1) for folder in self.folders if "=" in folder)
+        keys = dict(folder.split("=", 1) for folder in self.folders if "=" in folder)
+        return {key: "" if value == HIVE_NULL else unquote(value) for key, value in keys.items()}
 
 
 def find_files(source: str) -> list[SourceFile]:
@@ -105,63 +107,47 @@ def find_files(source: str) -> list[SourceFile]:
             if info["type"] == "file":
                 return [SourceFile(source, _version(info))]
         infos = system.find(root, detail=True)
-    files: dict[str, SourceFile] = {}
+    files: list[SourceFile] = []
     for path, info in sorted(infos.items()):
         folders = path.removeprefix(root).strip("/").split("/")[:-1]
         url = path if "://" not in source else system.unstrip_protocol(path)
-        files[url] = SourceFile(url, _version(info), tuple(folders))
-    for url in [*files]:
-        folder, _, name = url.rpartition("/")
-        current: set[str] | None = None
-        if name == STATE:
-            with access_errors(url), fsspec.open(url, "r") as state:
-                current = {entry["filename"] for entry in json.load(state)["_data_files"]}
-        elif folder.endswith(f"/{DELTA_LOG}") and name.endswith(".json"):
-            folder = folder.removesuffix(f"/{DELTA_LOG}")
-            current = _list_delta(folder)
-        elif folder.endswith("/metadata") and name.endswith(".metadata.json"):
-            raise DataError(
-                f"{folder} is of an Iceberg table, whose folder also has deleted rows. Name its "
-                f"current files, which this lists: {ICEBERG_LINE.format(url)}"
-            )
-        if current is not None:
-            files = {
-                path: file
-                for path, file in files.items()
-                if not path.startswith(f"{folder}/") or file.name in current
-            }
+        files.append(SourceFile(url, _version(info), tuple(folders)))
+    if logs := [file.path for file in files if LAKE_LOG.search(file.path)]:
+        log = max(logs, key=lambda path: (len(path), path))  # the newest
+        folder, kind, _ = log.rsplit("/", 2)
+        raise DataError(
+            f"{folder} is a table of Delta or Iceberg, whose folder also has deleted rows. Purge "
+            "those that are only marked (deletion vectors), and name its current files, which this "
+            f"lists: {LAKE_LINES[kind].format(folder=folder, log=log)}"
+        )
+    if any(f"/{HUDI_FOLDER}/" in file.path for file in files):
+        raise DataError(
+            f"{source} has a Hudi table, whose folder also has deleted rows. Write its current "
+            "rows as parquet files, and name those."
+        )
+    for state in [file.path for file in files if file.name == STATE]:
+        with access_errors(state), fsspec.open(state, "r") as content:
+            current = {entry["filename"] for entry in json.load(content)["_data_files"]}
+        folder = state.removesuffix(STATE)
+        files = [f for f in files if f.name in current or not f.path.startswith(folder)]
     tables = [
         file
-        for file in files.values()
+        for file in files
         if TABLE_NAME.search(file.path)
         and not any(part.startswith(("_", ".")) for part in (*file.folders, file.name))
     ]
     if not tables:
         raise DataError(f"{source} has no {FORMS}.", where=source)
-    return [file for file in tables if not file.folders and file.name in METADATA][:1] or tables
+    return tables
 
 
 def _version(info: Mapping[str, Any]) -> str:
     return " ".join(str(info[key]) for key in STAMPS if info.get(key))
 
 
-def _list_delta(folder: str) -> set[str]:
-    """Return the names of the current files of a Delta table."""
-    hint = f"pip install deltalake, or name its current files: {DELTA_LINE.format(folder)}"
-    try:
-        table = import_module("deltalake").DeltaTable(folder)
-    except ImportError as error:
-        raise DataError(
-            f"{folder} is a Delta table, whose folder also has deleted rows. Run {hint}"
-        ) from error
-    if DELETION_VECTORS in (table.protocol().reader_features or ()):
-        raise DataError(f"{folder} has deletion vectors. Run REORG TABLE ... APPLY (PURGE) on it.")
-    return {uri.rpartition("/")[2] for uri in table.file_uris()}
-
-
 def choose_files(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return the tars, or else the tables; JSON, which may describe these, if it is alone."""
-    tars = [file for file in files if file.name.endswith(TAR_SUFFIXES)]
+    tars = [file for file in files if is_tar(file.name)]
     tables = [file for file in files if not re.search(r"\.json(\.\w+)?$", file.name)]
     return tars or tables or [*files]
 
@@ -194,7 +180,8 @@ def read_files(
         alike = file.path.rpartition("/")[0] if "://" in file.path else file.path
         alike += Path(file.name).suffix
         if alike not in is_inside:
-            is_inside[alike] = _is_audio_table(file.path, options)
+            is_arrow = file.path.endswith(ARROW_SUFFIXES)
+            is_inside[alike] = has_audio(file.path, options) if is_arrow else is_tar(file.path)
         if is_inside[alike]:
             audio_tables.append(AudioTable(file.path, file.version, options, file.partition))
         else:
@@ -203,23 +190,14 @@ def read_files(
     return [*([Manifest.join_named(parts, *bases)] if parts else []), *audio_tables]
 
 
-def _is_audio_table(file: str, options: TableOptions) -> bool:
-    if not file.endswith(ARROW_SUFFIXES):
-        return file.endswith(TAR_SUFFIXES)
-    return has_audio(file, options)
-
-
-def read_rows(file: SourceFile, options: TableOptions) -> Table:
-    """Read the rows of a table as texts."""
-    if not file.path.endswith(ARROW_SUFFIXES):
-        return add_partition(read_table(file.path, options.encoding), file.partition)
-    return add_partition(read_paths(file.path, options), file.partition)
-
-
 def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
-    table = read_rows(file, options)
+    if file.path.endswith(ARROW_SUFFIXES):
+        table = read_paths(file.path, options)
+    else:
+        table = read_table(file.path, options.encoding)
+    table = add_partition(table, file.partition)
     if "://" in file.path:
-        return to_manifest(table, options, partial(locate_beside, file.path))
+        return to_manifest(table, options, partial(locate, file.path.rpartition("/")[0]))
     path = options.find(table.rows.column_names, "path", table.file)
     folder = audio_folder(table, path)
     is_used = path and pc.any(pc.starts_with(table.rows[path], DATA_ROOT)).as_py()
@@ -250,18 +228,23 @@ def store_rows(rows: Any) -> Path:
     cache = cache_folder()
     digest = hashlib.sha256()
     with disk_errors(cache):
-        folder = cache / ROWS_FOLDER
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".rows-", dir=folder.parent) as temporary:
+        corpora = cache / CORPORA_FOLDER
+        corpora.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".rows-", dir=corpora) as temporary:
             new = Path(temporary, "new")
             new.mkdir()
             for number, batch in enumerate(_batch(map(_to_stored, _to_records(rows)))):
                 file = new / f"{number:05}.parquet"
-                pq.write_table(_to_columns(batch), file)
+                try:
+                    # Not Table.from_pylist, which drops the columns that the first row lacks
+                    table = pa.Table.from_struct_array(pa.array(batch, from_pandas=True))
+                except pa.ArrowException as error:
+                    raise DataError(f"The rows cannot be stored in a table: {error}") from error
+                pq.write_table(table, file)
                 digest.update(file.read_bytes())
             if not any(new.iterdir()):
                 raise DataError("There are no rows.")
-            folder = folder.with_name(folder.name.format(digest.hexdigest()[:16]))
+            folder = corpora / f"rows-{digest.hexdigest()[:16]}"
             if not folder.exists():
                 new.rename(folder)
     return folder
@@ -272,28 +255,13 @@ def _batch(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     size = 0
     for row in rows:
         batch.append(row)
-        audio = (value["bytes"] for value in row.values() if _is_audio(value))
-        size += 100 + sum(len(content or b"") for content in audio)
+        audio = (value for value in row.values() if isinstance(value, Mapping))
+        size += 100 + sum(len(value.get("bytes") or b"") for value in audio)
         if size >= FILE_BYTES:
             yield batch
             batch, size = [], 0
-    if any(batch):
+    if batch:
         yield batch
-
-
-def _is_audio(value: object) -> bool:
-    return isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
-
-
-def _to_columns(batch: Sequence[Mapping[str, Any]]) -> pa.Table:
-    # Not Table.from_pylist, which drops the columns that the first row lacks
-    columns = {}
-    for name in dict.fromkeys(chain.from_iterable(batch)):
-        try:
-            columns[name] = pa.array([row.get(name) for row in batch])
-        except pa.ArrowException as error:
-            raise DataError(f"The column {name} cannot be stored in a table: {error}") from error
-    return pa.table(columns)
 
 
 def _to_records(rows: Any) -> Iterator[Mapping[str, Any]]:
@@ -317,17 +285,22 @@ def _to_records(rows: Any) -> Iterator[Mapping[str, Any]]:
 
 def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row whose arrays are WAV files, and whose paths are absolute."""
-    path_columns = find_columns([*map(str, record)], "path")
-    stored: dict[str, Any] = {}
-    for column, value in record.items():
-        name = str(column)
-        is_audio = name in path_columns or hasattr(value, "get_all_samples")
-        if isinstance(value, Mapping) and not CONTENTS.isdisjoint(value):
-            is_audio = True
-            if all(value.get(key) is None for key in CONTENTS):
-                value = None
-        if is_missing(value):
-            stored[name] = None
-        else:
-            stored[name] = to_file(value) if is_audio else value
-    return stored
+    row = {str(column): value for column, value in record.items()}
+    paths = find_columns([*row], "path")
+    for name, value in row.items():
+        keys = CONTENTS & value.keys() if isinstance(value, Mapping) else ()
+        if name in paths or keys or hasattr(value, "get_all_samples"):
+            contents = [value[key] for key in keys] or [value]
+            row[name] = None if all(map(is_missing, contents)) else _to_file(value)
+    return row
+
+
+def _to_file(audio: Any) -> str | dict[str, Any]:
+    """Return the absolute path of audio, or its content as `datasets` stores it."""
+    source, rate = file_or_array(audio)
+    if isinstance(source, str | Path):
+        return str(source) if "://" in str(source) else str(Path(source).absolute())
+    if rate is not None:
+        return {"bytes": encode_audio(to_samples(source), rate, "WAV"), "path": None}
+    content = source.read() if isinstance(source, IOBase) else source
+    return {"bytes": content, "path": audio.get("path") if isinstance(audio, Mapping) else None}

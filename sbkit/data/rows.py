@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
 from sbkit.audio.containers import AudioError
+from sbkit.base.arrays import Bools
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import temporary_path, to_json
 from sbkit.base.messages import listed, printable
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.columns import CUT_SHORT
-from sbkit.data.corpus import Corpus, SettingValues
+from sbkit.data.corpus import Corpus
 from sbkit.data.filesystem import Storage
-from sbkit.data.filters import filter_manifests
+from sbkit.data.filters import filter_splits
 from sbkit.data.manifest import (
     DURATION_COLUMN,
     MIX_FAULT,
@@ -42,14 +43,14 @@ from sbkit.data.manifest import (
 from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
+    CLIP_KEYS,
     CLIP_TYPE,
     LAZY,
+    LEFT_OUT,
     ShardTable,
-    locations_of,
     read_shard_tables,
 )
 from sbkit.data.units import (
-    KEY_SEPARATOR,
     NUM_DIGITS,
     Sources,
     Work,
@@ -60,6 +61,7 @@ from sbkit.data.units import (
     unit_of,
 )
 
+FILES_NAME = "files"  # of the list of the files of all rows
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
 STORED_SCHEMA = pa.schema({"samples": pa.int64(), MIX_FAULT: pa.string(), AUDIO: AUDIO_TYPE})
 
@@ -90,21 +92,16 @@ def read_sources(corpus: Corpus, *, as_stream: bool = False) -> Sources:
     as_stream: read them block by block, once, while they are used.
     """
     names = [*chain.from_iterable(corpus.roles().values())]
-    has_filter = has_filters(corpus.settings)
-    if as_stream and not has_filter:
+    where = corpus.settings.get("where")
+    if as_stream and not where:
         return {name: corpus.blocks(name) for name in names}
     sources = {name: [*corpus.blocks(name)] for name in names}
-    if not has_filter or has_tables(sources):
+    if not where or has_tables(sources):
         return sources  # rows of tables are filtered once they are read
     manifests = {
         name: [i for i in items if isinstance(i, Manifest)] for name, items in sources.items()
     }
-    return filter_manifests_of(manifests, corpus.settings)
-
-
-def has_filters(settings: SettingValues) -> bool:
-    """Check whether keys leave out rows by their columns."""
-    return bool(settings.get("where") or settings.get("skip_quality_tags"))
+    return filter_splits(manifests, where)
 
 
 def has_tables(sources: Sources) -> bool:
@@ -113,169 +110,175 @@ def has_tables(sources: Sources) -> bool:
     return any(isinstance(item, AudioTable) for item in items)
 
 
-def filter_manifests_of(
-    blocks_by_split: Mapping[str, Iterable[Manifest]], settings: SettingValues
-) -> dict[str, list[Manifest]]:
-    """Leave out rows by the keys ``where`` and ``skip_quality_tags``."""
-    # A filter needs all splits at once: a tag is wrong if no row of any has it.
-    manifests = {name: Manifest.join(blocks) for name, blocks in blocks_by_split.items()}
-    filtered = filter_manifests(manifests, settings)
-    return {name: [*manifest.blocks()] for name, manifest in filtered.items()}
-
-
 def manifests_of(sources: Sources) -> Iterator[Manifest]:
     """Yield the manifests of clips in files."""
     for item in chain.from_iterable(sources.values()):
-        if isinstance(item, Manifest) and STORED not in item.rows.column_names:
+        if isinstance(item, Manifest) and not is_located(item):
             yield item
 
 
 # Clips in shards
 
 
+class Shards:
+    """The shards that a corpus has, and how its rows name them.
+
+    work: what the units have in common.
+    names: of the shards, by unit.
+    prefix: of these names in rows, such as the corpus's folder in the cache.
+    is_numbered: whether rows have the number of their unit; epochs are read in windows of shards.
+    sizes: in bytes, of the audio files whose tables were read, as these state them.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        work: Work,
+        names: Mapping[str, Sequence[str]],
+        *,
+        prefix: str = "",
+        is_numbered: bool = False,
+    ) -> None:
+        self.storage, self.work = storage, work
+        self.sizes: dict[str, int] = {}
+        self._names, self._prefix = names, prefix
+        self._numbers = {name: i for i, name in enumerate(names, 1)} if is_numbered else {}
+
+    def tables(self, units: Iterable[str] | None = None) -> Iterator[ShardTable]:
+        """Yield the tables of units in their order, by default of all."""
+        units = self._names if units is None else units
+        names = chain.from_iterable(self._names.get(unit, ()) for unit in units)
+        for table in read_shard_tables(self.storage, names):
+            self.sizes[f"{table.name}.arrow"] = table.audio_bytes
+            yield table
+
+    def locate(self, shard: ShardTable) -> pa.Table:
+        """Return samples, mix_fault and audio of a shard's table, as STORED_SCHEMA."""
+        table, count = shard.table, len(shard.table)
+        audio = table[AUDIO].combine_chunks()
+        columns = {name: audio.field(name) for name in ("start", "size", "crc32", "digest")}
+        columns["file"] = pa.repeat(f"{self._prefix}{shard.name}.arrow", count)
+        columns["shard"] = pa.repeat(self._numbers.get(unit_of(shard.name), 0), count)
+        columns["sample_rate"] = pa.repeat(self.work.sample_rate, count)
+        fields = list(AUDIO_TYPE)
+        places = pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields)
+        return pa.table({"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: places})
+
+
 class Clips(NamedTuple):
-    """The clips of files that are decoded, and those that cannot be."""
+    """The clips of files that are decoded, and those that cannot be.
+
+    keys: of the rows of `stored`, then of `faults`.
+    stored: samples, mix_fault and audio.
+    files: FILES, as they are now.
+    """
 
     keys: pa.ChunkedArray
-    stored: pa.Table  # samples, mix_fault and audio
-    verdicts: Mapping[bytes, AudioError]  # by key
-    files: pa.Table  # FILES, as they are now
+    stored: pa.Table
+    faults: Sequence[AudioError]
+    files: pa.Table
 
     @classmethod
-    def of(cls, tables: Iterable[ShardTable], files: pa.Table, locator: "Locator") -> "Clips":
-        """Collect the clips in shards whose files are as they were."""
+    def of(cls, shards: Shards, units: Iterable[str] | None, files: pa.Table) -> "Clips":
+        """Collect the clips of units, None for all, whose files are as they were."""
         clips = [pa.schema(list(CLIP_TYPE)).empty_table()]
         stored = [STORED_SCHEMA.empty_table()]
-        left_out: list[Sequence[Any]] = []
-        for table in tables:
-            clips.append(pa.Table.from_struct_array(table.table[AUDIO]))
-            stored.append(locator.locate(table))
-            left_out += table.facts.left_out
-        decoded = pa.concat_tables(clips)
-        is_current = are_current(
-            files, decoded["path"], sizes=decoded["file_size"], times=decoded["file_time"]
-        )
+        left_out = [LEFT_OUT.empty_table()]
+        for shard in shards.tables(units):
+            clips.append(pa.Table.from_struct_array(shard.table[AUDIO]))
+            stored.append(shards.locate(shard))
+            left_out.append(shard.left_out)
+        known = pa.concat_tables(table.select(CLIP_KEYS) for table in (*clips, *left_out))
+        is_current = are_current(files, known)
+        places = pa.concat_tables(stored)
+        judged = pa.concat_tables(left_out).filter(is_current[len(places) :])
         return cls(
-            join_keys(decoded["path"], decoded["part"]).filter(is_current),
-            pa.concat_tables(stored).filter(is_current),
-            _find_verdicts(left_out, files),
+            join_keys(known["path"], known["part"]).filter(is_current),
+            places.filter(is_current[: len(places)]),
+            [*map(AudioError, judged["reason"].to_pylist(), judged["message"].to_pylist())],
             files,
         )
 
     def find(self, manifest: Manifest) -> pa.ChunkedArray:
-        """Return the row of each clip, null for one that is not decoded."""
+        """Return the index of each clip, null for one that is neither decoded nor refused."""
         return pc.index_in(clip_keys(manifest), value_set=self.keys)
 
-    def missing(self, manifest: Manifest) -> Manifest:
-        """Return the clips to decode: those of files that can be reached, without a verdict."""
-        manifest = manifest.filter(pc.is_null(self.find(manifest)).to_numpy())
-        gone = self.files["path"].filter(pc.less(self.files["size"], 0))
-        judged = pa.array([*self.verdicts], pa.large_binary())
+    def missing(self, item: Manifest | AudioTable) -> Manifest | AudioTable:
+        """Return the clips to decode: those of files that can be reached; a table with audio."""
+        if isinstance(item, AudioTable) or is_located(item):
+            return item
+        manifest = item.filter(pc.is_null(self.find(item)).to_numpy())
+        gone = self.files["path"].filter(pc.less(self.files["file_size"], 0))
         is_gone = pc.is_in(manifest.rows[AUDIO].cast(pa.large_binary()), value_set=gone)
-        is_judged = pc.is_in(clip_keys(manifest), value_set=judged)
-        return manifest.filter(~pc.or_(is_gone, is_judged).to_numpy())
+        return manifest.filter(~is_gone.to_numpy())
 
-    def join(self, manifest: Manifest) -> tuple[Manifest, dict[int, AudioError]]:
-        """Add the place of the audio; return the clips that have one, and errors by row."""
-        rows = self.find(manifest)
-        is_found = pc.is_valid(rows).to_numpy()
-        errors: dict[int, AudioError] = {}
-        lost = np.flatnonzero(~is_found)
-        keys = clip_keys(manifest).take(pa.array(lost)).to_pylist()
-        for row, key in zip(lost.tolist(), keys, strict=True):
-            path = printable(os.fsdecode(key.partition(KEY_SEPARATOR)[0]))
-            missing = AudioError("missing", f"{path} is missing, or cannot be read.")
-            errors[row] = self.verdicts.get(key, missing)
-        stored = take_rows(self.stored, pc.drop_null(rows).to_numpy())
-        found = manifest.filter(is_found)
-        located = found.rows.append_column(STORED, stored.to_struct_array())
-        return replace(found, rows=located), errors
-
-
-def are_current(
-    files: pa.Table, paths: pa.ChunkedArray, *, sizes: pa.ChunkedArray, times: pa.ChunkedArray
-) -> pa.ChunkedArray:
-    """Return whether the files at these paths have these sizes and times."""
-    now = files.take(pc.index_in(paths, value_set=files["path"]))
-    is_current = pc.and_(pc.equal(now["size"], sizes), pc.equal(now["time"], times))
-    return is_current.fill_null(False)
+    def join(self, manifest: Manifest) -> Manifest:
+        """Add the place of the audio; exclude the clips that have none."""
+        indices = self.find(manifest)
+        is_found = pc.less(indices, len(self.stored)).fill_null(False)
+        errors: list[AudioError] = []
+        lost = pc.invert(is_found)
+        for index, path in zip(
+            indices.filter(lost).to_pylist(),
+            manifest.rows[AUDIO].filter(lost).to_pylist(),
+            strict=True,
+        ):
+            fault = f"{printable(os.fsdecode(path))} is missing, or cannot be read."
+            missing = AudioError("missing", fault)
+            errors.append(missing if index is None else self.faults[index - len(self.stored)])
+        stored = take_rows(self.stored, indices.filter(is_found).to_numpy())
+        return _add_places(manifest, is_found.to_numpy(), stored, errors)
 
 
-def _find_verdicts(
-    left_out: Sequence[Sequence[Any]], files: pa.Table
-) -> Mapping[bytes, AudioError]:
-    """Return why clips cannot be decoded, by their keys, if their files are as they were."""
-    names = [os.fsencode(path) for path, *_ in left_out]
-    is_current = are_current(
-        files,
-        pa.chunked_array([pa.array(names, pa.large_binary())]),
-        sizes=pa.chunked_array([pa.array([row[2] for row in left_out], pa.int64())]),
-        times=pa.chunked_array([pa.array([row[3] for row in left_out], pa.int64())]),
-    )
-    verdicts: dict[bytes, AudioError] = {}
-    for name, current, row in zip(names, is_current.to_pylist(), left_out, strict=True):
-        _, part, _, _, _, reason, message = row
-        if current:
-            key = name + KEY_SEPARATOR + part.encode() if part else name
-            verdicts[key] = AudioError(reason, message)
-    return verdicts
+def are_current(files: pa.Table, clips: pa.Table) -> pa.ChunkedArray:
+    """Return whether the files of clips have the sizes and times that they had."""
+    now = files.take(pc.index_in(clips["path"], value_set=files["path"]))
+    is_same = [pc.equal(now[name], clips[name]) for name in ("file_size", "file_time")]
+    return pc.and_(*is_same).fill_null(False)
 
 
-@dataclass(frozen=True)
-class Locator:
-    """How rows name the shards of a corpus.
-
-    prefix: of the names of shards, such as the corpus's folder in the cache.
-    numbers: of units, by name; epochs are read in windows of shards. Empty in the cache.
-    """
-
-    sample_rate: int
-    prefix: str = ""
-    numbers: Mapping[str, int] = field(default_factory=dict)
-
-    def locate(self, shard: ShardTable) -> pa.Table:
-        """Return samples, mix_fault and audio of a shard's table."""
-        number = self.numbers.get(unit_of(shard.name), 0)
-        file = f"{self.prefix}{shard.name}.arrow"
-        return locations_of(shard.table, file, shard=number, sample_rate=self.sample_rate)
+def _add_places(
+    manifest: Manifest, is_found: Bools, stored: pa.Table, errors: Iterable[AudioError]
+) -> Manifest:
+    """Add the places of the clips that are found; exclude the others, with an error each."""
+    found = manifest.filter(is_found)
+    lost = manifest.rows["id"].filter(pa.array(~is_found)).to_pylist()
+    excluded = [
+        Excluded(id, reason_of(error), str(error)) for id, error in zip(lost, errors, strict=True)
+    ]
+    rows = found.rows.append_column(STORED, stored.to_struct_array())
+    return replace(found, rows=rows, excluded=(*manifest.excluded, *excluded))
 
 
 # Writing
 
 
+@dataclass(frozen=True)
 class RowWriter:
-    """Writes the rows of splits, with the place of their audio.
+    """Writes the rows of splits, with the place of their audio, and the list of their files.
 
-    folder: for the rows.
-    storage: has the shards.
-    shards: their names, by unit.
-    work: what the units have in common.
     clips: those of files.
-    ending: of the names of files of rows, before the suffix.
+    folder: for all that is written.
+    ending: of the names there, before the suffix.
+    files: FILES of the rows, block by block.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        storage: Storage,
-        *,
-        shards: Mapping[str, Sequence[str]],
-        work: Work,
-        locator: Locator,
-        clips: Clips,
-        ending: str = "",
-    ) -> None:
-        self._folder, self._storage, self._ending = folder, storage, ending
-        self._shards, self._work, self._locator, self._clips = shards, work, locator, clips
-        self.files = [clips.files]  # of all rows
+    shards: Shards
+    clips: Clips
+    folder: Path
+    ending: str = ""
+    files: list[pa.Table] = field(default_factory=list)
 
     def write(self, corpus: Corpus, sources: Sources) -> dict[str, Any]:
         """Write the rows of all splits; return the facts about each, as plain data."""
+        self.files.append(self.clips.files)
         located: Mapping[str, Iterable[Manifest]]
         located = {split: self._locate(split, items) for split, items in sources.items()}
-        if has_filters(corpus.settings) and has_tables(sources):
-            located = filter_manifests_of(located, corpus.settings)
-        return {split: self._write_split(split, blocks) for split, blocks in located.items()}
+        if (where := corpus.settings.get("where")) and has_tables(sources):
+            located = filter_splits(located, where)
+        facts = {split: self._write_split(split, blocks) for split, blocks in located.items()}
+        self._write_tables(FILES_NAME, iter(self.files))
+        return facts
 
     def _locate(self, split: str, items: Iterable[Manifest | AudioTable]) -> Iterator[Manifest]:
         """Add the place of the audio to manifests, and yield the rows of tables."""
@@ -288,51 +291,77 @@ class RowWriter:
             for is_stored, blocks in groupby(manifests, key=is_located):
                 if is_stored:
                     yield from blocks
-                elif self._work.store == LAZY:
+                elif self.shards.work.store == LAZY:
                     yield from map(self._plan_lazy, blocks)
                 else:
-                    found, errors = self._clips.join(joined := Manifest.join(blocks))
-                    yield from exclude(joined, found, errors).blocks()
+                    yield from self.clips.join(Manifest.join(blocks)).blocks()
 
     def _plan_lazy(self, block: Manifest) -> Manifest:
         files = stat_files(pc.unique(block.rows[AUDIO]))
         self.files.append(files)
-        found, errors = plan_lazy(block, files, self._work.sample_rate)
-        return exclude(block, found, errors)
+        return plan_lazy(block, files, self.shards.work.sample_rate)
 
     def _rows_of_tables(self, split: str, tables: Sequence[AudioTable]) -> Iterator[Manifest]:
         """Yield the rows of tables with audio, shard by shard, all with the same columns."""
-        works = (replace(self._work, split=split, table=table) for table in tables)
-        names = [*chain.from_iterable(self._shards[work.name] for work in works)]
+        works = (replace(self.shards.work, split=split, table=table) for table in tables)
+        units = [work.name for work in works]
         # Of all shards, only the names of columns and the hashes of ids are kept.
         schemas, hashes = [pa.schema([])], [np.empty(0, np.int64)]
-        for shard in read_shard_tables(self._storage, names):
+        for shard in self.shards.tables(units):
             schemas.append(shard.table.schema)
             hashes.append(hash_texts(shard.table["id"]))
         columns = pa.unify_schemas(schemas, promote_options="default").empty_table()
-        columns = columns.drop_columns(["samples", MIX_FAULT, AUDIO]) if names else columns
+        own = [name for name in columns.column_names if name not in STORED_SCHEMA.names]
+        columns = columns.select(own)
         seen: set[str] | None = None if are_distinct(hashes) else set()
         first_row = 0
-        for shard in read_shard_tables(self._storage, names):
+        for shard in self.shards.tables(units):
             rows = pa.concat_tables([columns, shard.table], promote_options="default")
             rows = rows.select(columns.column_names)
             if seen is not None:
                 ids = _rename_repeated(rows["id"], seen, first_row)
                 rows = rows.set_column(rows.column_names.index("id"), "id", ids)
             rows = rows.append_column(AUDIO, rows["id"].cast(pa.binary()))  # unique like a path
-            stored = self._locator.locate(shard).to_struct_array()
-            excluded = tuple(Excluded(*row[-3:]) for row in shard.facts.left_out)
-            yield Manifest(rows.append_column(STORED, stored), excluded)
+            rows = rows.append_column(STORED, self.shards.locate(shard).to_struct_array())
+            excluded = (shard.left_out[name].to_pylist() for name in ("id", "reason", "message"))
+            yield Manifest(rows, tuple(map(Excluded, *excluded)))
             first_row += len(rows)
 
     def _write_split(self, split: str, blocks: Iterable[Manifest]) -> dict[str, Any]:
-        facts = SplitFacts(split)
-        tables = map(facts.add, blocks)
-        first = next(tables, None)
-        if first is None:
-            first = facts.add(Manifest.join([]))
-        file = self._folder / f"{split}{self._ending}.arrow"
+        """Write the rows of a split; raises DataError if too many are unusable."""
+        excluded: list[Excluded] = []
+        filtered = Counter[str]()
+        num_rows = 0
+        digest = hashlib.sha256()  # of ids, sentences, lengths and audio
+        fingerprint = hashlib.sha256()  # of all columns
+        blocks = iter(blocks)
+        first = next(blocks, Manifest.join([]))
+
+        def rows_to_write() -> Iterator[pa.Table]:
+            nonlocal num_rows
+            for block in chain([first], blocks):
+                num_rows += len(block)
+                excluded.extend(replace(row, split=split) for row in block.excluded)
+                filtered.update(block.filtered)
+                table = _rows_to_write(block)
+                _update_hashes(digest, fingerprint, table)
+                yield table
+
+        self._write_tables(split, rows_to_write())
+        check_loss(split, excluded, num_rows + len(excluded))
+        return {
+            "rows": num_rows,
+            "digest": digest.hexdigest(),
+            "fingerprint": fingerprint.hexdigest()[:NUM_DIGITS],
+            "excluded": [asdict(row) for row in excluded],
+            "filtered": dict(filtered),
+        }
+
+    def _write_tables(self, name: str, tables: Iterator[pa.Table]) -> None:
+        """Write tables, of which there is at least one, into a file."""
+        file = self.folder / f"{name}{self.ending}.arrow"
         temporary = temporary_path(file)
+        first = next(tables)
         with (
             pa.OSFile(str(temporary), "wb") as stream,
             pa.ipc.new_stream(stream, first.schema) as writer,
@@ -340,60 +369,36 @@ class RowWriter:
             for table in chain([first], tables):
                 writer.write_table(table.combine_chunks())  # also empty chunks would be written
         temporary.replace(file)
-        return facts.result()
 
 
-class SplitFacts:
-    """What is counted and hashed while the rows of a split are written."""
+def _rows_to_write(block: Manifest) -> pa.Table:
+    """Return the rows of a located block as they are written."""
+    rows = block.rows
+    if STORED not in rows.column_names:  # a split without any row
+        rows = rows.append_column(STORED, pa.array([], pa.struct(list(STORED_SCHEMA))))
+    stored = pa.Table.from_struct_array(rows[STORED])
+    return pa.table(
+        {name: rows[name] for name in ("id", "sentence")}
+        | {name: stored[name] for name in ("samples", MIX_FAULT)}
+        | {name: rows[name] for name in rows.column_names if name not in RESERVED_COLUMNS}
+        | {AUDIO: stored[AUDIO]}
+    )
 
-    def __init__(self, split: str) -> None:
-        self._split = split
-        self._num_rows = self._num_used = 0
-        self._excluded: list[Excluded] = []
-        self._filtered = Counter[str]()
-        self._digest = hashlib.sha256()  # of ids, sentences, lengths and audio
-        self._fingerprint = hashlib.sha256()  # of all columns
 
-    def add(self, block: Manifest) -> pa.Table:
-        """Return the rows of a located block as they are written."""
-        self._num_used += len(block)
-        self._num_rows += len(block) + len(block.excluded)
-        self._excluded += [replace(row, split=self._split) for row in block.excluded]
-        self._filtered.update(block.filtered)
-        rows = block.rows
-        if STORED not in rows.column_names:  # a split without any row
-            rows = rows.append_column(STORED, pa.array([], pa.struct(list(STORED_SCHEMA))))
-        stored = pa.Table.from_struct_array(rows[STORED])
-        names = [name for name in rows.column_names if name not in RESERVED_COLUMNS]
-        table = pa.table(
-            {name: rows[name] for name in ("id", "sentence")}
-            | {name: stored[name] for name in ("samples", MIX_FAULT)}
-            | {name: rows[name] for name in names}
-            | {AUDIO: stored[AUDIO]}
-        )
-        audio = pa.Table.from_struct_array(table[AUDIO])
-        # The plan of an epoch depends on the number of the unit.
-        places = pc.if_else(pc.equal(audio["shard"], 0), "", audio["shard"].cast(pa.string()))
-        samples = table["samples"].cast(pa.string())
-        own = (table["id"], table["sentence"], samples, audio["digest"], places)
-        _update(self._digest, own)
-        self._fingerprint.update(to_json(names).encode())
-        # Of lazy audio, two files may have one size.
-        files = pc.if_else(audio["start"].is_null(), audio["file"], "")
-        others = (table[name].cast(pa.string()).fill_null("\1") for name in names)  # "" is a value
-        _update(self._fingerprint, [*own, files, *others])
-        return table
-
-    def result(self) -> dict[str, Any]:
-        """Return the facts; raises DataError if too many rows are unusable."""
-        check_loss(self._split, self._excluded, self._num_rows)
-        return {
-            "rows": self._num_used,
-            "digest": self._digest.hexdigest(),
-            "fingerprint": self._fingerprint.hexdigest()[:NUM_DIGITS],
-            "excluded": [asdict(row) for row in self._excluded],
-            "filtered": dict(self._filtered),
-        }
+def _update_hashes(digest: "hashlib._Hash", fingerprint: "hashlib._Hash", rows: pa.Table) -> None:
+    """Add rows to the hash of what a run learns from, and to that of all columns."""
+    audio = pa.Table.from_struct_array(rows[AUDIO])
+    # The plan of an epoch depends on the number of the unit.
+    shards = pc.if_else(pc.equal(audio["shard"], 0), "", audio["shard"].cast(pa.string()))
+    samples = rows["samples"].cast(pa.string())
+    own = (rows["id"], rows["sentence"], samples, audio["digest"], shards)
+    _update(digest, own)
+    names = [name for name in rows.column_names if name not in RESERVED_COLUMNS]
+    fingerprint.update(to_json(names).encode())
+    # Of lazy audio, two files may have one size.
+    files = pc.if_else(audio["start"].is_null(), audio["file"], "")
+    others = (rows[name].cast(pa.string()).fill_null("\1") for name in names)  # "" is a value
+    _update(fingerprint, [*own, files, *others])
 
 
 def _update(hash: "hashlib._Hash", columns: Sequence[pa.ChunkedArray]) -> None:
@@ -401,31 +406,17 @@ def _update(hash: "hashlib._Hash", columns: Sequence[pa.ChunkedArray]) -> None:
     hash.update("".join(f"{line}\n" for line in lines).encode())
 
 
-def read_split(
-    folder: Path, name: str, facts: Mapping[str, Any], ending: str = ""
-) -> PreparedSplit:
-    """Map the rows of a split."""
-    file = folder / f"{name}{ending}.arrow"
+def map_rows(file: Path, num_rows: int) -> MemoryMappedTable:
+    """Map the rows of a split; raises OSError or ValueError if they are missing or damaged."""
     table = MemoryMappedTable.from_file(str(file))
-    if len(table) != facts["rows"]:
-        raise ValueError(f"{file} has another number of rows")
-    datasets.disable_progress_bars()
-    dataset = datasets.Dataset(table, fingerprint=facts["fingerprint"])
-    excluded = [Excluded(**row) for row in facts["excluded"]]
-    return PreparedSplit(dataset, excluded, facts["digest"], facts["filtered"])
+    if len(table) != num_rows:
+        raise ValueError(f"it has {len(table)} rows instead of {num_rows}")
+    return table
 
 
 def is_located(manifest: Manifest) -> bool:
     """Return whether the audio of a manifest lies in a prepared corpus."""
     return STORED in manifest.rows.column_names
-
-
-def exclude(manifest: Manifest, found: Manifest, errors: Mapping[int, AudioError]) -> Manifest:
-    """Add the clips without usable audio to the excluded rows of those that were found."""
-    lost = [
-        Excluded(manifest.ids[row], reason_of(error), str(error)) for row, error in errors.items()
-    ]
-    return replace(found, excluded=(*manifest.excluded, *lost))
 
 
 def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
@@ -454,9 +445,7 @@ def _rename_repeated(ids: pa.ChunkedArray, seen: set[str], first_row: int) -> pa
 # Lazy audio
 
 
-def plan_lazy(
-    manifest: Manifest, files: pa.Table, sample_rate: int
-) -> tuple[Manifest, dict[int, AudioError]]:
+def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest:
     """Add places to clips that are decoded when they are read, as `Clips.join` does.
 
     Their lengths are the durations that the corpus states.
@@ -479,7 +468,7 @@ def plan_lazy(
             f"{listed(rows['id'].take(unknown).to_pylist())} have none. Set `audio_store: flac`."
         )
     paths = rows[AUDIO].cast(pa.large_binary())
-    file_sizes = files["size"].take(pc.index_in(paths, value_set=files["path"])).to_numpy()
+    file_sizes = files["file_size"].take(pc.index_in(paths, value_set=files["path"])).to_numpy()
     errors: dict[int, AudioError] = {}
     for row, path in enumerate(manifest.paths):
         if file_sizes[row] < 0 or path.encode(errors="ignore").decode() != path:
@@ -507,6 +496,4 @@ def plan_lazy(
         MIX_FAULT: pa.repeat("", count),
         AUDIO: pa.table(audio, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
-    found = manifest.filter(is_readable)
-    located = found.rows.append_column(STORED, pa.table(stored).to_struct_array())
-    return replace(found, rows=located), errors
+    return _add_places(manifest, is_readable, pa.table(stored), errors.values())

@@ -9,13 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fsspec.utils import infer_compression
-
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.data.audio_tables import read_texts
-from sbkit.data.columns import find_columns
-from sbkit.data.read_manifests import ARROW_SUFFIXES, find_files
+from sbkit.data.read_manifests import ARROW_SUFFIXES, TABLE_NAME, find_files
 from sbkit.data.tables import (
     TableOptions,
     read_lines,
@@ -26,7 +23,6 @@ from sbkit.data.tables import (
 from sbkit.text.normalization import Orthography
 from sbkit.text.transcripts import transcript_normalizer
 
-TABLE_SUFFIXES = {".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", *ARROW_SUFFIXES}
 MAX_COMPARED_LINES = 100
 
 logger = logging.getLogger(__name__)
@@ -39,34 +35,24 @@ def read_sentences(
     normalize = transcript_normalizer(table)
     for file in files:
         options = TableOptions.from_settings(settings, source=str(file.absolute()))
-        if _is_table(file, options.encoding):
-            lines: Iterable[str] = _read_transcripts(file, options)
-        else:
-            _check_no_ids(file, options.encoding)
-            lines = read_lines(file, options.encoding)
+        is_table = file.is_dir() or TABLE_NAME.search(file.name.lower())
+        lines = (_read_transcripts if is_table else _read_text)(file, options)
         yield from filter(None, map(normalize, lines))
 
 
-def _is_table(file: Path, encoding: str | None) -> bool:
-    is_compressed = infer_compression(file.name) is not None
-    suffix = (file.with_suffix("") if is_compressed else file).suffix.lower()
-    if suffix in TABLE_SUFFIXES or file.is_dir():
-        return True
-    first = next(read_lines(file, encoding), "")
-    columns = first.strip().split("\t" if "\t" in first else ",")
-    has_other = find_columns(columns, "path") or find_columns(columns, "id")
-    return first.startswith('{"') or bool(find_columns(columns, "text") and has_other)
+def _read_text(file: Path, options: TableOptions) -> Iterator[str]:
+    """Yield lines; raise DataError if they begin with ids.
 
-
-def _check_no_ids(file: Path, encoding: str | None) -> None:
-    """Raise DataError if lines begin with ids: distinct words with digits, as in Kaldi's `text`."""
-    lines = islice(filter(str.strip, read_lines(file, encoding)), MAX_COMPARED_LINES)
-    words = [line.split(maxsplit=1)[0] for line in lines]
+    Ids are distinct words with digits, as in Kaldi's `text`.
+    """
+    filled = filter(str.strip, read_lines(file, options.encoding))
+    words = [line.split(maxsplit=1)[0] for line in islice(filled, MAX_COMPARED_LINES)]
     if len({*words}) == len(words) > 2 and all(re.search(r"\d", word) for word in words):
         raise DataError(
             f"{file}: each line has an id, such as {words[0]}, which would be learned. Take them "
             f"out: awk '{{$1=\"\"}}1' {file} > sentences.txt"
         )
+    yield from read_lines(file, options.encoding)
 
 
 def _read_transcripts(source: Path, options: TableOptions) -> Iterator[str]:
@@ -78,9 +64,6 @@ def _read_transcripts(source: Path, options: TableOptions) -> Iterator[str]:
         if table.excluded:
             rows = plural(len(table.excluded), "row")
             logger.info(f"{file.path}: {rows} left out, {table.excluded[0].reason}")
-        # The column of the manifests, if the table has it, too.
-        text = options.columns.get("text") or ""
-        has_it = text.lower() in map(str.lower, table.rows.column_names)
-        columns = {"text": text} if has_it else {}
-        text = require_column(table, replace(options, columns=columns), "text")
-        yield from read_text_column(table.rows, text)
+        if options.columns.get("text") not in table.rows.column_names:  # a column of the manifests
+            options = replace(options, columns={})
+        yield from read_text_column(table.rows, require_column(table, options, "text"))

@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ from datasets import Audio, Features
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
 from sbkit.base.errors import DataError
-from sbkit.base.files import from_plain, fsync, os_errors_name, temporary_path
+from sbkit.base.files import fsync, os_errors_name, temporary_path
 from sbkit.base.messages import note_once, printable
 from sbkit.base.stores import wait_for_store
 from sbkit.base.user_folders import cache_folder
@@ -59,6 +58,7 @@ AUDIO_TYPE = pa.struct(
         "digest": pa.string(),  # of the clip's file, and the position in it
     }
 )
+CLIP_KEYS = ("path", "part", "file_size", "file_time")
 CLIP_TYPE = pa.struct(  # the column AUDIO of a shard's table
     {
         "path": pa.large_binary(),  # of the clip's file
@@ -71,11 +71,17 @@ CLIP_TYPE = pa.struct(  # the column AUDIO of a shard's table
         "digest": pa.string(),
     }
 )
+LEFT_OUT = pa.schema(  # clips whose audio cannot be used; a table's are named by `id`
+    {
+        **{name: CLIP_TYPE.field(name).type for name in CLIP_KEYS},
+        **dict.fromkeys(("id", "reason", "message"), pa.string()),
+    }
+)
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 CLIPS_PER_REQUEST = 50
 BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
 MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000  # a run ends with more than both allow
-FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
+FACTS_KEY = b"sbkit"  # in the metadata of a table
 NUM_THREADS = 16  # that wait for a store or a disk
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
@@ -207,26 +213,17 @@ class FileStamp(NamedTuple):
     time: int
 
 
-@dataclass(frozen=True)
-class ShardFacts:
-    """Facts about a shard, kept in the metadata of its table.
-
-    left_out: the clips without usable audio: path, part, size and time of the file, id, reason and
-        message.
-    is_last: whether it is the last shard of its unit.
-    """
-
-    bytes: int
-    left_out: Sequence[Sequence[Any]]
-    is_last: bool = True
-
-
 class ShardTable(NamedTuple):
-    """The table of a shard."""
+    """The table of a shard.
+
+    audio_bytes: the size of its audio file.
+    left_out: the clips without usable audio, with the columns of LEFT_OUT.
+    """
 
     name: str
     table: pa.Table
-    facts: ShardFacts
+    audio_bytes: int
+    left_out: pa.Table
 
 
 class ShardWriter:
@@ -245,7 +242,7 @@ class ShardWriter:
         self._clips: list[dict[str, Any]] = []
         self._samples: list[int] = []
         self._files: list[DecodedFile] = []  # that of each clip
-        self.left_out: list[Sequence[Any]] = []
+        self.left_out: list[Sequence[Any]] = []  # rows of LEFT_OUT
         self.audio_bytes = 0  # size of the audio added so far
 
     def add(
@@ -288,9 +285,7 @@ class ShardWriter:
         self._batch = []
         self._batch_bytes = 0
 
-    def publish(
-        self, storage: Storage, name: str, columns: pa.Table | None = None, *, is_last: bool = True
-    ) -> None:
+    def publish(self, storage: Storage, name: str, columns: pa.Table | None = None) -> None:
         """Move the audio file into ``storage`` as NAME.arrow, then write NAME.parquet.
 
         columns: other columns of the clips.
@@ -310,10 +305,8 @@ class ShardWriter:
         own = {"samples": pa.array(self._samples, pa.int64()), MIX_FAULT: faults}
         own |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
         others = {} if columns is None else {c: columns[c] for c in columns.column_names}
-        facts = ShardFacts(file_size, self.left_out, is_last)
-        table = pa.table(own | others).replace_schema_metadata(
-            {FACTS_KEY: json.dumps(asdict(facts))}
-        )
+        facts = json.dumps({"audio_bytes": file_size, "left_out": self.left_out})
+        table = pa.table(own | others).replace_schema_metadata({FACTS_KEY: facts})
         content = io.BytesIO()
         pq.write_table(table, content, write_page_checksum=True)
         storage.move_in(self._path, f"{name}.arrow")
@@ -345,48 +338,48 @@ def locate_audio(file: Path) -> tuple[list[int], list[int]]:
     return starts, sizes
 
 
-def read_shard_tables(
-    storage: Storage, names: Iterable[str], columns: Sequence[str] | None = None
-) -> Iterator[ShardTable]:
+def read_shard_tables(storage: Storage, names: Iterable[str]) -> Iterator[ShardTable]:
     """Yield the tables of shards in their order; they are fetched in parallel.
 
-    columns: those to read; None: all. Raises DataError for a table that is damaged.
+    Raises DataError for a table that is damaged.
     """
 
     def read(name: str) -> ShardTable:
         content = storage.read(f"{name}.parquet")
         try:
-            table = pq.read_table(
-                pa.BufferReader(content), columns=columns, page_checksum_verification=True
+            table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+            facts = json.loads((table.schema.metadata or {})[FACTS_KEY])
+            left_out = [
+                dict(zip(LEFT_OUT.names, (os.fsencode(path), *values), strict=True))
+                for path, *values in facts["left_out"]
+            ]
+            judged = pa.Table.from_pylist(left_out, LEFT_OUT)
+            return ShardTable(
+                name, table.replace_schema_metadata(None), facts["audio_bytes"], judged
             )
-            metadata = (table.schema.metadata or {})[FACTS_KEY]
-            facts = from_plain(ShardFacts, json.loads(metadata))
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise DataError(
                 f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Remove it, and "
                 "run the `sbkit prepare` that wrote it again: it writes what is missing."
             ) from error
-        return ShardTable(name, table.replace_schema_metadata(None), facts)
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         yield from map_ahead(pool, read, names)
 
 
-def check_audio(table: pa.Table, file: str) -> None:
-    """Read all clips of a shard; raise DataError unless they have the checksums of its table."""
-    for batch in table.to_batches(CLIPS_PER_REQUEST):
-        clips = batch[AUDIO].to_pylist()
-        contents = read_ranges([(file, clip["start"], clip["size"]) for clip in clips])
-        if [*map(zlib.crc32, contents)] != [clip["crc32"] for clip in clips]:
-            raise DataError(f"{file} is damaged.")
+def is_whole(storage: Storage, name: str, size: int | None) -> bool:
+    """Read a shard; return whether its table, and all clips, are as they were written.
 
-
-def locations_of(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
-    """Return samples, mix_fault and audio of a shard's table, the audio as AUDIO_TYPE."""
-    audio = table[AUDIO].combine_chunks()
-    columns = {name: audio.field(name) for name in ("start", "size", "crc32", "digest")}
-    columns |= {"file": pa.repeat(file, len(table)), "shard": pa.repeat(shard, len(table))}
-    columns["sample_rate"] = pa.repeat(sample_rate, len(table))
-    fields = list(AUDIO_TYPE)
-    locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
-    return pa.table({"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: locations})
+    size: of its audio file in bytes, None if it is missing.
+    """
+    file = storage.url_of(f"{name}.arrow")
+    try:
+        (shard,) = read_shard_tables(storage, [name])
+        for batch in shard.table.to_batches(CLIPS_PER_REQUEST):
+            clips = batch[AUDIO].to_pylist()
+            contents = read_ranges([(file, clip["start"], clip["size"]) for clip in clips])
+            if [*map(zlib.crc32, contents)] != [clip["crc32"] for clip in clips]:
+                return False
+    except DataError:
+        return False
+    return size == shard.audio_bytes

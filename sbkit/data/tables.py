@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self, TextIO
 from unicodedata import normalize
 
-import charset_normalizer
 import fsspec
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +30,17 @@ from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import pointer_sentence
 from sbkit.base.messages import listed, note_once
+from sbkit.base.units import MICROSECONDS
 from sbkit.data.columns import (
     CUT_SHORT,
-    INVALID_PART,
     TIME_ROLES,
     USUAL_COLUMNS,
     PartColumns,
     find_columns,
+    is_like_time,
     parse_span,
     plain_name,
-    to_seconds,
-    unused_time_columns,
+    units_per_second,
 )
 from sbkit.data.filesystem import access_errors
 from sbkit.data.manifest import (
@@ -58,7 +57,8 @@ MAX_LISTED_COLUMNS = 30  # in an error
 DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BATCH_ROWS = 50_000  # that are Python objects at a time
-SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
+LINE_BREAK = r"\r\n?|\n"
+MAX_LINE_BREAKS = 1000  # in a row
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
 CLIPS_FOLDER = "clips"  # of a Common Voice release
@@ -149,7 +149,8 @@ class TableOptions:
 
 def is_named(source: str, key: str) -> bool:
     """Check whether a key is a source as it is named, its absolute path, or only its file name."""
-    return key in (source, Path(source).name) or Path(key).absolute() == Path(source)
+    path = os.path.abspath(Path(key).expanduser())  # noqa: PTH100 - Path.absolute keeps ".."
+    return key in (source, Path(source).name) or path == os.path.abspath(source)  # noqa: PTH100
 
 
 def join_tables(parts: Iterable[Table], file: str) -> Table:
@@ -163,20 +164,6 @@ def join_tables(parts: Iterable[Table], file: str) -> Table:
         [row for table in tables for row in table.excluded],
         dict(chain.from_iterable(table.other_values.items() for table in reversed(tables))),
     )
-
-
-def collect_rows(file: str, numbered: Iterable[tuple[int, Row | Excluded]]) -> Table:
-    """Collect rows, each with its number in the file."""
-    numbers: list[int] = []
-    rows: list[Row] = []
-    excluded: list[Excluded] = []
-    for number, row in numbered:
-        if isinstance(row, Excluded):
-            excluded.append(replace(row, id=row.id or f"row {number}"))
-        else:
-            numbers.append(number)
-            rows.append(row)
-    return Table(file, pa.table(text_columns(rows)), numbers, excluded)
 
 
 def read_table(file: Path | str, encoding: str | None = None) -> Table:
@@ -200,7 +187,7 @@ def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table
         if not first:
             raise DataError(f"{file} is empty.", where=file)
         if first.lstrip()[0] not in "[{":
-            yield from _Delimited(file, first.rstrip("\r\n"), number).read(iter(lines))
+            yield from _Delimited(file, first.rstrip("\r\n"), number).read(lines)
             return
         lines.seek(0)
         rows = _read_document(lines, file)
@@ -287,157 +274,142 @@ def _encoding_of(file: str, declared: str | None) -> str:
 
 
 def _wrong_encoding(file: str, encoding: str | None) -> DataError:
+    number = 1
     encoding = encoding or "utf-8-sig"
-    with fsspec.open(file, "rb", compression="infer") as stream:
-        content: bytes = stream.read()
-    number = 1 + content.decode(encoding, "replace").partition("\ufffd")[0].count("\n")
-    foreign_lines = b"\n".join(line for line in content.splitlines() if not line.isascii())
-    guess = charset_normalizer.from_bytes(foreign_lines[:SAMPLE_BYTES]).best()
-    name = "cp1252" if guess is None else guess.encoding
+    text = fsspec.open(file, "rt", encoding=encoding, errors="replace", compression="infer")
+    with suppress(UnicodeError), text as lines:
+        number = next(n for n, line in enumerate(lines, start=1) if "\ufffd" in line)
     return DataError(
-        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. Set "
-        f"`encoding: {name}` if it is that.",
+        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. Set another "
+        "`encoding`, such as cp1252.",
         where=f"{file}:{number}",
     )
 
 
 class _Delimited:
-    """A table with a delimiter, whose header is ``first``, on line ``header``."""
+    """A table with a delimiter, whose header is on line ``header_line``."""
 
-    def __init__(self, file: str, first: str, header: int) -> None:
+    def __init__(self, file: str, header: str, header_line: int) -> None:
         self._file = file
-        self._header = header
-        self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
-        # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
-        has_marks = all(re.fullmatch('".*"', field) for field in first.split(self._delimiter))
-        self._is_quoted = self._delimiter != "\t" or has_marks
-        (fields,) = self._parse([first])
-        self._names = [name.strip() for name in fields]
+        self._line = header_line + 1  # the first that is not parsed
+        self._delimiter = "\t" if "\t" in header else max(DELIMITERS, key=header.count)
+        names = header.split(self._delimiter)
+        # With tabs, marks are characters, as in Common Voice, unless they enclose all names.
+        self._is_quoted = self._delimiter != "\t" or all(map(re.compile('".*"').fullmatch, names))
+        if self._is_quoted:
+            names = next(csv.reader([header], delimiter=self._delimiter))
+        self._names = [name.strip() for name in names]
         counts = Counter(name.lower() for name in self._names if name)
         if counts.total() > len(counts):
             name = counts.most_common(1)[0][0]
             raise DataError(
                 f"The header of {file} has the column {name} twice. If it is a row, add a header.",
-                where=f"{file}:{header}",
+                where=f"{file}:{header_line}",
             )
 
-    def _parse(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        return csv.reader(
-            lines,
-            delimiter=self._delimiter,
-            quoting=csv.QUOTE_MINIMAL if self._is_quoted else csv.QUOTE_NONE,
+    def read(self, text: Iterator[str]) -> Iterator[Table]:
+        """Yield the rows below the header, without those that have too few or many fields."""
+        has_rows = is_end = False
+        lines: list[str] = []
+        while not is_end:
+            new_lines = [*islice(text, BATCH_ROWS)]
+            is_end = len(new_lines) < BATCH_ROWS
+            lines += new_lines
+            block, lines = self._parse_block(lines, is_end)
+            if len(block.rows) or block.excluded:
+                has_rows = True
+                yield block
+        if not has_rows:
+            raise DataError(f"{self._file} has a header but no rows.", where=self._file)
+
+    def _parse_block(self, lines: list[str], is_end: bool) -> tuple[Table, list[str]]:
+        """Return the rows of lines, and the lines of the last row if it may have more."""
+        rows, invalid = self._parse("".join(lines))
+        indices = np.delete(np.arange(len(rows) + len(invalid)), [*invalid])
+        breaks = np.zeros(len(rows) + len(invalid), int)  # in the fields of each row
+        if len(breaks) < len(lines):
+            for column in rows.columns:
+                breaks[indices] += pc.count_substring_regex(column, LINE_BREAK).to_numpy()
+            for index, row in invalid.items():
+                breaks[index] = len(re.findall(LINE_BREAK, row.text))
+        starts = np.arange(len(breaks)) + np.cumsum(breaks) - breaks
+        rest = [] if is_end or not self._is_quoted else lines[starts[-1] :]
+        if not any('"' in line for line in rest) or len(rest) > MAX_LINE_BREAKS:
+            rest = []
+        else:
+            invalid.pop(len(breaks) - 1, None)
+            breaks[-1] = 0
+            indices = indices[indices < len(breaks) - 1]
+        for index in np.flatnonzero(breaks).tolist():
+            if self._joins_rows(lines[starts[index] : starts[index] + breaks[index] + 1]):
+                raise self._open_quote(starts[index])
+        excluded = []
+        for index, row in invalid.items():
+            before = lines[starts[index] - 1] if index and not self._is_quoted else ""
+            if re.search('\t"[^"\t]*$', before):
+                raise self._open_quote(starts[index] - 1)
+            if row.text.strip(f"{DELIMITERS} "):
+                detail = f"{row.actual_columns} instead of {len(self._names)}"
+                id = f"row {self._line + starts[index]}"
+                excluded.append(Excluded(id, "wrong number of fields", detail))
+        rows = rows.slice(0, len(indices))
+        # Blank lines are no rows, nor are the empty ones of a spreadsheet.
+        is_row = pc.greater(reduce(pc.add, map(pc.binary_length, rows.columns)), 0)
+        numbers = self._line + starts[indices]
+        self._line += len(lines) - len(rest)
+        return Table(self._file, rows.filter(is_row), numbers[is_row.to_numpy()], excluded), rest
+
+    def _joins_rows(self, lines: Sequence[str]) -> bool:
+        """Check whether a quotation mark joins rows: it closes badly, or a line is like a row."""
+        try:
+            fields = next(csv.reader(lines, delimiter=self._delimiter, strict=True))
+        except csv.Error:  # a closing mark within a field, or none
+            return True
+        joined = (field for field in fields if len(field.splitlines()) > 1)
+        parts = re.split(rf"[{self._delimiter}\r\n]", self._delimiter.join(joined))
+        first, *others = (line.split(self._delimiter) for line in lines)
+        shape = _shape(first[0])
+        return any(part.strip(' "').lower().endswith(SUFFIXES) for part in parts) or any(
+            len(line) == len(self._names) and _shape(line[0]) == shape and not shape.isalpha()
+            for line in others
         )
 
-    def read(self, lines: Iterator[str]) -> Iterator[Table]:
-        """Yield the rows below the header, without those that have too few or many fields."""
-        number = self._header + 1
-        while plain := [*islice(lines, BATCH_ROWS)]:
-            rows = self._parse_plain(plain)
-            if rows is None:
-                yield from self._read_rows(chain(plain, lines), number)
-                return
-            yield Table(self._file, rows, range(number, number + len(rows)))
-            number += len(rows)
-        if number == self._header + 1:
-            raise self._no_rows()
+    def _open_quote(self, index: int) -> DataError:
+        line = self._line + index
+        return DataError(
+            f"{self._file}: line {line} opens a quotation mark that closes on another row, or "
+            'never. Double the marks within a field ("").',
+            where=f"{self._file}:{line}",
+        )
 
-    def _parse_plain(self, lines: Sequence[str]) -> pa.Table | None:
-        """Parse lines without quotes and faults ten times as fast; return None for others."""
-        text = "".join(lines)
-        if self._is_quoted and '"' in text:
-            return None
-        names = [str(index) for index in range(len(self._names))]
-        try:
-            table = arrow_csv.read_csv(
-                pa.py_buffer(text.encode()),
-                arrow_csv.ReadOptions(column_names=names),
-                arrow_csv.ParseOptions(delimiter=self._delimiter, quote_char=False),
-                arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-                ),
-            )
-        except pa.ArrowInvalid:
-            return None
-        if len(table) != len(lines):  # some are blank
-            return None
-        named = zip(self._names, table.columns, strict=True)
-        return pa.table({name: column for name, column in named if name})
+    def _parse(self, text: str) -> tuple[pa.Table, dict[int, arrow_csv.InvalidRow]]:
+        """Return the rows with the right number of fields, and the others by their index."""
+        invalid: dict[int, arrow_csv.InvalidRow] = {}
 
-    def _read_rows(self, lines: Iterable[str], number: int) -> Iterator[Table]:
-        """Yield rows from line ``number`` on, of which each may have more lines."""
-        numbered = self._number_rows(lines, number)
-        has_rows = number > self._header + 1
-        while batch := list(islice(numbered, BATCH_ROWS)):
-            has_rows = True
-            rows = [(number, row) for number, row in batch if not isinstance(row, Excluded)]
-            columns = [*zip(*(row for _, row in rows), strict=True)] or [()] * len(self._names)
-            named = zip(self._names, columns, strict=True)
-            table = pa.table({name: pa.array(texts, pa.string()) for name, texts in named if name})
-            excluded = [row for _, row in batch if isinstance(row, Excluded)]
-            yield Table(self._file, table, [number for number, _ in rows], excluded)
-        if not has_rows:
-            raise self._no_rows()
+        def skip(row: arrow_csv.InvalidRow) -> str:
+            invalid[row.number - 1] = row
+            return "skip"
 
-    def _no_rows(self) -> DataError:
-        return DataError(f"{self._file} has a header but no rows.", where=self._file)
-
-    def _number_rows(
-        self, lines: Iterable[str], number: int
-    ) -> Iterator[tuple[int, list[str] | Excluded]]:
-        parts: list[str] = []  # the lines of the current row
-
-        def record() -> Iterator[str]:
-            for line in lines:
-                parts.append(line)
-                yield line
-
-        last = ""  # field of the row before
-        rows = self._parse(record())
-        while True:
-            try:
-                fields = next(rows, None)
-            except csv.Error as error:
-                raise self._fault(number, f"cannot be read ({error})") from error
-            if fields is None:
-                return
-            if len(parts) > 1:
-                self._check_quotes(parts, number)
-            if len(fields) == len(self._names):
-                yield number, fields
-            elif "".join(fields).strip():  # a line of spaces is not a row
-                if last.startswith('"') and not last.endswith('"') and not self._is_quoted:
-                    raise self._fault(number - 1, "opens a quotation mark. Write it on one line")
-                detail = f"{len(fields)} instead of {len(self._names)}"
-                yield number, Excluded(f"row {number}", "wrong number of fields", detail)
-            last = fields[-1] if fields else ""
-            number += len(parts)
-            parts.clear()
-
-    def _check_quotes(self, parts: Sequence[str], number: int) -> None:
-        """Raise DataError if a quotation mark joins several rows to one field."""
-        reader = csv.reader(parts, delimiter=self._delimiter, strict=True)
-        is_closed = True
-        try:
-            next(reader)
-        except csv.Error:  # a closing mark within a field, or none
-            is_closed = False
-        if not is_closed or any(self._is_row(part, parts[0]) for part in parts[1:]):
-            raise self._fault(
-                number,
-                "opens a quotation mark that closes on another row, or never. Double the marks "
-                'within a field ("")',
-            )
-
-    def _fault(self, number: int, fault: str) -> DataError:
-        return DataError(f"{self._file}: line {number} {fault}.", where=f"{self._file}:{number}")
-
-    def _is_row(self, line: str, first: str) -> bool:
-        """Check whether a line in a field is a row: its fields, and a file or a similar name."""
-        fields = line.strip().split(self._delimiter)
-        has_file = any(field.strip(' "').lower().endswith(SUFFIXES) for field in fields)
-        shape = _shape(fields[0])
-        is_alike = not shape.isalpha() and shape == _shape(first.split(self._delimiter)[0])
-        return (has_file or is_alike) and len(fields) == len(self._names)
+        content = text.encode() or b"\n"
+        rows = arrow_csv.read_csv(
+            pa.py_buffer(content),
+            arrow_csv.ReadOptions(
+                column_names=self._names, use_threads=False, block_size=len(content)
+            ),
+            arrow_csv.ParseOptions(
+                delimiter=self._delimiter,
+                quote_char='"' if self._is_quoted else False,
+                newlines_in_values=self._is_quoted,
+                ignore_empty_lines=False,
+                invalid_row_handler=skip,
+            ),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(self._names, pa.string()),
+                include_columns=[name for name in self._names if name],
+                strings_can_be_null=False,
+            ),
+        )
+        return rows, invalid
 
 
 def _shape(name: str) -> str:
@@ -471,25 +443,24 @@ def _unique_keys(pairs: Sequence[tuple[str, Any]], file: object = "The line") ->
 def collect_objects(file: str, numbered: Iterator[tuple[int, Any]]) -> Iterator[Table]:
     """Yield batches of objects, each with its number in the file, as rows of texts."""
     while batch := list(islice(numbered, BATCH_ROWS)):
+        rows: dict[int, Row] = {}
+        excluded: list[Excluded] = []
         other_values: dict[str, tuple[int, object]] = {}
-        rows = [(number, _to_row(number, values, other_values)) for number, values in batch]
-        yield replace(collect_rows(file, rows), other_values=other_values)
-
-
-def _to_row(
-    number: int, values: Any, other_values: dict[str, tuple[int, object]]
-) -> Row | Excluded:
-    """Return the values of an object as text; add those that are no texts to ``other_values``."""
-    if isinstance(values, Excluded):
-        return values
-    if not isinstance(values, dict) or not values:
-        detail = str(values) if isinstance(values, Exception) else "it is not an object with keys"
-        return Excluded("", "not a JSON object", detail)
-    values = _flatten(values)
-    for name, value in values.items():
-        if not (isinstance(value, str) or is_missing(value)):
-            other_values.setdefault(name.strip(), (number, value))
-    return {name.strip(): to_text(value) for name, value in values.items()}
+        for number, values in batch:
+            if isinstance(values, Excluded):
+                excluded.append(replace(values, id=values.id or f"row {number}"))
+            elif not isinstance(values, dict) or not values:
+                is_error = isinstance(values, Exception)
+                detail = str(values) if is_error else "it is not an object with keys"
+                excluded.append(Excluded(f"row {number}", "not a JSON object", detail))
+            else:
+                values = {name.strip(): value for name, value in _flatten(values).items()}
+                rows[number] = {name: to_text(value) for name, value in values.items()}
+                for name, value in values.items():
+                    if not (isinstance(value, str) or is_missing(value)):
+                        other_values.setdefault(name, (number, value))
+        columns = text_columns([*rows.values()])
+        yield Table(file, pa.table(columns), [*rows], excluded, other_values)
 
 
 def is_missing(value: object) -> bool:
@@ -561,6 +532,8 @@ def require_column(table: Table, options: TableOptions, role: str) -> str:
             f"({first.detail}).",
             where=table.file,
         )
+    if not names:
+        raise DataError(f"{table.file} has no rows.", where=table.file)
     column = options.find(names, role, table.file)
     if not column:
         hint = " Without transcripts, write columns: {text: null}." if role == "text" else ""
@@ -590,14 +563,13 @@ def _find_position(table: Table, options: TableOptions) -> tuple[PartColumns, st
     """Return the columns of the part and of the channel; name those that look like times."""
     names = table.rows.column_names
     part = PartColumns.choose(*(options.find(names, role, table.file) for role in TIME_ROLES))
-    if not part.start and unused_time_columns(names, part):
-        part = PartColumns()
-    unused = [] if part.start else unused_time_columns(names, part)
-    if unused:
+    times = [] if part.start else [name for name in names if is_like_time(name)]
+    if {*times} - {*part}:
         note_once(
-            f"note: {table.file}: {listed(unused)} {'is' if len(unused) == 1 else 'are'} not used. "
-            "Times are start and end, or offset and duration, in seconds. Name others by `columns`."
+            f"note: {table.file}: the columns {listed(times)} are not used. Times are start and "
+            "end, or offset and duration, in seconds. Name others by `columns`."
         )
+        part = PartColumns()
     return part, options.find(names, "channel", table.file)
 
 
@@ -616,18 +588,22 @@ def _find_clips(
     ids: list[str] = []
     paths: list[bytes] = []
     parts: list[AudioPart] = []
-    times = [to_seconds(read_text_column(table.rows, column), column) for column in part_names]
+    times = [read_text_column(table.rows, column) for column in part_names]
+    units = [units_per_second(column) for column in part_names]
     fields = (read_text_column(table.rows, name) for name in names)
-    numbers = [time.strip() or "0" for time in chain(times[0], times[2])]
+    numbers = (time.strip() or "0" for time in chain(times[0], times[2]))
     in_samples = part_names.counts_samples and all(map(str.isdecimal, numbers))
-    rate_of = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
-    parse = partial(_parse_samples, rate_of) if in_samples else parse_span
-    for index, values in enumerate(zip(*fields, *times, strict=True)):
-        name, id, channel, start, length, end = values
+    for index, values in enumerate(zip(*fields, zip(*times, strict=True), strict=True)):
+        name, id, channel, span = values
+        part: AudioPart | Excluded
         file = find_audio(name.strip())
-        part = parse(file, start, length, end, channel) if isinstance(file, str) else file
-        if isinstance(file, str) and isinstance(part, Excluded) and not part_names.start:
-            part = parse_span(file, "", "", "", channel)  # a length that is no time says nothing
+        if isinstance(file, Excluded):
+            part = file
+        else:
+            is_timed = in_samples and any(map(str.strip, span))
+            part = parse_span(file, span, [_rate_of(file)] * 3 if is_timed else units, channel)
+            if isinstance(part, Excluded) and not part_names.start:
+                part = parse_span(file, ("", "", ""), units, channel)  # the length is no time
         if isinstance(part, Excluded):
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
@@ -637,7 +613,7 @@ def _find_clips(
         paths.append(os.fsencode(part.path))
         parts.append(part)
         if part.end is not None and not part_names.start:
-            stated = f"`{part_names.length or part_names.end}` is {length or end} s"
+            stated = f"`{part_names.length or part_names.end}` is {part.end / MICROSECONDS:g} s"
             excluded.append(Excluded(ids[-1], CUT_SHORT, stated))
     is_clip = np.zeros(len(table.rows), bool)
     is_clip[indices] = True
@@ -648,18 +624,11 @@ def _find_clips(
     return clips, rows
 
 
-def _parse_samples(
-    rate_of: Callable[[str], int], path: str, start: str, _: str, stop: str, channel: str
-) -> AudioPart | Excluded:
-    """Return the part of a file from a sample of it to another, as SpeechBrain counts them."""
-    rate = 1
+@lru_cache(maxsize=1 << 16)  # many rows are parts of a file
+def _rate_of(path: str) -> int:
     with suppress(AudioError):  # which excludes the clip when it is decoded
-        rate = rate_of(path) if start.strip() else 1
-    try:
-        times = [repr(int(sample) / rate) if sample.strip() else "" for sample in (start, stop)]
-    except ValueError as error:
-        return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
-    return parse_span(path, times[0], "", times[1], channel)
+        return file_rate(path)
+    return 1
 
 
 def read_text_column(rows: pa.Table, name: str) -> list[str]:
@@ -676,70 +645,54 @@ def audio_folder(table: Table, path: str) -> Path:
     """
     folder = Path(table.file).parent
     clips = folder / CLIPS_FOLDER
-    for name in read_text_column(table.rows, path) if clips.is_dir() else ():
-        if (folder / name).is_file():
-            return folder
-        if Path(str(locate_clip(clips, name))).is_file():
-            return clips
-    return folder
+    names = read_text_column(table.rows, path) if clips.is_dir() else ()
+    found = (base for name in names for base in (folder, clips) if _is_clip(base, name))
+    return next(found, folder)
+
+
+def _is_clip(folder: Path, name: str) -> bool:
+    return Path(str(locate_clip(folder, name))).is_file()
 
 
 def locate_clip(clips: Path, name: str) -> str | Excluded:
     """Return the path of a clip that a release names, below its folder ``clips``."""
-    if not name:
-        return Excluded("", "no path", "the field of the path is empty")
     if name.startswith("/") or ".." in name.split("/"):
         return Excluded("", "path outside the clips folder", name)
-    if "." not in name.rpartition("/")[2]:
+    if name and "." not in name.rpartition("/")[2]:
         name += DEFAULT_SUFFIX
-    path = f"{clips}/{name}"
-    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
+    return locate(clips, name)
 
 
-def locate(folder: Path, name: str, data_root: str | None = None) -> str | Excluded:
-    """Return the path of a file that a manifest in ``folder`` names, or why there is none."""
+def locate(folder: Path | str, name: str, data_root: str | None = None) -> str | Excluded:
+    """Return the path or URL of a file that a table names, or why there is none.
+
+    folder: the folder or URL that relative names start from.
+    """
+    if not name:
+        return Excluded("", "no path", "the field of the path is empty")
+    if "://" in str(folder):
+        url = name if "://" in name else f"{folder}/{name}"
+        if "::" in name or _protocol_of(url) != _protocol_of(str(folder)):
+            return Excluded("", "no audio file", f"{name} is not beside {folder}")
+        return url
     name = name.removeprefix("file://")
     if name.startswith(DATA_ROOT):
         if data_root is None:
             return Excluded("", f"no {DATA_ROOT}", f"{name}: name the folder as `data_folder`")
         name = str(Path(data_root).absolute()) + name.removeprefix(DATA_ROOT)
-    if not name:
-        return Excluded("", "no path", "the field of the path is empty")
     if "://" in name:
         return Excluded("", "not a file on this machine", name)
     path = name if name.startswith("/") else f"{folder}/{name}"
     if "//" in path or "/./" in path or "/../" in path:  # one file has one path
         plain = os.path.normpath(path)
         path = plain if os.path.realpath(plain) == os.path.realpath(path) else path
-    return path if name.isascii() or os.path.lexists(path) else find_spelling(path)
-
-
-def locate_beside(file: str, name: str) -> str | Excluded:
-    """Return the URL of a file that a table at a URL names, which is reached in the same way."""
-    url = name if "://" in name else f"{file.rpartition('/')[0]}/{name}"
-    if not name or "::" in name or _protocol_of(url) != _protocol_of(file):
-        return Excluded("", "no audio file", f"{name} is not beside {file}")
-    return url
+    if not (name.isascii() or os.path.lexists(path)):  # macOS writes names in another form
+        base, own = path[: -len(name)], path[-len(name) :]
+        paths = (base + normalize(form, own) for form in ("NFC", "NFD"))
+        path = next(filter(os.path.lexists, paths), path)
+    return path
 
 
 def _protocol_of(url: str) -> str:
     protocol = url.partition("://")[0]
     return "http" if protocol == "https" else protocol
-
-
-def find_spelling(path: str) -> str:
-    """Look again for a missing file, whose name may have another form on the disk."""
-    spelled = ""
-    for part in path.split("/")[1:]:
-        name, folder = part, Path(f"{spelled}/")
-        if not os.path.lexists(folder / part) and os.path.isdir(folder):  # noqa: PTH112
-            forms = _names_by_form(folder, folder.stat().st_mtime_ns)
-            name = forms.get(normalize("NFC", part), part)
-        spelled = f"{spelled}/{name}"
-    return spelled
-
-
-@lru_cache(maxsize=1000)
-def _names_by_form(folder: Path, time: int) -> dict[str, str]:  # the folder's time of change
-    """Return the names in a folder by their NFC, as macOS has NFD."""
-    return {normalize("NFC", file.name): file.name for file in folder.iterdir()}

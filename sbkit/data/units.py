@@ -41,13 +41,14 @@ from sbkit.data.tables import TableOptions
 from sbkit.logs.progress import progress_bar
 
 NUM_DIGITS = 16  # of a digest in a name
+SHARD_BYTES = 10**9  # most audio of a shard, but for one long recording
 LAST_SHARD = "-last"  # ends the name of the last shard of a unit
 # Not recorded: at the next attempt the file may be there.
 TEMPORARY_REASONS = ("missing", "unreachable")
 UNREADABLE = "unreadable audio"  # a reason
 MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
 MAX_PROCESSES = 64  # each takes 0.1 GB
-FILES = pa.schema({"path": pa.large_binary(), "size": pa.int64(), "time": pa.int64()})
+FILES = pa.schema({"path": pa.large_binary(), "file_size": pa.int64(), "file_time": pa.int64()})
 STAT_BLOCK, NUM_STAT_THREADS = 1000, 32  # threads wait for a disk, perhaps of another machine
 KEY_SEPARATOR = b"\0"  # between a path and a position, which identify a clip
 
@@ -71,7 +72,6 @@ class Work:
     split: str
     sample_rate: int  # Hz
     store: str
-    shard_bytes: int  # most audio of a shard, but for one long recording
     clips: Sequence[AudioPart] = ()
     table: AudioTable | None = None
 
@@ -91,7 +91,7 @@ class Work:
         """The size and the time of each file, as they are now."""
         paths = [*dict.fromkeys(clip.path for clip in self.clips)]
         files = stat_files(pa.array(map(os.fsencode, paths), pa.large_binary()))
-        stamps = map(FileStamp, files["size"].to_pylist(), files["time"].to_pylist())
+        stamps = map(FileStamp, files["file_size"].to_pylist(), files["file_time"].to_pylist())
         return dict(zip(paths, stamps, strict=True))
 
     @cached_property
@@ -184,7 +184,7 @@ def _write_shards(storage: Storage, place: Path, work: Work) -> None:
     for number in count():
         with closing(ShardWriter(place, work.sample_rate, work.store)) as writer:
             rows: list[pa.Table] = []
-            while addition is not None and writer.audio_bytes < work.shard_bytes:
+            while addition is not None and writer.audio_bytes < SHARD_BYTES:
                 rows += addition(writer)
                 addition = next(additions, None)
             is_all = number == 0 and addition is None

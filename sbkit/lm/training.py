@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.base.checksums import checksum
+from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import plural
@@ -29,7 +30,7 @@ from sbkit.lm.language_models import (
     save,
 )
 from sbkit.lm.ngram import SPECIAL, NgramModel
-from sbkit.text.normalization import NORMALIZER_VERSION, Orthography, is_mark
+from sbkit.text.normalization import Orthography, is_mark
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentences
 
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
@@ -114,7 +115,7 @@ def ensure_language_models(
     metadata = {
         "made_of": f"{text.source}{digest} {orders[WORDS]} {orders[TOKENS]}{is_plain}",
         "tokenizer": digest_of(text_encoder.tokenizer),
-        "normalizer": str(NORMALIZER_VERSION),
+        "normalizer": str(CODE_VERSIONS["text"].number),
     }
     with suppress(SbkitError):  # if there is no file, or it is damaged
         if metadata.items() <= load(file)[1].items():

@@ -18,11 +18,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from sbkit.base.allocator import describe_allocator, return_freed_memory
+from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, ExportError, SbkitError
 from sbkit.base.imports import reading_data
 from sbkit.base.machine import warn_of_unused_gpu
-from sbkit.base.openmp import describe_waiting
+from sbkit.base.messages import plural
 from sbkit.base.process import drop_unwritable
 from sbkit.base.stores import wait_for_store
 from sbkit.bundle.config import missing_model
@@ -199,8 +199,7 @@ class Run:
             self._session() as text_log,
         ):
             placement = choose_placement(values)
-            waiting = describe_waiting(torch.get_num_threads())
-            logger.info(f"{placement.device}: {waiting}; {describe_allocator()}")
+            logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
             if self.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
             with main_rank_first():  # which makes the labels, that the others find

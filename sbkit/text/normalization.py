@@ -14,11 +14,11 @@ from typing import Any
 
 import regex
 
+from sbkit.base.code_versions import CODE_VERSIONS
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import from_plain
 from sbkit.text.languages import primary_language
 
-NORMALIZER_VERSION = 7  # increment it when the normalized text of any sentence changes
 MAX_REWRITE_LENGTH = 1000  # characters of all replacements of a table
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -191,7 +191,7 @@ def is_mark(char: str) -> bool:
 
 def table_to_store(table: Orthography) -> dict[str, object]:
     """Return the version and a table as plain data, for checkpoints and bundles."""
-    return {"version": NORMALIZER_VERSION, **asdict(table)}
+    return {"version": CODE_VERSIONS["text"].number, **asdict(table)}
 
 
 def table_from_stored(stored: Any) -> Orthography:

@@ -5,8 +5,7 @@ Tags in brackets, such as ``[noise]``, are what a transcript of free speech says
 
 import html
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import regex
@@ -136,19 +135,6 @@ def select_tags(
 
     text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
     return " ".join((_TAG.sub(write, text) if _MAY_HAVE_TAGS.search(text) else text).split())
-
-
-def kept_tags(texts: Iterable[str]) -> set[str]:
-    """Return the names of the tags that normalized texts have."""
-    return {name for text in texts if "[" in text for name in TOKEN.findall(text)}
-
-
-def count_dropped_tags(texts: Iterable[str], kept_names: Collection[str] = ()) -> Counter[str]:
-    """Count the tags of texts that are not kept, as they are written."""
-    dropped: list[str] = []
-    for text in texts:
-        select_tags(text, kept_names, dropped.append)
-    return Counter(dropped)
 
 
 def remove_tags(text: str, names: Collection[str]) -> str:

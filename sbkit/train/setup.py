@@ -10,7 +10,7 @@ run_config.json        the run configuration, which a resumed run is compared wi
 tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
-data_report.html       the report on the data: hours, speakers, lengths, levels, transcripts
+data_report.html       the report on the data: hours, speakers, lengths, transcripts
 data_report.json       the figures of this report
 left_out.tsv           utterances that are left out, with reasons
 misaligned.tsv         clips that the training of a synthesizer skips, if any

@@ -175,6 +175,12 @@ def test_archive_is_prepared_like_its_folder_and_goes_with_it(
     assert len([*(own_cache / "archives").glob("[!.]*")]) == 1
     assert sbkit(["cache", "prune"]) == 0  # while it exists
     assert len(list_entries(own_cache)) == 3
+    os.utime(archive, (0, 10**9))  # another file at the same path
+    prepare(archive, language="it")
+    assert len([*(own_cache / "archives").glob("[!.]*")]) == 2
+    assert sbkit(["cache", "prune"]) == 0
+    assert len(list_entries(own_cache)) == 3
+    assert unpack_corpus(archive).is_relative_to(next((own_cache / "archives").glob("[!.]*")))
     archive.unlink()
     assert sbkit(["cache", "prune"]) == 0
     (left,) = list_entries(own_cache)

@@ -6,65 +6,41 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.overrides import parse_overrides
-from sbkit.data.filters import filter_rows, parse_where, skip_rows
+from sbkit.data.filters import filter_rows
 from sbkit.data.manifest import Clip, Manifest
 
 ACCENTS = ("Scottish", "India (India, Nepal),Scottish", "", "Scottish English", "Irish|Welsh")
-TAGS = ("", "short-audio", "short-audio|speech-rate", "speech-rate", "new-tag")
+MANIFEST = Manifest.of(
+    Clip(id, Path(f"/{id}.wav"), "", {"accents": accent})
+    for id, accent in zip("abcde", ACCENTS, strict=True)
+)
+CONDITIONS = [  # ids of the rows that are kept, and counts of the others
+    (["accents=Scottish"], "ab", {"accents is not Scottish": 3}),
+    (["accents=India (India, Nepal)"], "b", {"accents is not India (India, Nepal)": 4}),
+    (["accents="], "c", {"accents is not (empty)": 4}),
+    (["accents=", "accents=Welsh"], "ce", {"accents is not (empty) or Welsh": 3}),
+    (["accents=Scottish", "id=b"], "b", {"accents is not Scottish": 3, "id is not b": 1}),
+]
 
 
-def make_manifest() -> Manifest:
-    rows = zip("abcde", ACCENTS, TAGS, strict=True)
-    return Manifest.of(
-        Clip(id, Path(f"/{id}.wav"), "", {"accents": accent, "quality_tags": tags})
-        for id, accent, tags in rows
-    )
+@pytest.mark.parametrize(("conditions", "ids", "filtered"), CONDITIONS)
+def test_where_keeps_rows_with_a_value(
+    conditions: list[str], ids: str, filtered: dict[str, int]
+) -> None:
+    where = parse_overrides([f"--where={condition}" for condition in conditions])["where"]
+    manifest = filter_rows(MANIFEST, where, "train")
+    assert (manifest.ids, manifest.filtered) == ([*ids], filtered)
 
 
-CONDITIONS = {
-    "accents=Scottish": "ab",
-    "accents=India (India, Nepal)": "b",
-    "accents=Welsh": "e",
-    "accents=": "c",
-    "id=d": "d",
-}
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_where_keeps_rows_with_a_value(condition: str) -> None:
-    where = parse_where(parse_overrides(["--where", condition])["where"])
-    manifest = filter_rows(make_manifest(), where, "train")
-    assert manifest.ids == list(CONDITIONS[condition])
-    assert sum(manifest.filtered.values()) == 5 - len(manifest)
-
-
-def test_where_takes_several_values_and_columns() -> None:
-    options = ["--where", "accents=", "--where=accents=Welsh", "--where", "id=e"]
-    manifest = filter_rows(make_manifest(), parse_where(parse_overrides(options)["where"]), "dev")
-    assert manifest.ids == ["e"]
-    assert manifest.filtered == {"accents is not (empty) or Welsh": 3, "id is not e": 1}
-
-
-def test_where_refuses_what_no_row_can_have() -> None:
-    with pytest.raises(SbkitError, match="names the column accent, but dev has only .*accents"):
-        filter_rows(make_manifest(), parse_where({"accent": "Welsh"}), "dev")
-    with pytest.raises(
-        SbkitError, match=r"accents is welsh, but .* There are Scottish \(1\), .*\(empty\) \(1\)"
-    ):
-        filter_rows(make_manifest(), parse_where({"accents": "welsh"}), "dev")
-    for value in ([], {"a": 1}):
-        with pytest.raises(SbkitError, match=r"`where.accents` must .*, but is"):
-            parse_where({"accents": value})
-
-
-def test_quality_tags_are_skipped_and_counted_by_name() -> None:
-    manifests = {"train": make_manifest(), "dev": Manifest.of([Clip("x", Path("/x.wav"), "")])}
-    used = skip_rows(manifests, ["short-audio", "speech-rate", "long-audio", "new-tag"])
-    assert used["train"].ids == ["a"]
-    counts = {"quality tag short-audio": 2, "quality tag speech-rate": 1, "quality tag new-tag": 1}
-    assert used["train"].filtered == counts
-    assert used["dev"].ids == ["x"]
-    with pytest.raises(SbkitError, match="names 'shrot-audio', which no row has. Choose among sho"):
-        skip_rows(manifests, ["shrot-audio"])
-    with pytest.raises(SbkitError, match="needs a column quality_tags"):
-        skip_rows({"dev": manifests["dev"]}, ["short-audio"])
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ({"accent": "Welsh"}, "names the column accent, but dev has only .*accents"),
+        ({"accents": "welsh"}, r"is welsh, but .* There are Scottish \(1\), .*\(empty\) \(1\)"),
+        ({"accents": []}, r"`where.accents` must .*, but is"),
+        ({"accents": {"a": 1}}, r"`where.accents` must .*, but is"),
+    ],
+)
+def test_where_refuses_what_no_row_can_have(where: dict[str, object], words: str) -> None:
+    with pytest.raises(SbkitError, match=words):
+        filter_rows(MANIFEST, where, "dev")

@@ -1,9 +1,7 @@
 """Plans of batches: every row once, on any hardware; in a mix by the shares of its sources."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -75,7 +73,7 @@ def test_train_sampler_yields_each_row_once_and_the_same_steps_on_any_hardware(
     seed: int, world_size: int, accumulation: int
 ) -> None:
     samples = lengths(seed)
-    options: dict[str, Any] = {"concat_prob": seed % 3 / 2, "speeds": [0.9, 1.0, 1.1]}
+    options: dict[str, Any] = {"concat_prob": seed % 3 / 2, "speeds": [0.5, 1.0, 2.0]}
     ranks = micro_batches(samples, world_size=world_size, accumulation=accumulation, **options)
     real = (example for rank in ranks for batch in rank for example in batch if example.weight)
     rows = Counter(row for example in real for row in example.rows)
@@ -83,15 +81,9 @@ def test_train_sampler_yields_each_row_once_and_the_same_steps_on_any_hardware(
     assert len({len(rank) for rank in ranks}) == 1
     assert len(ranks[0]) % accumulation == 0
     assert all(batch for rank in ranks for batch in rank)
-    assert steps(ranks, accumulation) == steps(micro_batches(samples, **options), 1)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_train_sampler_batches_stay_within_batch_seconds(seed: int) -> None:
-    samples = lengths(seed)
-    for speeds in ([1.0], [0.5, 2.0]):
-        (batches,) = micro_batches(samples, concat_prob=0.5, speeds=speeds)
-        assert max(map(padded, batches)) <= 40 * SECOND
+    (batches,) = micro_batches(samples, **options)
+    assert steps(ranks, accumulation) == steps([batches], 1)
+    assert max(map(padded, batches)) <= 40 * SECOND
 
 
 @pytest.mark.parametrize("concat_prob", [0.0, 0.5])
@@ -132,9 +124,10 @@ def test_train_sampler_plan_depends_on_seed_and_epoch() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(7))
 def test_eval_sampler_deals_batches_without_duplicates(seed: int, world_size: int) -> None:
-    samples = lengths(seed)
+    """A longer utterance is a batch of its own; a split may be empty."""
+    samples = lengths(seed) if seed < 6 else []
     single = list(EvalSampler(samples=samples, batch_seconds=20.0))
     shares = [
         EvalSampler(samples=samples, batch_seconds=20.0, rank=rank, world_size=world_size)
@@ -146,13 +139,7 @@ def test_eval_sampler_deals_batches_without_duplicates(seed: int, world_size: in
     rows = sorted(example.rows for batch in dealt for example in batch)
     assert rows == [(row,) for row in range(len(samples))]
     assert all((e.percent, e.weight) == (100, 1) for batch in single for e in batch)
-    assert max(map(padded, single)) <= max(20 * SECOND, *samples)
-
-
-def test_eval_sampler_accepts_an_utterance_longer_than_its_batches() -> None:
-    sampler = EvalSampler(samples=[99 * SECOND, *[11 * SECOND] * 3], batch_seconds=20.0)
-    assert list(map(padded, sampler)) == [11 * SECOND] * 3 + [99 * SECOND]  # no larger batches
-    assert list(EvalSampler(samples=[], batch_seconds=20.0)) == []
+    assert all(len(batch) == 1 or padded(batch) <= 20 * SECOND for batch in single)
 
 
 def test_train_sampler_joins_utterances_up_to_a_length() -> None:
@@ -209,7 +196,8 @@ class Mixed(RankSampler):
         shares: Shares,
         *others: int,
         start: int = 0,
-        ranks: Mapping[str, int] = MappingProxyType({}),
+        rank: int = 0,
+        world_size: int = 1,
         **options: Any,
     ) -> None:
         counts = (NUM_REAL, *others)
@@ -217,7 +205,8 @@ class Mixed(RankSampler):
         self.source_of_row = np.repeat(np.arange(len(counts)), counts)
         sources = make_sources(self.lengths, self.source_of_row, shares)
         options = {"sources": sources, "batch_seconds": 32.0, "seed": 7, **options}
-        super().__init__(TrainSampler(samples=self.lengths, **options), **ranks)
+        plan = TrainSampler(samples=self.lengths, **options)
+        super().__init__(plan, rank=rank, world_size=world_size)
         self.set_epoch(epoch, start)
 
     def rows(self, batches: slice = slice(None)) -> list[int]:
@@ -261,7 +250,7 @@ def test_mixed_steps_are_the_same_on_any_hardware_and_after_a_stop(
     plan = [*mixed]
     for size in (2, 3):
         ranks = [
-            [*Mixed(3, HALF, num_synthetic, ranks={"world_size": size, "rank": rank}, **options)]
+            [*Mixed(3, HALF, num_synthetic, rank=rank, world_size=size, **options)]
             for rank in range(size)
         ]
         assert steps(ranks, 1) == steps([plan], 1)

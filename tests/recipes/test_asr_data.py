@@ -94,7 +94,6 @@ TEXT_FILES = {
     "d.tsv.gz": gzip.compress(b"id\tsentence\n1\tCall the office.\n"),
     "e.jsonl": b'{"audio_filepath": "a.wav", "text": "Call the office."}\n{"text": null}\n',
     "f.json": b'{"a": {"wav": "a.wav", "wrd": "call the office"}}',
-    "rows.txt": b'{"text": "Call the office"}\n',
     "g.parquet": parquet({"audio": [b"RIFF\0"], "text": ["Call the office"]}),
 }
 

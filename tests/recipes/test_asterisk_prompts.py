@@ -14,10 +14,9 @@ import soundfile
 from recipes.AsteriskPrompts.corpus import prepare_prompts, spell_digits, write_release
 from recipes.debian.release import choose_split
 from sbkit.base.errors import SbkitError
-from sbkit.data.common_voice import read_release
 from sbkit.data.manifest import Clip
-from sbkit.data.tables import TableOptions
 from tests.shortage import largest_file
+from tests.stores import read_split
 
 TEXT = """\ufeffhello: Hello,  World.
 
@@ -55,7 +54,7 @@ def make_packages(root: Path) -> Path:
 
 
 def all_clips(release: Path) -> dict[str, Clip]:
-    manifest = read_release(release / "validated.tsv", TableOptions(language="en"))
+    manifest = read_split({"data_folder": release}, "validated")
     return {clip.id: clip for clip in manifest}
 
 

@@ -15,7 +15,7 @@ from docs.examples.two_views import TwoViewsBrain, divergence_of
 from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import BAD_INPUT
 from sbkit.check.checked_run import CPU_OPTIONS
-from sbkit.check.dry_run import small_batch
+from sbkit.check.dry_run import short_rows
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import TextBatch
 from sbkit.models.encoder import Predictions
@@ -46,12 +46,13 @@ def test_loss_equals_a_loop_over_clips(name: str, workplace: Workplace, tmp_path
     options: Any = {"recipe": None, "yaml": yaml, "tiny": tiny}
     with checked_run(workplace, tmp_path / "run", "--dropout=0", **options) as run:
         brain = cast(TwoViewsBrain, make_brain(build_again(run.own), **CPU_OPTIONS))
-        batch = cast(TextBatch, small_batch(run.own))
+        rows, collate = short_rows(run.own), run.own.loaders.train.collate_fn
+        batch = cast(TextBatch, collate(rows))
     brain.modules.train()
     with seeded_draws(batch.ids):
         loss = training_loss(brain, batch)
     for row, id in enumerate(batch.ids):
-        alone = batch.take(slice(row, row + 1))
+        alone = collate([rows[row]])
         with seeded_draws([id]):
             views = brain.compute_forward(alone, Stage.TRAIN)
         losses = [

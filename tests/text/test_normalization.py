@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.common_voice import read_release
-from sbkit.data.tables import TableOptions
 from sbkit.text.normalization import (
     ORTHOGRAPHIES,
     describe_normalizer,
@@ -26,6 +24,7 @@ from sbkit.text.normalization import (
     text_table,
 )
 from sbkit.text.normalizers import named_normalizer, table_normalizer
+from tests.stores import read_split
 
 MARKS = "aIİßΣeё\u0301\u0308\u0307'\u2019\u02bc\u02bb·-. \u00ad\u200dAl"
 
@@ -85,8 +84,7 @@ def test_language_keeps_its_own_letters(language: str) -> None:
 
 
 def test_texts_of_default_corpus_are_those_of_version_1(asterisk_english: Path) -> None:
-    options = TableOptions(language="en")
-    clips = read_release(asterisk_english / "validated.tsv", options)
+    clips = read_split({"data_folder": asterisk_english}, "validated")
     texts = "\n".join(normalize(clip.sentence, "en") for clip in clips)
     assert hashlib.sha256(texts.encode()).hexdigest().startswith("ff219231bba757c8")
 
