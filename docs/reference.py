@@ -36,7 +36,7 @@ METRICS = "CER and WER are shares of the characters and words, which may exceed 
 SUMMARY_FIELDS = {
     "test.SET.CER": f"{METRICS}. Other tasks have theirs here: accuracy, error_rate",
     "test.SET.WER": "of a language without spaces between words: missing",
-    "test.SET.utterances": "number of scored utterances",
+    "test.SET.utterances": "number of scored utterances; a detector has speech_frames, too",
     "test.SET.words": "number of reference words",
     "test.SET.characters": "number of reference characters",
     "test.SET.word_errors.KEY": "numbers of substitutions, deletions and insertions",

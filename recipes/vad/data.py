@@ -127,6 +127,7 @@ NUM_BABBLE_CLIPS = 500  # training clips that babble is made from
 # An evaluation draws the same noise for an utterance each time. With one kind of noise, the best
 # checkpoint was an early one that knew little about the others.
 EVALUATION_NOISE = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob
+CPU = torch.device("cpu")
 
 
 class NoisyClips:
@@ -136,10 +137,7 @@ class NoisyClips:
     """
 
     def __init__(
-        self,
-        settings: SettingValues,
-        train: Dataset | None,
-        device: torch.device = torch.device("cpu"),  # noqa: B008, which cannot be changed
+        self, settings: SettingValues, train: Dataset | None, device: torch.device = CPU
     ) -> None:
         self._settings = settings
         self._rate = settings["sample_rate"]
