@@ -4,11 +4,9 @@ The public names are imported when they are first asked for, so that the command
 and a server that only runs bundles needs no torch. Other names have the file that defines them.
 """
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sbkit.base.imports import note_user_modules
 from sbkit.base.user_folders import prepare_user
 from sbkit.base.versions import __version__ as __version__
 
@@ -40,11 +38,6 @@ if TYPE_CHECKING:
     from sbkit.tasks.synthesis.predict import Synthesizer as Synthesizer
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
-
-# tqdm's, in notebooks without ipywidgets: sbkit shows its progress by other means there.
-warnings.filterwarnings("ignore", "IProgress not found")
-prepare_user()
-note_user_modules()
 
 HOMES = {
     "AsrModel": "sbkit.tasks.recognition.model",
@@ -80,6 +73,7 @@ HOMES = {
 def __getattr__(name: str) -> object:
     if name not in HOMES:
         raise AttributeError(f"module 'sbkit' has no attribute {name!r}")
+    prepare_user()  # before libraries look for the folders of their caches
     return getattr(import_module(HOMES[name]), name)
 
 

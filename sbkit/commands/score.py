@@ -117,7 +117,10 @@ def _prepare(
     settings = table_settings(folder, options)
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, settings)) for name, file in sources)
-    for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():
+    if not names:
+        test_sets = prepare_test_sets(folder, options.split, options.user_modules)
+        prepared = ((name, rows) for name, rows in test_sets.items())
+    for name, rows in prepared:
         columns = user_columns(rows.column_names)
         require_columns(options.report_by, {name: columns})
         yield name, rows
