@@ -4,6 +4,8 @@ The public names are imported when they are first asked for, so that the command
 and a server that only runs bundles needs no torch. Other names have the file that defines them.
 """
 
+import warnings
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -74,6 +76,9 @@ def __getattr__(name: str) -> object:
     if name not in HOMES:
         raise AttributeError(f"module 'sbkit' has no attribute {name!r}")
     prepare_user()  # before libraries look for the folders of their caches
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.filterwarnings("ignore", "IProgress not found")  # sbkit does not need it
+        import_module("tqdm.auto")
     return getattr(import_module(HOMES[name]), name)
 
 

@@ -60,7 +60,7 @@ def explain_torchaudio(error: Exception) -> str:
 
 # -- the user's modules ----------------------------------------------------------------------------
 
-_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # of files, as first read
+_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # which they run
 _yaml_folders: list[str] = []  # the entries of sys.path that YAMLs brought, the last one's first
 
 
@@ -80,19 +80,22 @@ def _variables(name: str) -> dict[str, Any]:
 
 
 def source_of(name: str) -> bytes | None:
-    """Return the source of an imported module, as its file was first read; None for a compiled one.
+    """Return the source that an imported module runs, also if its file was edited after a run.
 
-    It stays what the module runs if the file is edited later.
+    None for a compiled module. Of a file that was edited before, it is what the file holds now.
     """
     loader, file = _variables(name).get("__loader__"), _variables(name).get("__file__") or ""
     if isinstance(loader, BundledModule):
         return loader.source
     if not file.endswith(".py"):
         return None
-    if (module := sys.modules[name]) not in _sources:
-        with suppress(OSError):
-            _sources[module] = Path(file).read_bytes()
-    return _sources.get(module)
+    module = sys.modules[name]
+    if module in _sources or not Path(file).is_file():
+        return _sources.get(module)
+    source = Path(file).read_bytes()
+    if _runs(module, source):
+        _sources[module] = source
+    return source
 
 
 def user_sources(*names: str, with_unimported: bool = False) -> dict[str, bytes]:
