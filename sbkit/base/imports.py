@@ -131,7 +131,9 @@ def _find(name: str) -> ModuleSpec | None:
     if parent:
         package = _find(parent)
         path = None if package is None else package.submodule_search_locations
-        return PathFinder.find_spec(name, path) if path else None
+        with suppress(KeyError):  # a folder in one that is not imported, both without __init__.py
+            return PathFinder.find_spec(name, path) if path else None
+        return None
     spec = PathFinder.find_spec(name)
     if spec is None and name not in sys.modules:
         spec = find_spec(name)  # of a package that is installed from its checkout
@@ -256,9 +258,8 @@ def import_user_modules(
         for folder, sources in bundles.items()
         for name, source in sources.items()
     ]
-    loaders = {loader.name: loader for loader in reversed(held)}  # the first bundle wins
-    for name in [name for name in loaders if getattr(_find(name), "origin", None)]:
-        del loaders[name]
+    missing = [loader for loader in held if getattr(_find(loader.name), "origin", None) is None]
+    loaders = {loader.name: loader for loader in reversed(missing)}  # the first bundle wins
     try:
         for name in sorted(names, key=loaders.__contains__, reverse=True):
             if name not in sys.modules:

@@ -10,7 +10,7 @@ import pytest
 
 from sbkit.base import imports
 from sbkit.base.errors import ConfigError
-from sbkit.base.imports import import_user_modules, user_sources
+from sbkit.base.imports import import_user_modules
 from sbkit.export.export import source_files
 from sbkit.run.run import Run
 from tests.runs import ROOT
@@ -34,7 +34,7 @@ def test_import_of_sbkit_sets_nothing_and_hooks_nothing() -> None:
 MODELS = """
 import functools
 from dataclasses import dataclass
-import edited_sizes
+from . import sizes
 
 def twice(function):
     @functools.wraps(function)
@@ -44,7 +44,7 @@ def twice(function):
 
 @dataclass
 class Encoder:
-    size: int = edited_sizes.SIZE
+    size: int = sizes.SIZE
     half = staticmethod(lambda x: x // 2)
 
     @twice
@@ -66,7 +66,7 @@ class Encoder:
             return 96
 
 Encoder.again = Encoder
-if edited_sizes.SIZE:
+if sizes.SIZE:
     def chosen(): ...
 else:
     def chosen(): return 1
@@ -90,7 +90,14 @@ def write(folder: Path, **sources: str) -> None:
         (folder / f"{name}.py").write_text(source)
 
 
-def run_in(folder: Path, name: str = "edited_models.Encoder") -> Run:
+def import_lab(folder: Path) -> None:
+    sources = {"models": MODELS, "sizes": SIZES, "plots": "def show(): ..."}
+    write(folder / "edited_lab", __init__="from . import models", **sources)
+    sys.path.append(str(folder))
+    import_module("edited_lab.plots")
+
+
+def run_in(folder: Path, name: str = "edited_lab.models.Encoder") -> Run:
     """Return a run whose YAML names a class."""
     yaml = folder / "run.yaml"
     yaml.write_text(
@@ -113,32 +120,27 @@ EDITED = r"^edited_{} was edited after it was imported\. Restart the kernel\.$"
 def test_run_is_refused_if_its_module_was_imported_and_then_edited(
     old: str, new: str, tmp_path: Path
 ) -> None:
-    write(tmp_path, edited_models=MODELS, edited_sizes=SIZES)
-    sys.path.append(str(tmp_path))
-    import_module("edited_models")
-    write(tmp_path, edited_models=MODELS.replace(old, new))
-    with pytest.raises(ConfigError, match=EDITED.format("models")):
+    import_lab(tmp_path)
+    write(tmp_path / "edited_lab", models=MODELS.replace(old, new))
+    with pytest.raises(ConfigError, match=EDITED.format("lab.models")):
         run_in(tmp_path).train()
-    with pytest.raises(ConfigError, match=EDITED.format("models")):
-        import_user_modules(["edited_models"])
+    with pytest.raises(ConfigError, match=EDITED.format("lab.models")):
+        import_user_modules(["edited_lab.models"])
 
 
 def test_constant_that_was_edited_after_a_run_is_noticed(tmp_path: Path) -> None:
     """The edit has the same length, and a bundle still gets what the module runs."""
-    write(tmp_path, edited_models=MODELS, edited_sizes=SIZES, edited_plots="def show(): ...")
-    sys.path.append(str(tmp_path))
-    import_module("edited_models")
-    import_module("edited_plots")
+    import_lab(tmp_path)
     run_in(tmp_path).values.require_unedited()
-    write(tmp_path, edited_plots="")  # which the run does not need
+    write(tmp_path / "edited_lab", plots="")  # which the run does not need
     run_in(tmp_path).values.require_unedited()
-    write(tmp_path, edited_sizes="SIZE = 64")
-    with pytest.raises(ConfigError, match=EDITED.format("sizes")):
+    write(tmp_path / "edited_lab", sizes="SIZE = 64")
+    with pytest.raises(ConfigError, match=EDITED.format("lab.sizes")):
         run_in(tmp_path).train()
-    held = source_files(["edited_sizes"])["edited_sizes.py"]
+    held = source_files(["edited_lab.sizes"])["edited_lab.sizes.py"]
     assert held.decode() == SIZES
-    import_user_modules(["edited_sizes"], {tmp_path / "bundle": {"edited_sizes": held}})
-    (tmp_path / "edited_sizes.py").unlink()
+    import_user_modules(["edited_lab.sizes"], {tmp_path / "bundle": {"edited_lab.sizes": held}})
+    (tmp_path / "edited_lab/sizes.py").unlink()
     run_in(tmp_path).values.require_unedited()
 
 
@@ -157,23 +159,12 @@ def test_recipe_of_a_cell_is_refused_once_the_file_of_its_base_was_edited(tmp_pa
 def test_module_of_that_name_beside_another_yaml_is_refused(tmp_path: Path) -> None:
     for name, size in (("a", 32), ("b", 64)):
         write(tmp_path / name, edited_models=f"class Encoder:\n    size = {size}\n")
-    first = run_in(tmp_path / "a")
+    first, second = (run_in(tmp_path / name, "edited_models.Encoder") for name in "ab")
     first.values.require_unedited()
     assert import_module("edited_models").Encoder.size == 32
     with pytest.raises(ConfigError, match="was imported from .*/a/.* needs .*/b/edited_models.py"):
-        run_in(tmp_path / "b").train()
+        second.train()
     first.values.require_unedited()
-
-
-def test_modules_of_a_package_are_those_that_it_imports(tmp_path: Path) -> None:
-    models = "from .sizes import SIZE\nclass Encoder: ...\n"
-    write(tmp_path / "my_lab", __init__="from . import models", models=models, sizes=SIZES)
-    run_in(tmp_path, "my_lab.models.Encoder").values.require_unedited()
-    import_module("my_lab")
-    assert {*user_sources("my_lab.models")} == {"my_lab.models", "my_lab.sizes"}
-    write(tmp_path / "my_lab", sizes="SIZE = 64")
-    with pytest.raises(ConfigError, match="my_lab.sizes was edited"):
-        run_in(tmp_path, "my_lab.models.Encoder").train()
 
 
 def test_modules_of_a_bundle_import_one_another(tmp_path: Path) -> None:
