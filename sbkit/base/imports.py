@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec, module_from_spec, resolve_name
@@ -125,6 +126,12 @@ def user_sources(*names: str, with_unimported: bool = False) -> dict[str, bytes]
     return sources
 
 
+def user_digests(*names: str) -> dict[str, str]:
+    """Return a digest of each module of the user's that names reach, of unimported ones as well."""
+    sources = user_sources(*names, with_unimported=True)
+    return {name: sha256(source).hexdigest() for name, source in sorted(sources.items())}
+
+
 def _find(name: str) -> ModuleSpec | None:
     """Find what Python would import now, without importing its package."""
     parent = name.rpartition(".")[0]
@@ -173,9 +180,10 @@ def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
 def search_folders(folders: Collection[str] = ()) -> None:
     """Search the folders of a YAML for modules: after Python's, and before those of other YAMLs.
 
-    The working folder is searched as well, unless it is a run folder.
+    The working folder is searched as well, unless it lies in a run folder.
     """
-    folders = [*folders, *([] if is_run(Path.cwd()) else [str(Path.cwd())])]
+    cwd = Path.cwd()
+    folders = [*folders, *([] if any(map(is_run, (cwd, *cwd.parents))) else [str(cwd)])]
     entries = [entry for entry in sys.path if entry not in _yaml_folders]
     own = [folder for folder in folders if folder not in entries]
     _yaml_folders[:] = dict.fromkeys([*own, *_yaml_folders])
@@ -226,10 +234,10 @@ def _running(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]
     """Yield the code of the functions of a module or a class, and of classes in it."""
     for value in vars(owner).values():
         function: Any = value.fget if isinstance(value, property) else value
-        if isinstance(function, FunctionType | classmethod | staticmethod):
-            function = unwrap(function)
+        if isinstance(function, classmethod | staticmethod):
+            function = function.__func__
         if isinstance(function, FunctionType):
-            yield function.__code__
+            yield getattr(unwrap(function), "__code__", function.__code__)
         elif isinstance(value, type) and value.__qualname__.rpartition(".")[0] == qualname:
             yield from _running(value, value.__qualname__)
 

@@ -180,7 +180,10 @@ _resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two YAMLs
 
 
 def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
-    """Read a file with its overrides, again only if it has changed; do not modify the result."""
+    """Read a file with its overrides, again only if it has changed; do not modify the result.
+
+    From then on, Python finds the modules beside it.
+    """
     yaml_file = Path(yaml_file)
     key = (yaml_file, repr(overrides))
     resolved = _resolved.get(key)
@@ -191,6 +194,7 @@ def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
         apply_overrides(document, overrides)
         resolved = Resolved(document, resolve_references(document), defaults)
         _resolved[key] = resolved
+    search_folders(resolved.document.module_folders)
     return resolved
 
 
@@ -241,7 +245,6 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Sett
     Fbank()
     """
     resolved = resolve(yaml_file, overrides)
-    search_folders(resolved.document.module_folders)
     require_in_range(resolved.settings)
     for keys, message in resolved.arguments_out_of_range().items():
         raise ConfigError(f"{message} ({resolved.document.place(keys)})")

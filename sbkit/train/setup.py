@@ -49,7 +49,7 @@ import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.imports import require_unedited, search_folders, user_sources
+from sbkit.base.imports import require_unedited, user_sources
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
@@ -126,7 +126,6 @@ class RunValues:
     def require_unedited(self) -> None:
         """Refuse modules of the user's that were edited after they were imported."""
         resolved = resolve_yaml(self.yaml_file, self.overrides)
-        search_folders(resolved.document.module_folders)
         require_unedited(*given_modules(self.given_recipe), *resolved.module_names)
 
     def with_overrides(self, **overrides: object) -> "RunValues":
