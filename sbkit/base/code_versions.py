@@ -20,13 +20,13 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "998bedc315ea74d3"),
+    "corpus": CodeVersion(2, "80a072201c4af011"),
     "releases": CodeVersion(1, "41f0709050cae2da"),
     "text": CodeVersion(7, "073c70f2042e4f94"),
     "token_counts": CodeVersion(1, "f41a613cce5a4d91"),
     "symbols": CodeVersion(1, "119f4f9077ca51f4"),
     "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
-    "speech": CodeVersion(1, "5ecd66db7a38cd6d"),
+    "speech": CodeVersion(1, "e30d75ec7f21935c"),
     "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
     "data_report": CodeVersion(2, "8e120832d9303225"),
 }

@@ -120,7 +120,7 @@ def _prepare(
         sources = (prepare_source(bundle, source, settings) for source in options.data)
         prepared = zip(names, sources, strict=True)
     else:
-        splits = prepare_test_sets(folder, options.split)
+        splits = prepare_test_sets(folder, options.split, options.user_modules)
         as_tested, prepared = splits.as_tested, splits.test.items()
     for name, rows in prepared:
         require_columns(options.report_by, {name: user_columns(rows.column_names)})
