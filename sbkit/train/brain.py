@@ -45,7 +45,13 @@ from sbkit.config.hparams import SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
-from sbkit.distributed.ranks import failing_together, gather_over_ranks, rank, world_size
+from sbkit.distributed.ranks import (
+    drop_reducer,
+    failing_together,
+    gather_over_ranks,
+    rank,
+    world_size,
+)
 from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import Record
@@ -725,6 +731,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.training_step.ddp.unwrap()
         for name, module in self.modules.items():
             if isinstance(module, DistributedDataParallel):
+                drop_reducer(module)
                 self.modules[name] = module.module
 
     def _has_own_step(self) -> bool:
