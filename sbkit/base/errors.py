@@ -9,7 +9,6 @@ from sbkit.base.messages import printable, shorten
 FAILED = 1  # Python's own after a traceback
 BAD_INPUT = 2  # also for wrong options
 PARTLY_DONE = 3  # some files, lines, or the export of a run failed; the others are written
-STALLED = 70  # EX_SOFTWARE
 ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": all is saved, and the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE

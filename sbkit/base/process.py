@@ -71,6 +71,11 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     sys.exit(code)
 
 
+def is_command() -> bool:
+    """Return whether `run_main` called what runs: a command, not a notebook or other program."""
+    return any(frame.f_code is run_main.__code__ for frame, _ in traceback.walk_stack(None))
+
+
 def _run_to_exit_code(main: Callable[[], int | None]) -> int:
     """Run a command, print its error if a user can fix it, and return its exit code."""
     try:

@@ -247,7 +247,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             time_limit=TimeLimit(self._hparam("max_minutes", 0)),
         )
         self.signals = self.save_or_leave.signals
-        self.watchdog = Watchdog(None, stall_seconds=0)
+        self.watchdog = Watchdog(None, seconds=0)
         if checkpointer is not None and self.scaler.is_enabled():  # instead of SpeechBrain's
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
         self._valid_interval: int = self._hparam("valid_interval_steps", 0)
@@ -1026,10 +1026,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
             for name in ("stall_seconds", "store_patience")
         )
         with (
-            Watchdog(self.run_folder, stall_seconds=seconds) as self.watchdog,
-            store_patience(patience, self.run_folder),
+            # A rank does not hang while it, or another one, waits for a store that is away.
+            Watchdog(self.run_folder, seconds=seconds and seconds + patience) as self.watchdog,
+            store_patience(patience),
             reporting(self.ping, show_progress=not self.noprogressbar),
         ):
+            self.ping("start")
             yield
 
     def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
