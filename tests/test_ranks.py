@@ -10,7 +10,6 @@ import soundfile
 import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED
-from sbkit.train.watchdog import HEARTBEAT_FOLDER
 from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.ranks import ACCUMULATIONS
@@ -177,7 +176,7 @@ def test_hanging_rank_is_reported_and_ends_the_job(workplace: Workplace, tmp_pat
     arguments = workplace.arguments(tmp_path, *options)
     process = run_scenario("hang_rank_1", 2, tmp_path, arguments, workplace)
     assert process.returncode == FAILED
-    report = (tmp_path / "run" / HEARTBEAT_FOLDER / "rank-1").read_text()
+    report = (tmp_path / "run" / "heartbeat-1").read_text()
     position, stacks = report.split("\n", maxsplit=1)
     assert re.fullmatch(r"since \d\d:\d\d:\d\d in step after step 2 on \S+.*", position)
     assert stacks.startswith("Timeout (0:00:20)!\n") and "in hang_rank_1\n" in stacks

@@ -1,7 +1,7 @@
 """Report a hang: write where a rank stands, and the stacks of its threads.
 
-While a rank works, `heartbeats/rank-N` in the run folder has its phase, its step and the utterances
-it works on. Without a ping for too long, Python's faulthandler appends the stacks there and prints
+While a rank works, `heartbeat-N` in the run folder has its phase, its step and the utterances it
+works on. Without a ping for too long, Python's faulthandler appends the stacks there and prints
 them. It does so from a thread in C, even while a function in C holds Python's lock.
 
 Ranks wait for one another, so one of several then ends, and with it the job. Nobody waits for a
@@ -21,7 +21,6 @@ from sbkit.base.messages import listed
 from sbkit.base.process import is_command
 from sbkit.distributed.ranks import rank, world_size
 
-HEARTBEAT_FOLDER = "heartbeats"
 STDERR = 2  # file descriptor, whatever sys.stderr is
 
 
@@ -35,7 +34,7 @@ class Watchdog:
 
     def __init__(self, folder: Path | None, *, seconds: float) -> None:
         self._is_watching = folder is not None and seconds > 0 and is_command()
-        self._path = (folder or Path()) / HEARTBEAT_FOLDER / f"rank-{rank()}"
+        self._path = (folder or Path()) / f"heartbeat-{rank()}"
         self._seconds = seconds
 
     def __enter__(self) -> Self:
@@ -58,9 +57,8 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
         with self._file, self._tee:
             self._tee.kill()  # forked workers may hold its input open
-        with suppress(OSError):  # another rank's file may still be there
-            self._path.unlink(missing_ok=True)
-            self._path.parent.rmdir()
+        with suppress(OSError):  # the disk is away
+            self._path.unlink()
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
         if not self._is_watching:
