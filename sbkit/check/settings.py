@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import SbkitError, concerning
 from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
 from sbkit.base.messages import did_you_mean, nearest, plural
 from sbkit.base.ranges import KEYS, RANGES, Kind, out_of_range
@@ -100,7 +100,7 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     A key of a base YAML is reported only if the YAML itself or the command line sets it.
     """
     if isinstance(run.trial.error, MissingSettingError):
-        yield from find_misspelled(run.declared, run.trial.error.key)
+        yield from find_misspelled(run.declared, run.trial.error)
     if run.trial.error is not None:
         return  # code that has not run may read any key
     names_read = set[str]().union(
@@ -116,11 +116,12 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
         yield finding
 
 
-def find_misspelled(declared: DeclaredRun, missing_key: str) -> Iterator[Finding]:
+def find_misspelled(declared: DeclaredRun, error: MissingSettingError) -> Iterator[Finding]:
     """Find the keys that look like a misspelling of one that code reads, but the YAML lacks."""
+    missing_keys = {str(key) for key in error.keys}
     for key in unread_keys(declared, declared.values.settings.names_read):
-        if nearest(key, {missing_key}):
-            yield _unread(declared, key, {missing_key})
+        if nearest(key, missing_keys):
+            yield _unread(declared, key, missing_keys)
 
 
 def _unread(declared: DeclaredRun, key: str, candidates: Set[str]) -> Finding:
@@ -243,6 +244,7 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
         )
 
 
+@concerning("output_folder")
 def check_run_folder(run: CheckedRun) -> None:
     """Refuse, as training does, a run folder that belongs to another run."""
     run_folder = run.values.folder
@@ -287,10 +289,9 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         model = TorchModel(network, parts=parts, sample_rate=rate)
         yield from _try_task(run, TorchBundle(config, task, labels, model=model))
     except SbkitError as error:
-        key = next((key for key in run.declared.document.root if f"`{key}`" in str(error)), "model")
         problem = f"No bundle can hold the model. {error}".rstrip(".")
         stops = recipe.has_model or bool(values.settings.get("export_formats"))
-        yield run.finding(key, problem=problem, stops=stops)
+        yield run.finding(*(error.keys or ("model",)), problem=problem, stops=stops)
 
 
 def _try_task(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:
