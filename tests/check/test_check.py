@@ -85,7 +85,7 @@ def test_fault_is_reported_unless_an_error_has_its_key(
         raise ConfigError("`CNN` does not stride evenly. Correct it.", keys=("CNN",))
 
     monkeypatch.setattr(setup, "load_recipe", refuse)
-    for stops, names in ((False, ["front_end", "recipe"]), (True, ["front_end"])):
+    for stops, names in ((False, ["front_end", "run"]), (True, ["front_end"])):
         checking(monkeypatch, [declared.finding("CNN", problem="a", stops=stops)])
         assert [finding.check for finding in check_run(declared).findings] == names
 

@@ -68,7 +68,7 @@ MUTATIONS = [
     ),
     mutation(
         "language models without a decoder",
-        error("brain", "word_lm_order", "belong to a `decoder`", "has none"),
+        error("run", "word_lm_order", "belong to a `decoder`", "has none"),
         options=("--word_lm_order=1",),
         text=(("decoder: !new:sbkit", "another_decoder: !new:sbkit"),),
     ),
@@ -89,7 +89,7 @@ MUTATIONS = [
     mutation(
         "a misspelled setting that the data needs",
         error("unread", "speedz", "Did you mean `speeds`?"),
-        error("loaders", ".yaml:1", "`speeds`, which is not in the YAML"),
+        error("run", ".yaml:1", "`speeds`, which is not in the YAML"),
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
@@ -134,7 +134,7 @@ MUTATIONS = [
     # -- the run folder and the export
     mutation(
         "a checkpoint cut short, and no other",
-        error("run_folder", "mutated.yaml:1", "No checkpoint in", "all 1 are damaged"),
+        error("run_folder", "output_folder", "No checkpoint in", "all 1 are damaged"),
         run=cut_short,
     ),
     mutation(
