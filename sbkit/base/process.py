@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from sbkit.base.errors import (
     ASKED_TO_STOP,
@@ -45,45 +45,33 @@ OS_ERROR_FIXES = {
 }
 # torch passes on a worker's error with its traceback, whose last line is the error itself.
 ERROR_OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
-
-
-class Fault(NamedTuple):
-    """A fault that only its message tells, of the system or a library, and what a user is told.
-
-    sentence: with a group of the pattern as {0}, and the message as {reason}.
-    """
-
-    pattern: re.Pattern[str]
-    sentence: str
-    exit_code: int = BAD_INPUT
-
-
-LOST_RANK = Fault(
-    re.compile("gloo.*(Connection (?:reset|closed) by peer|Broken pipe)"),
-    "Another process of this run has ended ({reason}). Rerun the same command to resume from the "
-    "last checkpoint.",
-    FAILED,
-)
-FAULTS = (  # the first that fits
-    Fault(
-        re.compile("(Too many open files|received 0 items of ancdata)"),
-        "Too many files are open ({reason}). Allow more (ulimit -n), or lower --num_workers.",
+LOST_RANK = "gloo.*(Connection (?:reset|closed) by peer|Broken pipe)"
+# Messages of torch and of the system: a pattern, what a user is told with its group as {0} and the
+# message as {1}, and the exit code. The first that fits counts.
+FAULTS = (
+    (
+        "(Too many open files|received 0 items of ancdata)",
+        "Too many files are open ({1}). Allow more (ulimit -n), or lower --num_workers.",
+        BAD_INPUT,
     ),
-    Fault(
-        re.compile(r"DataLoader worker \(pid.*?\) (is killed by signal: [^.]+|exited unexp[^.]+)"),
+    (
+        r"DataLoader worker \(pid.*?\) (is killed by signal: [^.]+|exited unexp[^.]+)",
         "A worker that loads data {0}. If memory is short (Killed) or /dev/shm is full (Bus "
         "error), lower --num_workers, and rerun the same command to resume.",
         FAILED,
     ),
-    LOST_RANK,
-    Fault(
-        re.compile(
-            "(MemoryError|Cannot allocate memory|can't allocate memory|can't start new thread"
-            "|map segment|out of memory"
-            "|Resource temporarily unavailable)"  # too many processes (ulimit -u)
-        ),
-        "The system refused memory or threads ({reason}). Free some memory, or raise the limits "
+    (
+        LOST_RANK,
+        "Another process of this run has ended ({1}). Rerun the same command to resume from the "
+        "last checkpoint.",
+        FAILED,
+    ),
+    (
+        "(MemoryError|Cannot allocate memory|can't allocate memory|can't start new thread"
+        "|map segment|out of memory|Resource temporarily unavailable)",  # too many processes
+        "The system refused memory or threads ({1}). Free some memory, or raise the limits "
         "(ulimit -v, ulimit -u), and rerun the same command.",
+        BAD_INPUT,
     ),
 )
 # torchaudio was built for another CUDA; torch has no CUDA; torchaudio is missing.
@@ -217,10 +205,10 @@ def as_user_error(error: Exception) -> SbkitError | None:
     reason = text.partition("\n")[0][:200] or kind
     if isinstance(error, OSError) and error.filename is not None:
         text = error.strerror or ""  # without the name of the file
-    for fault in FAULTS:
-        if match := fault.pattern.search(f"{kind}: {text}"):
-            explained = SbkitError(fault.sentence.format(match[1], reason=reason))
-            explained.exit_code = fault.exit_code
+    for pattern, sentence, code in FAULTS:
+        if match := re.search(pattern, f"{kind}: {text}"):
+            explained = SbkitError(sentence.format(match[1], reason))
+            explained.exit_code = code
             return explained
     if isinstance(error, OSError) and (error.filename is not None or error.errno in OS_ERROR_FIXES):
         fix = OS_ERROR_FIXES.get(error.errno or 0, "Check it")

@@ -21,7 +21,7 @@ from speechbrain.utils.distributed import MainProcessContext
 from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
-from sbkit.base.messages import plural
+from sbkit.base.messages import nearest, plural
 from sbkit.check import can_learn, cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import (
     CPU_OPTIONS,
@@ -104,9 +104,6 @@ def check_run(
         try:
             run = stack.enter_context(open_checked_run(declared, data))
         except Exception as error:  # whatever a part or a recipe raises
-            if isinstance(error, MissingSettingError):
-                misspelled = settings.find_misspelled(declared, error)
-                findings += [replace(finding, check="unread") for finding in misspelled]
             problem = _to_finding(error, declared, "run")
             if problem.where not in {finding.where for finding in findings if finding.stops}:
                 findings.append(problem)
@@ -228,6 +225,14 @@ def _to_finding(error: Exception, declared: DeclaredRun, check: str) -> Finding:
             f"{call.filename}."
         )
     keys = error.keys or (("data_folder",) if isinstance(error, DataError) else ())
+    misspelled: list[str] = []
+    if isinstance(error, MissingSettingError):
+        misspelled = [key for key in settings.user_keys(declared) if nearest(key, keys)]
     place = f"{error.file}:{error.line}" if error.line else error.file
     problem = str(error).removeprefix(f"{error.file}: ").rstrip(".")
-    return Finding(check=check, where=place or declared.place(*keys), problem=problem)
+    return Finding(
+        check=check,
+        where=place or declared.place(*(misspelled[:1] or keys)),
+        problem=problem,
+        fix=f"Is `{misspelled[0]}` meant for it?" if misspelled else "",
+    )

@@ -317,8 +317,8 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
         return
     batch = small_batch(run.own)
     setup = build_again(run.own)
-    dict.update(setup.hparams, lr_schedule=None)  # before the Brain reads it
-    brain = make_brain(setup, **CPU_OPTIONS)
+    hparams = setup.hparams.with_values({"lr_schedule": None})
+    brain = make_brain(replace(setup, hparams=hparams), **CPU_OPTIONS)
     begin_training(brain, setup.loaders, batch)
     optimizers = [*(brain.optimizers_dict or {}).values()]
     set_rate(optimizers, run.highest_factor, None)

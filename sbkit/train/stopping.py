@@ -5,6 +5,7 @@ All ranks decide the same. A run obeys a signal between two steps.
 
 import logging
 import math
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -258,7 +259,7 @@ def train_restartably(
             train()
     except Exception as error:
         code, earlier = exit_code(error), ""
-        is_lost_rank = isinstance(error, dist.DistError) or LOST_RANK.pattern.search(str(error))
+        is_lost_rank = isinstance(error, dist.DistError) or re.search(LOST_RANK, str(error))
         if code == FAILED and not is_lost_rank:
             epoch, step = position()
             place = f"In epoch {epoch}, after step {step}: "

@@ -88,8 +88,7 @@ MUTATIONS = [
     ),
     mutation(
         "a misspelled setting that the data needs",
-        error("unread", "speedz", "Did you mean `speeds`?"),
-        error("run", ".yaml:1", "`speeds`, which is not in the YAML"),
+        error("run", "speedz", "`speeds`, which is not in the YAML", "Is `speedz` meant for it?"),
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
