@@ -210,16 +210,16 @@ def as_user_error(error: Exception) -> SbkitError | None:
             explained = SbkitError(sentence.format(match[1], reason))
             explained.exit_code = code
             return explained
-    if isinstance(error, OSError) and (error.filename is not None or error.errno in OS_ERROR_FIXES):
+    if isinstance(error, OSError) and (
+        is_of_worker or error.filename is not None or error.errno in OS_ERROR_FIXES
+    ):
         fix = OS_ERROR_FIXES.get(error.errno or 0, "Check it")
         return SbkitError(
-            f"{error.filename or 'A file'} cannot be read or written ({error.strerror}). {fix}, "
-            "and rerun the same command."
+            f"{error.filename or 'A file'} cannot be read or written ({error.strerror or reason}). "
+            f"{fix}, and rerun the same command."
         )
     if TORCHAUDIO.search(text):  # speechbrain imports torchaudio
         return SbkitError(explain_torchaudio(error))
-    if isinstance(error, OSError) and is_of_worker:
-        return SbkitError(f"A worker that loads data failed ({reason}). Check the file, and rerun.")
     return None
 
 

@@ -270,10 +270,7 @@ def _encoding_of(file: str, declared: str | None) -> str:
         if declared and codecs.lookup(declared).name != "utf-8":
             return declared
     except LookupError as error:
-        raise ConfigError(
-            f"`encoding`: {error}.",
-            keys=("encoding",),
-        ) from error
+        raise ConfigError(f"`encoding`: {error}.", keys=("encoding",)) from error
     with fsspec.open(file, "rb", compression="infer") as content:
         mark = content.read(2)
     return "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"

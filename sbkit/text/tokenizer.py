@@ -173,8 +173,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
         )
     if not characters:
         raise ConfigError(
-            "A tokenizer needs training text, but all transcripts are empty.",
-            keys=("data_folder",),
+            "A tokenizer needs training text, but all transcripts are empty.", keys=("data_folder",)
         )
     char_size = len(characters) + len(tags) + 4  # special tokens
     if kind == "char" and vocab_size not in (None, char_size):

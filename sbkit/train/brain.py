@@ -1121,8 +1121,7 @@ def read_run_options(
     for name, instead in REFUSED_OPTIONS.items():
         if options.get(name):
             raise ConfigError(
-                f"`{name}` must be off, but is {options[name]}. {instead}.",
-                keys=(name,),
+                f"`{name}` must be off, but is {options[name]}. {instead}.", keys=(name,)
             )
     return options
 

@@ -58,8 +58,7 @@ class CodeSpace:
         """Raise ConfigError unless a head that predicts codes has one output for each."""
         if outputs != self.size:
             raise ConfigError(
-                f"`{name}` has {outputs} outputs for {self.size} codes.",
-                keys=(name,),
+                f"`{name}` has {outputs} outputs for {self.size} codes.", keys=(name,)
             )
 
     def check(self, codes: npt.ArrayLike, *, subject: str) -> Codes:
