@@ -72,6 +72,21 @@ MUTATIONS = [
         options=("--word_lm_order=1",),
         text=(("decoder: !new:sbkit", "another_decoder: !new:sbkit"),),
     ),
+    mutation(
+        "a tokenizer of no size",
+        error("run", "vocab_size", "needs a `vocab_size` such as 500, but it is null"),
+        options=("--token_type=bpe",),
+    ),
+    mutation(
+        "batches shorter than a clip",
+        error("run", "batch_seconds", "is 1, but the longest utterance"),
+        options=("--batch_seconds=1",),
+    ),
+    mutation(
+        "no clip of a length to train on",
+        error("run", "min_seconds", "None of the 16", "30"),
+        options=("--min_seconds=30",),
+    ),
     # -- keys without an effect
     mutation(
         "a setting that nothing reads",
