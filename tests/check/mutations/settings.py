@@ -68,7 +68,7 @@ MUTATIONS = [
     ),
     mutation(
         "language models without a decoder",
-        error("run", "word_lm_order", "belong to a `decoder`", "has none"),
+        error("run", "word_lm_order", "belong to a `decoder`", "there is none"),
         options=("--word_lm_order=1",),
         text=(("decoder: !new:sbkit", "another_decoder: !new:sbkit"),),
     ),
