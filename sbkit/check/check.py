@@ -227,7 +227,8 @@ def _to_finding(error: Exception, declared: DeclaredRun, check: str) -> Finding:
     keys = error.keys or (("data_folder",) if isinstance(error, DataError) else ())
     misspelled: list[str] = []
     if isinstance(error, MissingSettingError):
-        misspelled = [key for key in settings.user_keys(declared) if nearest(key, keys)]
+        unread = settings.unread_keys(declared, declared.values.settings.names_read)
+        misspelled = [key for key in unread if nearest(key, keys)]
     place = f"{error.file}:{error.line}" if error.line else error.file
     problem = str(error).removeprefix(f"{error.file}: ").rstrip(".")
     return Finding(

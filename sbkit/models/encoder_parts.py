@@ -89,8 +89,9 @@ class EncoderPart:
         y, frame_lengths = output
         if y.ndim != 3 or y.shape[0] != x.shape[0] or frame_lengths.shape != lengths.shape:
             raise ConfigError(
-                f"`{self.name}` must return (B, T, D) and lengths (B,), but {tuple(x.shape)} gives "
-                f"{tuple(y.shape)} and {tuple(frame_lengths.shape)}. {WRAPPER}",
+                f"`{self.name}` must return (B, T, D) and lengths (B,), but returns shape "
+                f"{tuple(y.shape)} and {tuple(frame_lengths.shape)} for {tuple(x.shape)}. "
+                f"{WRAPPER}",
                 keys=(self.name,),
             )
         if frame_lengths.device.type == "cpu" and not torch.compiler.is_exporting():
