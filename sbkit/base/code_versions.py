@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "200087343a0551de"),
+    "corpus": CodeVersion(2, "f0fa7dcbe7dd018e"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(7, "5805a4ec5ab2e508"),
     "token_counts": CodeVersion(1, "e81405a584822148"),

@@ -16,6 +16,7 @@ report_by_SET.tsv      with `--report-by`: the metrics by the values of these co
 
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,9 @@ def _prepare(
     settings = table_settings(folder, options)
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, settings)) for name, file in sources)
-    for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():
+    modules = options.user_modules
+    test_sets = {} if names else prepare_test_sets(folder, options.split, modules)
+    for name, rows in chain(prepared, test_sets.items()):
         columns = user_columns(rows.column_names)
         require_columns(options.report_by, {name: columns})
         yield name, rows

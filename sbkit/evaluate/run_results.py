@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from sbkit.base.errors import BundleError
+from sbkit.base.files import RUN_CONFIG_FILE
 from sbkit.evaluate.provenance import describe_difference, read_json
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 
 SUMMARY = "summary.json"  # of a run, and of `sbkit score --out`
 BUNDLE_CONFIG = "bundle/config.json"  # of a run
-RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
 DATA_REPORT = "data_report.json"
 SETTINGS = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
 

@@ -17,10 +17,10 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_writable
+from sbkit.base.files import RUN_YAML, require_writable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.folder import locked_folder
-from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML
+from sbkit.checkpoint.run_config import BUNDLE, require_trusted
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column
 from sbkit.decoding.beam import BeamDecoder
@@ -97,7 +97,10 @@ def tune(model: Path, options: TuningOptions, values: RunValues | None = None) -
         bundle.task.require_frames("`sbkit tune`")
         if values is None and not is_bundle:
             values = read_values(model / RUN_YAML, {})
-        splits = None if values is None else prepare_splits(values, values.load_recipe())
+        splits: Splits | None = None
+        if values is not None:
+            require_trusted(values.settings, values.given_keys, options.user_modules)
+            splits = prepare_splits(values, values.load_recipe())
         tables = table_settings(model, options)
         sets: Mapping[str, datasets.Dataset]
         if options.data is not None:
