@@ -252,7 +252,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
         self._valid_interval: int = self._hparam("valid_interval_steps", 0)
         if self._valid_interval and not isinstance(checkpointer, Checkpointer | None):
-            raise ConfigError("`valid_interval_steps` needs the checkpointer sbkit.Checkpointer.")
+            raise ConfigError(
+                "`valid_interval_steps` needs the checkpointer sbkit.Checkpointer.",
+                keys=("valid_interval_steps",),
+            )
         if checkpointer is not None and self.training_step.moving_average.decay:
             checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
         self._reset_position()
@@ -669,7 +672,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if declared and self.opt_class is not None:
             raise ConfigError(
                 "A YAML must declare `opt_class` or `optimizers`, but has both. To replace that of "
-                "a base YAML, write `opt_class: null` or `optimizers: null`."
+                "a base YAML, write `opt_class: null` or `optimizers: null`.",
+                keys=("opt_class",),
             )
         hparams = self.hparams.settings if hasattr(self, "hparams") else {}
         named = named_parameters(self.modules, hparams)
@@ -1125,7 +1129,9 @@ def read_run_options(
     require_in_range({**plain, **options}, NUMBERS)
     for name, instead in REFUSED_OPTIONS.items():
         if options.get(name):
-            raise ConfigError(f"`{name}` must be off, but is {options[name]}. {instead}.")
+            raise ConfigError(
+                f"`{name}` must be off, but is {options[name]}. {instead}.", keys=(name,)
+            )
     return options
 
 

@@ -183,7 +183,8 @@ def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss
     if losses.keys() != {*names}:
         raise ConfigError(
             f"`compute_objectives` must return a loss for each of `optimizers` "
-            f"({', '.join(names)}), but returned {', '.join(losses)}."
+            f"({', '.join(names)}), but returned {', '.join(losses)}.",
+            keys=("optimizers",),
         )
     return {name: losses[name] for name in names}
 
