@@ -115,7 +115,7 @@ def prepare_source(
     columns = columns if bundle.task.predicts in ("text", "audio") else columns.without("text")
     source = source.absolute()
     if not source.exists():
-        raise DataError(f"{source} does not exist.", where=str(source))
+        raise DataError(f"{source} does not exist.", file=str(source))
     rows: Sequence[Row]
     if source.match(TABLE_NAME.format("*")):
         rows = [read_spontaneous(source, None, columns)]
