@@ -51,6 +51,7 @@ def add_commands(parser: Parser) -> None:
 
 def score(options: Namespace) -> None:
     """Score a model on tables, or a run on its test sets; print a line for each."""
+    from sbkit.checkpoint.run_config import RUN_YAML
     from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_records
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
@@ -63,8 +64,10 @@ def score(options: Namespace) -> None:
     if out is None and options.report_by:
         raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
     if out is not None:
-        if (out / SUMMARY).exists():
-            raise ConfigError(f"{out} already has scores. Choose another folder for --out.")
+        if (out / SUMMARY).exists() or (out / RUN_YAML).exists():
+            raise ConfigError(
+                f"{out} is a run or already has scores. Choose another folder for --out."
+            )
         require_writable(out, option="--out")
     with exported_bundle(folder, modules) as source:
         bundle = load_bundle(
@@ -114,7 +117,7 @@ def _prepare(
         raise ConfigError(f"{folder} has no test sets. Name data: sbkit score BUNDLE test.csv")
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
-    settings = table_settings(folder, options)
+    settings = table_settings(folder, columns=options.columns, encoding=options.encoding)
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, settings)) for name, file in sources)
     for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():

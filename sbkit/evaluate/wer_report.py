@@ -37,7 +37,6 @@ from sbkit.logs.metric import percent
 from sbkit.text.normalization import is_mark
 from sbkit.text.recognized_word import Word
 
-PROVENANCE = "provenance"  # a record beside the figures (`sbkit/evaluate/provenance.py`)
 UTTERANCES_PREFIX = "utterances_"
 UTTERANCES_SUFFIX = ".jsonl"
 CAPITALS = "capitals"  # beside punctuation marks

@@ -17,12 +17,12 @@ from sbkit.bundle.task import Labels, Task
 from sbkit.data.data_report import encode_clips
 from sbkit.distributed.ranks import gather_on_main_rank
 from sbkit.evaluate.intervals import interval_figures
-from sbkit.evaluate.provenance import Provenance, describe_provenance, read_json
+from sbkit.evaluate.provenance import PROVENANCE, Provenance, describe_provenance, read_json
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.slices import LENGTH, length_group, measure_slices, write_slices
 from sbkit.evaluate.wer import ErrorCounts, FigureDict
-from sbkit.evaluate.wer_report import PROVENANCE, utterances_file
+from sbkit.evaluate.wer_report import utterances_file
 from sbkit.logs.curves import CURVES
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.progress import ping, progress_bar
