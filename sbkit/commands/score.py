@@ -52,7 +52,8 @@ def add_commands(parser: Parser) -> None:
 def score(options: Namespace) -> None:
     """Score a model on tables, or a run on its test sets; print a line for each."""
     from sbkit.checkpoint.run_config import RUN_YAML
-    from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_records
+    from sbkit.evaluate.provenance import read_json
+    from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SETTINGS, SUMMARY
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.score_report import ScoreReport
@@ -92,10 +93,11 @@ def score(options: Namespace) -> None:
         if out is not None:
             config = bundle.config
             few_settings = {"sample_rate": config.sample_rate, "language": config.language}
+            run_config = read_json(folder / RUN_CONFIG_FILE) or {}
             report.write(
                 note=f"{folder.name}, sbkit {__version__}",
                 model=str(folder),
-                **{SETTINGS: read_records(folder).get(SETTINGS, few_settings)},
+                **{SETTINGS: run_config.get(SETTINGS, few_settings)},
                 provenance=provenance_of(bundle),
                 device=bundle.model.effective.device,
             )

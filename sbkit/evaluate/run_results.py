@@ -22,9 +22,3 @@ def read_results(folder: Path) -> FigureDict:
             f"measure its model: sbkit score {folder} --out DIR"
         )
     return results
-
-
-def read_records(folder: Path) -> FigureDict:
-    """Return all that a run or a folder of scores records in JSON; {} without any such file."""
-    records = [read_json(folder / name) or {} for name in (RUN_CONFIG_FILE, SUMMARY)]
-    return {name: value for record in records for name, value in record.items()}

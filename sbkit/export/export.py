@@ -62,12 +62,7 @@ from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.provenance import read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.export.formats import ParityReports, write_formats
-from sbkit.export.model_card import (
-    UNKNOWN_LICENSE,
-    card_facts,
-    write_card,
-    write_card_without_results,
-)
+from sbkit.export.model_card import FACTS_FILE, UNKNOWN_LICENSE, card_facts, write_card
 from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.models.pretrained.lora import merge_adapters
@@ -205,16 +200,15 @@ def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> 
             shutil.copytree(path, folder / path.name)
 
 
-def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, models: Path | None) -> None:
+def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, models: Path) -> None:
     """Copy a bundle with a fitted decoder to ``out``, without the results in its model card.
 
-    No format contains a decoder.
-
-    models: the file of the decoder's language models; None for greedy decoding.
+    No format contains a decoder. models: the file of the decoder's language models.
     """
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder, formats=FORMATS)
-        write_card_without_results(folder)
+        if (facts := read_json(folder / FACTS_FILE)) is not None:
+            write_card(folder, facts | {"results": [], "run": "FOLDER test.csv"})
         _write_decoder(folder, fitted, models)
 
 

@@ -149,10 +149,3 @@ def _command(run: Path) -> str:
 def _without_folders(command: str) -> str:
     """Remove what belongs to one machine or user: folders of absolute paths, and keys in URLs."""
     return FOLDERS_OF_ABSOLUTE_PATH.sub("", re.sub(r"://[^/@\s]+@", "://", command))
-
-
-def write_card_without_results(folder: Path) -> None:
-    """Write the card of a bundle anew, if it has one, without its results."""
-    facts = read_json(folder / FACTS_FILE)
-    if facts is not None:
-        write_card(folder, facts | {"results": [], "run": "FOLDER test.csv"})
