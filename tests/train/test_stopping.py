@@ -376,12 +376,11 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
         "": [score, report],
     }
     assert len(records_of(tmp_path, "epoch")) == 2
-    taken.clear()
-    assert workplace.train_here(tmp_path, *options, "--word_lm_order=1") == 0
-    assert taken == [fit, write, score, report]
-    taken.clear()
     config = tmp_path / "bundle/config.json"
     assert len(read_json(config)["checkpoints"]) == 2
-    assert workplace.train_here(tmp_path, *options, "--average_checkpoints=1") == 0
-    assert taken == [*steps]
+    for option in ("--word_lm_order=1", "--average_checkpoints=1"):
+        (tmp_path / "summary.json").unlink()
+        taken.clear()
+        assert workplace.train_here(tmp_path, *options, option) == 0
+        assert taken == [*steps]
     assert len(read_json(config)["checkpoints"]) == 1
