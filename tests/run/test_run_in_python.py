@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,15 +24,12 @@ from sbkit.base.files import open_lock, try_lock
 from sbkit.base.machine import NvidiaDriver
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.overrides import parse_overrides
-from sbkit.export import huggingface_format, onnx_format
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
 from sbkit.logs.run_log import read_log
-from sbkit.run import export_and_test
 from sbkit.run.run import Run
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text import tokenizer
-from tests.export.test_formats import off_by
 from tests.runs import (
     ROOT,
     TINY,
@@ -44,12 +40,9 @@ from tests.runs import (
     rows_of,
     stopped_after,
 )
-from tests.runtime.bundles import SMALL as SMALL_GRID
-from tests.runtime.bundles import parity_report
 from tests.train.lines import brain_of
 
 YAML = ROOT / "hparams/ctc.yaml"
-RECORDS = ("run_config.json", "summary.json")
 SMALL = {**parse_overrides(TINY), "number_of_epochs": 2}
 Overrides = dict[str, object]
 
@@ -230,35 +223,6 @@ def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_pat
     shutil.rmtree(tmp_path)  # as one does in a notebook, to begin afresh
     run.train()
     assert run.scores == Run(YAML, finished).scores
-
-
-@pytest.mark.slow
-def test_run_without_results_takes_another_decoder_and_formats(
-    finished: Overrides,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A format that fails is named before the test."""
-    monkeypatch.setattr(export_and_test, "FULL_GRID", SMALL_GRID)
-    monkeypatch.setattr(onnx_format, "write_onnx", off_by(0.0))
-    monkeypatch.setattr(huggingface_format, "write_huggingface", off_by(1.0))
-    folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
-    (text := tmp_path / "text.txt").write_text("please hold on\n")
-    decoder = {"beam_size": 3, "word_lm_order": 2, "lm_text": str(text), "log_every": 7}
-    (folder / "summary.json").unlink()  # as if it was killed in the test
-    run = Run.open(folder, {**decoder, "export_formats": ["onnx", "huggingface"]})
-    caplog.clear()
-    run.train()
-    assert read_json(folder / "bundle/config.json")["decoder"]["beam_size"] == 3
-    assert parity_report(folder / "bundle", "onnx")["fp32"]["written"]
-    lines = [line for line in caplog.messages if re.match("huggingface|writing|test: CER", line)]
-    assert lines[:2] == ["writing onnx", "writing huggingface"]
-    assert lines[2].startswith("huggingface (fp32) is not written: ")
-    assert lines[-1].startswith("test: CER")
-    assert len(run.history) == 2
-    assert [read_json(folder / name)["values"]["beam_size"] for name in RECORDS] == [3, 3]
-    assert [read_json(folder / name)["values"]["log_every"] for name in RECORDS] == [1, 1]
 
 
 @pytest.mark.slow
