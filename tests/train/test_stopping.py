@@ -388,4 +388,4 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     values = [read_json(tmp_path / name)["values"] for name in (RUN_CONFIG_FILE, SUMMARY)]
     assert [(value["average_checkpoints"], value["log_every"]) for value in values] == [(1, 1)] * 2
     log = (tmp_path / "train.log").read_text().rpartition("writing huggingface")[2]
-    assert 0 < log.find("huggingface (fp32) is not written: ") < log.find("test: CER")
+    assert 0 < log.find("huggingface (all) is not written: ") < log.find("test: CER")
