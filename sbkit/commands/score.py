@@ -52,8 +52,7 @@ def add_commands(parser: Parser) -> None:
 def score(options: Namespace) -> None:
     """Score a model on tables, or a run on its test sets; print a line for each."""
     from sbkit.checkpoint.run_config import RUN_YAML
-    from sbkit.evaluate.provenance import read_json
-    from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SETTINGS, SUMMARY
+    from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SETTINGS, SUMMARY, read_json
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.score_report import ScoreReport

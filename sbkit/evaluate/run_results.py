@@ -1,9 +1,11 @@
 """What runs and folders of scores record about themselves, such as ``summary.json``."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from sbkit.base.errors import BundleError
-from sbkit.evaluate.provenance import read_json
+from sbkit.base.files import parsing_errors, read_file
 from sbkit.evaluate.wer import FigureDict
 
 SUMMARY = "summary.json"  # of a run, and of `sbkit score --out`
@@ -11,6 +13,15 @@ BUNDLE_CONFIG = "bundle/config.json"  # of a run
 RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
 DATA_REPORT = "data_report.json"
 SETTINGS = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
+PROVENANCE = "provenance"  # in SUMMARY: the weights and the decoder that were measured
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file that training wrote into a run folder; None if it is not there."""
+    if not file.exists():
+        return None
+    with parsing_errors(file, "be what sbkit wrote", fix="Restore it.", is_json=True):
+        return json.loads(read_file(file))
 
 
 def read_results(folder: Path) -> FigureDict:

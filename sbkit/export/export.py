@@ -59,7 +59,7 @@ from sbkit.checkpoint.weights import average, check_same_model, part_names_of_ya
 from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
-from sbkit.evaluate.provenance import read_json
+from sbkit.evaluate.run_results import read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.export.formats import ParityReports, write_formats
 from sbkit.export.model_card import FACTS_FILE, UNKNOWN_LICENSE, card_facts, write_card

@@ -17,8 +17,7 @@ from sbkit.base.files import to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings
-from sbkit.evaluate.provenance import read_json
-from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
+from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric, percent

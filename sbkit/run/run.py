@@ -47,9 +47,8 @@ from sbkit.data.read_manifests import store_rows
 from sbkit.data.splits import Splits
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.distributed.same_on_ranks import require_same_code, require_shared
-from sbkit.evaluate.provenance import PROVENANCE, read_json
 from sbkit.evaluate.report import REPORT
-from sbkit.evaluate.run_results import SUMMARY, read_results
+from sbkit.evaluate.run_results import PROVENANCE, SUMMARY, read_json, read_results
 from sbkit.evaluate.wer import ERROR_RATES, FigureDict
 from sbkit.evaluate.wer_report import read_utterances, utterances_file
 from sbkit.export.export import export_run, exported_bundle
