@@ -408,7 +408,7 @@ def test_pages_show_files_that_tests_train() -> None:
         assert block in (language_id / "language_id_recipe.py").read_text("utf-8")
     (transducer,) = blocks((ROOT / "docs/tasks/asr.md").read_text("utf-8"), "python")
     assert transducer in (ROOT / "docs/examples/transducer/transducer.py").read_text("utf-8")
-    (corpus,) = blocks((ROOT / "docs/corpora.md").read_text("utf-8"), "python")
+    *_, corpus = blocks((ROOT / "docs/corpora.md").read_text("utf-8"), "python")
     assert (folder / "my_corpus.py").read_text("utf-8").endswith(f"\n\n{corpus}")
 
 

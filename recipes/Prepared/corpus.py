@@ -84,6 +84,11 @@ class PreparedCorpus(Corpus):
                 f"`sample_rate` is {self.settings['sample_rate']}, but the audio in "
                 f"{self._storage.url} has {rate} Hz. Set `sample_rate: {rate}`."
             )
+        if self.settings.get("columns"):
+            raise ConfigError(
+                f"`columns` names columns of tables, but the rows of {self._storage.url} are "
+                "prepared. Name them where it is prepared."
+            )
         self._record.require_shards(self._storage)
         facts = self._record.splits[split]
         excluded = tuple(Excluded(**row) for row in facts["excluded"])

@@ -180,7 +180,7 @@ KEYS: Mapping[str, Key] = {
         "number of shards of a corpus that are shuffled together",
     ),
     "store_cache": Key(
-        TEXT, None, "a folder on a local disk, for whole shards of a store, fetched ahead of use"
+        TEXT, None, "a folder on a local disk, for whole shards of `--out`, fetched ahead of use"
     ),
     "report_by": Key(
         LIST, [], "columns of the data, such as [gender], whose values are scored separately"

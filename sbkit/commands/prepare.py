@@ -67,6 +67,8 @@ def _prepare(options: Namespace) -> int:
         raise ConfigError("--share and --finish need --out: a folder or URL that all write to.")
     if options.out and options.report:
         raise ConfigError("--out writes no report. Run `sbkit prepare --report` separately.")
+    if options.out and options.again:
+        raise ConfigError("--again is for the cache. With --out, name a new folder.")
     if options.finish:
         return _finish(_spec_of(options))
     share = choose_share(options.share, os.environ)

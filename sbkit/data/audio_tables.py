@@ -70,7 +70,8 @@ class AudioTable:
             is_taken = [self.rows is None or line in taken for line in table.lines]
             lines = [*compress(table.lines, is_taken)]
             rows = table.rows.filter(pa.array(is_taken, pa.bool_()))
-            names = (origin.rpartition("/")[2] for origin in read_text_column(rows, PATH))
+            origins = zip(lines, read_text_column(rows, PATH), strict=True)
+            names = (origin.rpartition("/")[2] or f"{file_name}-{line}" for line, origin in origins)
             paths = [f"{file}::{line}/{name}" for line, name in zip(lines, names, strict=True)]
             named = zip(paths, compress(audio, is_taken), strict=True)
             contents = {path: content for path, content in named if content}

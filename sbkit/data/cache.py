@@ -194,7 +194,8 @@ def _kind_of(folder: Path) -> str:
     record = _read_record(folder)
     audio = record.get("audio") or {}
     unpacked = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")  # another one if its archive is replaced
-    tables = [unpacked.sub("", text) for text in _texts_in(record.get("tables"))]
+    texts = _texts_in(record.get("tables"))  # paths and URLs, and perhaps etags and times
+    tables = [unpacked.sub("", text) for text in texts if "/" in text]
     kept = [record.get("source"), audio.get("sample_rate"), audio.get("store"), tables]
     return json.dumps(kept) if record else folder.name
 

@@ -23,7 +23,7 @@ USUAL_COLUMNS: Mapping[str, tuple[str, ...]] = {  # by role, the keys of `column
     "speaker": ("speaker", "client_id", "speaker_id", "spk_id", "spk"),
     "language": ("language", "lang"),
     "split": ("split",),
-    "start": ("start", "start_time", "offset", "begin", "segment_start"),
+    "start": ("start", "start_time", "offset", "begin", "onset", "segment_start"),
     "end": ("end", "end_time", STOP_COLUMN, "segment_end"),
     "duration": ("duration",),
     "channel": ("channel", "channel_selector"),

@@ -64,6 +64,7 @@ from sbkit.data.rows import (
     RowWriter,
     Shards,
     are_current,
+    is_located,
     manifests_of,
     map_rows,
     read_sources,
@@ -192,9 +193,17 @@ class Spec:
         settings = read_data_settings(Path(yaml_file), overrides)
         return cls({name: settings[name] for name in DATA_KEYS if name in settings}, out)
 
-    def open(self) -> Corpus:
-        """Return the corpus to read."""
-        return corpus_of(DataSettings(self.settings))
+    def read(self) -> tuple[Corpus, Sources]:
+        """Read the corpus; raise ConfigError for one that is prepared already."""
+        corpus = corpus_of(DataSettings(self.settings))
+        sources = read_sources(corpus)
+        items = chain.from_iterable(sources.values())
+        if any(isinstance(item, Manifest) and is_located(item) for item in items):
+            raise ConfigError(
+                f"`data_folder`: {self.settings['data_folder']} names a corpus that `sbkit prepare "
+                "--out` has written. Copy its folder, or name the data that it was prepared from."
+            )
+        return corpus, sources
 
 
 def read_data_settings(yaml_file: Path, overrides: Mapping[str, object]) -> Settings:
@@ -211,13 +220,14 @@ def plan(spec: Spec) -> list[Unit]:
     >>> ray.data.from_items(plan(spec)).map(write).materialize()  # doctest: +SKIP
     """
     out = Storage(spec.out).url  # a path from the root: another process has another folder
-    return [*plan_units(read_sources(spec.open()), work_of(spec.settings), out, UNIT_CLIPS)]
+    _, sources = spec.read()
+    return [*plan_units(sources, work_of(spec.settings), out, UNIT_CLIPS)]
 
 
 def finish(spec: Spec) -> list[str]:
     """Write the rows and the index; while units are missing, return their names instead."""
-    storage, corpus, work = Storage(spec.out), spec.open(), work_of(spec.settings)
-    sources = read_sources(corpus)
+    storage, work = Storage(spec.out), work_of(spec.settings)
+    corpus, sources = spec.read()
     planned = plan_units(sources, work, storage.url, UNIT_CLIPS)
     num_clips = {Work.of(unit).name: unit["clips"] for unit in planned}
     names = list_shards(storage)
@@ -378,7 +388,8 @@ class _CacheFolder:
             "modules": corpus.sources(),
             "code": code_state(),
         }
-        name = f"{corpus.describe()['name']}-{digest_of(made_from['audio'])}-{digest_of(made_from)}"
+        about = corpus.describe()["name"] or "tables"
+        name = f"{about}-{digest_of(made_from['audio'])}-{digest_of(made_from)}"
         path = cache_folder() / CORPORA_FOLDER / UNUSUAL.sub("-", name).lstrip("-.")
         return cls(path, digest_of(keys), made_from, work)
 

@@ -200,10 +200,10 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
         return to_manifest(table, options, partial(locate, file.path.rpartition("/")[0]))
     path = options.find(table.rows.column_names, "path", table.file)
     folder = audio_folder(table, path)
-    is_used = path and pc.any(pc.starts_with(table.rows[path], DATA_ROOT)).as_py()
+    is_used = path and pc.any(pc.match_substring_regex(table.rows[path], DATA_ROOT.pattern)).as_py()
     if options.data_root and not is_used:
         raise ConfigError(
-            f"`data_folder` stands for {DATA_ROOT}, but no path of {file.path} begins with it."
+            f"`data_folder` stands for $data_root, but no path of {file.path} begins with it."
         )
     find_audio = partial(locate, folder, data_root=options.data_root)
     if folder != Path(file.path).parent:

@@ -1,4 +1,4 @@
-"""Shards of a store, kept whole on a disk of this machine, which the key `store_cache` names.
+"""Shards of `--out`, kept whole on a disk of this machine, which the key `store_cache` names.
 
 A shard is fetched once, by one process: when one of its clips is read, or before that, in the order
 in which the plan of an epoch uses them. fsspec's own caches write a file under its final name while
@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from shutil import copyfile
 from tempfile import TemporaryDirectory
 from threading import Thread
 
@@ -35,7 +36,8 @@ class StoreCache:
     def keep(self, location: AudioLocation) -> AudioLocation:
         """Return where a clip lies in the copy of its shard, which is made if it is not there."""
         url = location["file"]
-        if "://" not in url:
+        is_shard = location["start"] is not None and ("://" in url or url.startswith("/"))
+        if not is_shard:  # a clip's own file, or a shard of the cache
             return location
         folder, _, name = url.rpartition("/")
         file = self._folder / hashlib.sha256(folder.encode()).hexdigest()[:16] / name
@@ -45,7 +47,11 @@ class StoreCache:
                 with task_lock(file.parent, name, wait=True):
                     if not file.exists():  # no other process was first
                         with TemporaryDirectory(dir=file.parent) as scratch:
-                            Storage(folder).fetch(name, Path(scratch)).rename(file)
+                            copy = Path(scratch, name)
+                            source = Storage(folder).fetch(name, Path(scratch))
+                            if source != copy:  # of a disk, perhaps of another machine
+                                copyfile(source, copy)
+                            copy.rename(file)
         return {**location, "file": str(file)}
 
     def fetch_ahead(self, split: Dataset, steps: Iterator[MicroBatch]) -> None:

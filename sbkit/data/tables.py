@@ -54,7 +54,8 @@ from sbkit.data.manifest import (
 )
 
 MAX_LISTED_COLUMNS = 30  # in an error
-DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus
+# In paths of SpeechBrain's CSV and JSON: the folder of the corpus
+DATA_ROOT = re.compile(r"^(\$data_root|\{data_root\})")
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BATCH_ROWS = 50_000  # that are Python objects at a time
 LINE_BREAK = r"\r\n?|\n"
@@ -540,7 +541,7 @@ def require_column(table: Table, options: TableOptions, role: str) -> str:
         raise DataError(
             f"{table.file} has none of the columns {', '.join(USUAL_COLUMNS[role])}; it has "
             f"{listed(names, max_names=MAX_LISTED_COLUMNS)}. Name one by `columns`, as in columns: "
-            f"{{{role}: {names[-1]}}}, or add a header.{hint}",
+            f"{{{role}: COLUMN}}, or add a header.{hint}",
             where=table.file,
         )
     if role == "text" and column in table.other_values:
@@ -676,10 +677,10 @@ def locate(folder: Path | str, name: str, data_root: str | None = None) -> str |
             return Excluded("", "no audio file", f"{name} is not beside {folder}")
         return url
     name = name.removeprefix("file://")
-    if name.startswith(DATA_ROOT):
+    if root := DATA_ROOT.match(name):
         if data_root is None:
-            return Excluded("", f"no {DATA_ROOT}", f"{name}: name the folder as `data_folder`")
-        name = str(Path(data_root).absolute()) + name.removeprefix(DATA_ROOT)
+            return Excluded("", f"no {root[0]}", f"{name}: name the folder as `data_folder`")
+        name = str(Path(data_root).absolute()) + name[root.end() :]
     if "://" in name:
         return Excluded("", "not a file on this machine", name)
     path = name if name.startswith("/") else f"{folder}/{name}"

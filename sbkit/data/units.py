@@ -31,6 +31,7 @@ from sbkit.audio.io import BEYOND_END, AudioPart
 from sbkit.base.code_versions import audio_state
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
+from sbkit.base.messages import plural
 from sbkit.base.process import begin_work
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.clip_decoding import by_file
@@ -189,7 +190,11 @@ def _write_shards(storage: Storage, place: Path, work: Work) -> None:
                 addition = next(additions, None)
             is_all = number == 0 and addition is None
             if is_all and work.clips and not (writer.audio_bytes or writer.left_out):
-                return  # no file can be reached, so the unit stays to be written
+                paths = [*dict.fromkeys(clip.path for clip in work.clips)]
+                raise DataError(
+                    f"None of {plural(len(paths), 'file')} can be read, such as {paths[0]}, so "
+                    f"{work.name} is not written."
+                )
             columns = pa.concat_tables(rows, promote_options="default") if rows else None
             writer.publish(storage, name_shard(work.name, number, addition is None), columns)
         if addition is None:

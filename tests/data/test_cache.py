@@ -24,7 +24,8 @@ from tests.recipes.test_common_voice import make_release
 
 
 def prepare(data_folder: object, **more: object) -> Splits:
-    settings = {"data_folder": str(data_folder), "sample_rate": 16_000, "language": "en", **more}
+    folder = data_folder and str(data_folder)
+    settings = {"data_folder": folder, "sample_rate": 16_000, "language": "en", **more}
     return prepare_transcripts({"min_seconds": 0.0, "max_seconds": 9.0, **settings})
 
 
@@ -100,6 +101,14 @@ def test_prune_removes_what_a_later_table_supersedes_only(
     assert sbkit(["cache", "prune"]) == 0
     assert len([*(own_cache / "corpora").glob("[!.]*")]) == 2
     assert names["it"] < {path.name for path in (own_cache / "corpora").glob("[!.]*")}
+    own = tmp_path / "own.csv"
+    for text in ("one", "two"):
+        clip = next((release / "fr/clips").iterdir())
+        own.write_text(f"path,text\n{clip},{text}\n")
+        prepare(None, manifest={"train": str(own), "dev": str(own)})
+    assert len([*(own_cache / "corpora").glob("tables-*")]) == 2
+    assert sbkit(["cache", "prune"]) == 0
+    assert len([*(own_cache / "corpora").glob("tables-*")]) == 1
 
 
 @pytest.mark.parametrize(

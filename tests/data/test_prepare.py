@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from itertools import chain
@@ -426,6 +427,7 @@ def shards_of(spec: Spec) -> dict[str, tuple[bytes, int]]:
         ("--share 1/3", {}, "--share and --finish need --out: a folder or URL"),
         ("--finish", {}, "--share and --finish need --out"),
         ("--out o --report r", {}, "--out writes no report"),
+        ("--out o --again", {}, "--again is for the cache"),
         ("--verify", {}, "has no shards of `sbkit prepare --out`"),
         ("--out o --audio_store lazy", {}, "--out holds its audio. Set `audio_store: flac`"),
         ("--out nope://corpus", {}, "fsspec cannot read the protocol of"),
@@ -446,6 +448,19 @@ def test_impossible_options_and_shares_are_refused_in_one_sentence(
 ) -> None:
     with patch.dict(os.environ, variables), pytest.raises(SbkitError, match=expected):
         sbkit(["prepare", YAML, *options.split()])
+
+
+def test_out_needs_files_and_no_prepared_corpus(clips: list[Clip], tmp_path: Path) -> None:
+    lost = [replace(clip, path=clip.path.with_name("gone.flac")) for clip in clips]
+    with pytest.raises(SbkitError, match="None of 1 file can be read, such as .*gone.flac"):
+        prepare_out(spec_of(lost, tmp_path / "lost"))
+    prepare_out(spec_of(clips, tmp_path / "out"))
+    options = [f"--data_folder=[{tmp_path / 'out'}]", "--out", str(tmp_path / "again")]
+    with pytest.raises(SbkitError, match="out.* has written. Copy its folder"):
+        sbkit(["prepare", YAML, *options])
+    columns = {"columns": {"text": "speaker"}}
+    with pytest.raises(SbkitError, match="`columns` names columns of tables, but the rows of"):
+        prepare_transcripts({**settings(tmp_path / "out"), **columns})
 
 
 def test_killed_process_loses_one_unit(
@@ -513,8 +528,8 @@ def edit_index(folder: Path, **values: object) -> None:
 
 def change_text(file: Path) -> None:
     content = file.read_bytes()
-    assert b"Word 7." in content
-    file.write_bytes(content.replace(b"Word 7.", b"Ward 7."))
+    assert b"Clip 7!" in content
+    file.write_bytes(content.replace(b"Clip 7!", b"Clap 7!"))
 
 
 # What happens to a corpus, what a run says, and how many tables --verify lists

@@ -93,6 +93,13 @@ def train(location: str, num_workers: int, store_cache: Path | None) -> list[tup
     return batches
 
 
+def test_shards_of_a_folder_are_copied(corpus: str, tmp_path: Path) -> None:
+    read = train(corpus, 0, None)
+    assert train(str(tmp_path / "corpus"), 0, tmp_path / "disk") == read
+    copies = {file.name for file in (tmp_path / "disk").glob("*/*.arrow")}
+    assert copies == {file.name for file in (tmp_path / "corpus").glob("train-*.arrow")}
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_shard_is_fetched_once_and_whole(
     corpus: str, num_workers: int, tmp_path: Path

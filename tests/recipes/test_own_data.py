@@ -243,7 +243,7 @@ def test_columns_are_of_a_table_by_any_of_its_paths(
         (TWO_TEXTS, {}, "several columns for the text: text, sentence. Choose one by `columns`"),
         ("path,wav,text\na,b,c\n", {}, "several columns for the path: path, wav"),
         ("path,text,spk,speaker\na,b,c,d\n", {}, "several columns for the speaker: spk, speaker"),
-        ("path,text,start,offset\na,b,1,2\n", {}, "several columns for the start: start, offset"),
+        ("path,text,onset,offset\na,b,1,2\n", {}, "several columns for the start: onset, offset"),
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
         ("[{}]", {}, "JSON Lines, but line 1 is not"),
     ],
