@@ -347,46 +347,44 @@ def test_tune_writes_another_decoder_and_leaves_the_run(
     file, moved = run / "bundle/onnx/model.onnx", tmp_path / "model.pt2"
     file.rename(moved)
     file.symlink_to(moved)
+    (talks := tmp_path / "talks.txt").write_text("it is a pleasure to be here\n")
+    texts = ["--lm-text", f"[{talks}, {workplace.release / 'dev.tsv'}]"]
     with one_thread():
-        assert sbkit([*command, "--out", str(out)]) == 0
-    assert "onnx is left out: a link may lead out of the bundle\n" in capsys.readouterr().out
+        assert sbkit([*command, *texts, "--out", str(out)]) == 0
+    output = capsys.readouterr().out
+    assert "lm_text: 4 sentences left out, because dev " in output
+    assert "onnx is left out: a link may lead out of the bundle\n" in output
     assert not (out / "onnx").exists()
 
 
 @pytest.mark.slow
-def test_tune_takes_a_bundle_or_a_moved_run(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+def test_tune_takes_a_bundle(
+    overfitted: Path, bundle: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    run, talks, dev = tmp_path / "moved", tmp_path / "talks.txt", workplace.release / "dev.tsv"
-    assert workplace.train_here(tmp_path / "run", ONE_EPOCH, "--ctc_weight=1.0") == 0
-    (tmp_path / "run").rename(run)
-    talks.write_text("it is a pleasure to be here\nto be or not to be\n")
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
-    exported_card = (tmp_path / "bundle/README.md").read_text()
-    assert re.search("model-index.*% \\|", exported_card, re.DOTALL)
-    texts = ["--lm-text", f"[{talks}, {dev}]"]
-    options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
-    for model, options in options_by_model.items():
-        before, out = contents_of(tmp_path / model), tmp_path / f"{model}-tuned"
-        command = ["tune", str(tmp_path / model), *options, "--word-lm-order=2", "--out", str(out)]
-        with one_thread():
-            sbkit(command)
-        assert "lm_text: 4 sentences left out, because dev " in capsys.readouterr().out
-        assert contents_of(tmp_path / model) == before
-        bundle = load_bundle(out).with_decoder("beam")
-        assert bundle.decoder is not None
-        assert bundle.decoder.language_models.words is not None
-        assert bundle.decoder.language_models.words.order == 2
-        recognized = bundle.recognize([torch.randn(8000) / 32], times=True)[0]
-        assert [word.text for word in recognized.words] == recognized.text.split()
-    card = (tmp_path / "bundle-tuned/README.md").read_text()
+    run, dev, out = tmp_path / "run", overfitted / "release/dev.tsv", tmp_path / "tuned"
+    (talks := tmp_path / "talks.txt").write_text("it is a pleasure to be here\nto be or not\n")
+    assert re.search("model-index.*% \\|", (bundle / "README.md").read_text(), re.DOTALL)
+    before = contents_of(bundle)
+    command = ["tune", str(bundle), "--data", str(dev), "--lm-text", f"[{talks}, {dev}]"]
+    with one_thread():
+        sbkit([*command, "--word-lm-order=2", "--out", str(out)])
+    assert "sentences left out, because dev " in capsys.readouterr().out
+    assert contents_of(bundle) == before
+    tuned = load_bundle(out).with_decoder("beam")
+    assert tuned.decoder is not None and tuned.decoder.language_models.words is not None
+    assert tuned.decoder.language_models.words.order == 2
+    recognized = tuned.recognize([torch.randn(8000) / 32], times=True)[0]
+    assert [word.text for word in recognized.words] == recognized.text.split()
+    card = (out / "README.md").read_text()
     assert "the model was not tested. Measure it: `sbkit score FOLDER test.csv`" in card
     assert not re.search(r"model-index|% \|", card)
+    shutil.copytree(overfitted / "run", run)
+    yaml = (run / "hyperparams.yaml").read_text()
+    (run / "hyperparams.yaml").write_text(yaml.replace("ctc_weight: 0.85", "ctc_weight: 1.0"))
     for model, option, message in (
         (run, "--beam-size=4", "`word_lm_order` to 3"),
         (run, "--attention-rescoring", "`attention_rescoring` needs"),
-        (tmp_path / "bundle", "--word-lm-order=2", "--data is needed"),
+        (bundle, "--word-lm-order=2", "--data is needed"),
     ):
         with pytest.raises(SbkitError, match=message):
             sbkit(["tune", str(model), option, "--out", str(tmp_path / "new")])
