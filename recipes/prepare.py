@@ -11,7 +11,7 @@ from datasets import Dataset, concatenate_datasets
 
 from sbkit.base.errors import DataError
 from sbkit.base.files import to_json
-from sbkit.base.imports import user_sources
+from sbkit.base.imports import user_digests
 from sbkit.base.ranges import DAY, RANGES, Range
 from sbkit.config.hparams import Settings
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
@@ -120,9 +120,7 @@ def with_column(
     identity: plain data that names what else than a split and the code of sbkit or of ``compute``
         decides the texts.
     """
-    sources = user_sources(compute.__module__, with_unimported=True)
-    code = {name: hashlib.sha256(source).hexdigest() for name, source in sources.items()}
-    made_from = {"identity": identity, "modules": code}
+    made_from = {"identity": identity, "modules": user_digests(compute.__module__)}
     named = splits.named()
     for name, split in named.items():
         texts = keep_column(split, column, made_from, partial(compute, split))

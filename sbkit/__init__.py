@@ -5,10 +5,10 @@ and a server that only runs bundles needs no torch. Other names have the file th
 """
 
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sbkit.base.imports import note_user_modules
 from sbkit.base.user_folders import prepare_user
 from sbkit.base.versions import __version__ as __version__
 
@@ -40,11 +40,6 @@ if TYPE_CHECKING:
     from sbkit.tasks.synthesis.predict import Synthesizer as Synthesizer
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
-
-# tqdm's, in notebooks without ipywidgets: sbkit shows its progress by other means there.
-warnings.filterwarnings("ignore", "IProgress not found")
-prepare_user()
-note_user_modules()
 
 HOMES = {
     "AsrModel": "sbkit.tasks.recognition.model",
@@ -80,6 +75,10 @@ HOMES = {
 def __getattr__(name: str) -> object:
     if name not in HOMES:
         raise AttributeError(f"module 'sbkit' has no attribute {name!r}")
+    prepare_user()  # before libraries look for the folders of their caches
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.filterwarnings("ignore", "IProgress not found")  # sbkit does not need it
+        import_module("tqdm.auto")
     return getattr(import_module(HOMES[name]), name)
 
 

@@ -47,20 +47,32 @@ import torch
 from my_sizes import FACTOR
 
 class Head(torch.nn.Linear):
-    factor = FACTOR
+    def forward(self, x):
+        return super().forward(x) * FACTOR
 """
-TRAIN = """
+CELL = """
 from pathlib import Path
+import my_models
+from recipes.asr.recipe import Asr, AsrBrain
 from sbkit import Run
 from sbkit.config.overrides import parse_overrides
 from tests.runs import TINY
 
-def train(name, factor):
-    Path("my_sizes.py").write_text(f"FACTOR = {{factor}}")
+class MyBrain(AsrBrain):
+    def on_fit_start(self):
+        super().on_fit_start()
+        print("my brain trains")
+
+class Mine(Asr):
+    brain = MyBrain
+
+def train(name):
     overrides = {{**parse_overrides(TINY), "data_folder": {data!r}, "number_of_epochs": 1}}
-    run = Run("mine.yaml", overrides | {{"output_folder": name}})
-    run.train()
-    print("head", *[part.factor for part in run.model.modules() if hasattr(part, "factor")])
+    Run("mine.yaml", overrides | {{"output_folder": name}}, recipe=Mine).train()
+
+def edit(module, old, new):
+    file = Path(module)
+    file.write_text(file.read_text().replace(old, new))
 """
 
 
@@ -96,22 +108,25 @@ def printed_lines(outputs: Sequence[Any]) -> Iterator[str]:
                 yield re.split(r" loss|,", text)[0]
 
 
-def test_edited_module_takes_effect_in_the_next_run_of_a_cell(
+def test_run_needs_a_restart_once_a_module_was_edited_but_not_a_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workplace: Workplace
 ) -> None:
-    """The old class used to train, and the bundle to hold the new source beside its weights."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     text = (ROOT / "hparams/ctc.yaml").read_text()
     text = text.replace("ctc_lin: !new:torch.nn.Linear", "ctc_lin: !new:my_models.Head")
     (tmp_path / "mine.yaml").write_text(text)
     (tmp_path / "my_models.py").write_text(HEAD)
-    own_import = "import sys; del sys.modules['my_sizes']; import my_sizes"
-    trains = ["train('a', 1)", "train('b', 3)", own_import, "train('c', 5)"]
-    outputs = run_cells([TRAIN.format(data=str(workplace.release)), *trains], tmp_path)
-    lines = [line for cell in outputs for line in printed_lines(cell)]
-    assert [line for line in lines if line.startswith("head")] == ["head 1", "head 3"]
-    assert outputs[-1][-1].evalue.startswith("my_sizes.py has changed since this kernel imported")
-    for name, factor in (("a", 1), ("b", 3)):
-        source = (tmp_path / name / "bundle/my_sizes.py").read_text()
-        assert source == f"FACTOR = {factor}"
+    (tmp_path / "my_sizes.py").write_text("FACTOR = 1")
+    cell = CELL.format(data=str(workplace.release))
+    cells = ["edit('my_models.py', '* F', '+ F')\ntrain('a')", "edit('my_models.py', '+ F', '* F')"]
+    cells += ["train('a')", cell.replace("my brain", "my other brain"), "train('b')"]
+    cells += ["edit('my_sizes.py', '1', '2')\ntrain('c')"]
+    outputs = run_cells([cell, *cells], tmp_path)
+    lines = [line for output in outputs for line in printed_lines(output)]
+    trained = [line for line in lines if line.endswith("brain trains")]
+    assert trained == ["my brain trains", "my other brain trains"]
+    for output, module in ((outputs[1], "my_models"), (outputs[-1], "my_sizes")):
+        sentence = f"{module} was edited after it was imported. Restart the kernel."
+        assert output[-1].evalue == sentence
+    assert (tmp_path / "b/bundle/my_sizes.py").read_text() == "FACTOR = 1"

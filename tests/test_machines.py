@@ -87,7 +87,8 @@ def test_whole_run_ends_well_though_disk_of_its_output_is_full(
 # Users without a name or a home
 
 OPTIMIZER = """
-import sbkit, torch
+import torch
+from sbkit import Run
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from sbkit.base.user_folders import cache_folder

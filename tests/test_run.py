@@ -207,7 +207,8 @@ def test_score_repeats_the_run(model: str, overfitted: Path, bundle: Path, tmp_p
     rows = [re.findall('id="data">(.*?)</script>', page) for page in pages]
     assert rows[0] == rows[1] and 'clip": "//' in rows[0][0]
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/hyperparams.yaml").touch()
+    for name in ("hyperparams.yaml", "run_config.json"):
+        (tmp_path / "run" / name).touch()
     for out in (tmp_path, tmp_path / "run"):
         with pytest.raises(SbkitError, match="is a run or already has scores"):
             sbkit([*command[:3], "--out", str(out)])

@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "0af9812c518ab294"),
+    "corpus": CodeVersion(2, "80a072201c4af011"),
     "releases": CodeVersion(1, "41f0709050cae2da"),
     "text": CodeVersion(7, "073c70f2042e4f94"),
     "token_counts": CodeVersion(1, "f1ecae56404a75fd"),

@@ -28,6 +28,8 @@ from uuid import uuid4
 
 from sbkit.base.errors import CODE_FAULTS, SbkitError, translate
 
+RUN_YAML = "hyperparams.yaml"  # in a run folder
+RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
 TEMPORARY_NAMES = ".sbkit-*.tmp"  # of what is not whole yet
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
@@ -55,6 +57,11 @@ def os_errors_name(path: Path) -> Iterator[None]:
         if error.errno is None:  # gzip's errors have only a text, which a file name would replace
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run; a missing one is not."""
+    return (folder / RUN_YAML).is_file() and (folder / RUN_CONFIG_FILE).is_file()
 
 
 def temporary_path(path: Path) -> Path:

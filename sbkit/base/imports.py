@@ -1,29 +1,28 @@
 """Imports at run time: optional packages, and the user's modules.
 
-A module of the user's runs the bytes that are noted when it is imported, whoever imports it. Before
-a run begins, they are compared with the file that Python would import now: `require_current`. A
-folder that is read as data runs none of its modules: `reading_data`.
+The user's modules are imported by Python. A module of a bundle runs the verified bytes. Before a
+run begins, modules that were edited after their import are refused: `require_unedited`.
 """
 
 import ast
 import logging
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from importlib import import_module, invalidate_caches
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import find_spec, resolve_name, spec_from_file_location
-from itertools import accumulate
+from importlib.util import find_spec, module_from_spec, resolve_name
+from inspect import unwrap
 from pathlib import Path
-from traceback import walk_stack
-from types import CodeType, MappingProxyType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.libraries import LIBRARIES, is_library
+from sbkit.base.files import is_run
+from sbkit.base.libraries import is_library
 
 logger = logging.getLogger(__name__)
 
@@ -62,79 +61,19 @@ def explain_torchaudio(error: Exception) -> str:
 
 # -- the user's modules ----------------------------------------------------------------------------
 
-_read_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # not of `NotedModule`s
+_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # which they run
 _yaml_folders: list[str] = []  # the entries of sys.path that YAMLs brought, the last one's first
-_data_folders: list[tuple[Path, Collection[str]]] = []  # with the modules that may be imported
 
 
-class NotedModule(SourceFileLoader):
-    """A module of the user's, which runs exactly the bytes noted here, and never a compiled file.
+class BundledModule(SourceFileLoader):
+    """A module of a bundle, which runs exactly the verified bytes, and never a compiled file."""
 
-    Python takes a compiled file for current if the source has the same size and second.
-
-    source: that of a module in a bundle; another one is read when it is imported.
-    """
-
-    is_ours = False  # whether sbkit had it imported, not the user's own code
-
-    def __init__(self, name: str, path: str, source: bytes | None = None) -> None:
+    def __init__(self, name: str, path: str, source: bytes) -> None:
         super().__init__(name, path)
-        self.is_bundled, self.source = source is not None, source
+        self.source = source
 
     def get_code(self, fullname: str) -> CodeType:
-        if self.source is None:
-            self.source = self.get_data(self.path)
-        self.is_ours = _is_called_by_sbkit()
         return self.source_to_code(self.source, self.path)
-
-
-class _UserModules(MetaPathFinder):
-    """Find what the other finders find; note the user's modules, and refuse those of data."""
-
-    def find_spec(self, fullname: str, path: Any, target: object = None) -> ModuleSpec | None:
-        spec = _find(fullname, path)
-        for folder, trusted in _data_folders:
-            if spec is None and path is None:  # a run would find it beside its YAML
-                spec = PathFinder.find_spec(fullname, [str(folder)])
-            is_trusted = any(f"{name}.".startswith(f"{fullname}.") for name in trusted)
-            if spec is not None and not is_trusted and _lies_in(folder, spec):
-                raise ConfigError(
-                    f"The module {fullname} lies in {folder}, which is read as data. If you trust "
-                    f"it, pass --import {fullname}, or in Python `user_modules`."
-                )
-        if spec is None or type(spec.loader) is not SourceFileLoader:
-            return spec
-        if not is_library(spec.loader.path):
-            spec.loader = NotedModule(fullname, spec.loader.path)
-        return spec
-
-
-def note_user_modules() -> None:
-    """Note the source of the user's modules from now on, and of those that are imported."""
-    sys.meta_path.insert(0, _UserModules())
-    user_sources(*sys.modules)
-
-
-def _is_called_by_sbkit() -> bool:
-    """Return whether a function of sbkit's imports a module, perhaps through other modules."""
-    for frame, _ in walk_stack(sys._getframe()):
-        caller = frame.f_globals.get("__name__", "")
-        if caller.startswith(("sbkit.", "recipes.")) and caller != __name__:
-            return frame.f_code.co_name != "<module>"  # that one imports what it is made of
-    return False
-
-
-def _lies_in(folder: Path, spec: ModuleSpec) -> bool:
-    """Return whether the file of a module lies in a folder, perhaps by links."""
-    if not spec.has_location or str(spec.origin).startswith(LIBRARIES):
-        return False
-    parents = Path(str(spec.origin)).absolute().parents
-    return any(parent.resolve().is_relative_to(folder) for parent in parents)
-
-
-def _find(name: str, path: Any) -> ModuleSpec | None:
-    finders = [finder for finder in sys.meta_path if not isinstance(finder, _UserModules)]
-    return next(filter(None, (finder.find_spec(name, path, None) for finder in finders)), None)
 
 
 def _variables(name: str) -> dict[str, Any]:
@@ -142,16 +81,22 @@ def _variables(name: str) -> dict[str, Any]:
 
 
 def source_of(name: str) -> bytes | None:
-    """Return the source that an imported module runs; None for a compiled one."""
+    """Return the source that an imported module runs, also if its file was edited after a run.
+
+    None for a compiled module. Of a file that was edited before, it is what the file holds now.
+    """
     loader, file = _variables(name).get("__loader__"), _variables(name).get("__file__") or ""
-    if isinstance(loader, NotedModule):
+    if isinstance(loader, BundledModule):
         return loader.source
     if not file.endswith(".py"):
         return None
-    if (module := sys.modules[name]) not in _read_sources:
-        with suppress(OSError):
-            _read_sources[module] = Path(file).read_bytes()
-    return _read_sources.get(module)
+    module = sys.modules[name]
+    if module in _sources or not Path(file).is_file():
+        return _sources.get(module)
+    source = Path(file).read_bytes()
+    if _runs(module, source):
+        _sources[module] = source
+    return source
 
 
 def user_sources(*names: str, with_unimported: bool = False) -> dict[str, bytes]:
@@ -171,29 +116,40 @@ def user_sources(*names: str, with_unimported: bool = False) -> dict[str, bytes]
         source, package = source_of(name), _variables(name).get("__package__") or ""
         if with_unimported:
             pending.append(name.rpartition(".")[0])
-            if name not in sys.modules:
-                source, package = _read_unimported(name)
+            spec = None if name in sys.modules else _find(name)
+            file = _source_file(spec)
+            if spec is not None and file is not None and not is_library(str(file)):
+                source, package = file.read_bytes(), spec.parent or ""
         if source is not None:
             sources[name] = source
             pending += imported_modules(source, package)
     return sources
 
 
-def _read_unimported(name: str) -> tuple[bytes | None, str]:
-    """Return the source of a module of the user's that is not imported, and its package."""
-    spec = _find_unimported(name)
-    file = str(spec.origin) if spec is not None and spec.has_location else ""
-    if spec is None or not file.endswith(".py") or is_library(file):
-        return None, ""
-    return Path(file).read_bytes(), spec.parent or ""
+def user_digests(*names: str) -> dict[str, str]:
+    """Return a digest of each module of the user's that names reach, of unimported ones as well."""
+    sources = user_sources(*names, with_unimported=True)
+    return {name: sha256(source).hexdigest() for name, source in sorted(sources.items())}
 
 
-def _find_unimported(name: str) -> ModuleSpec | None:
-    """Find a module without importing its package."""
+def _find(name: str) -> ModuleSpec | None:
+    """Find what Python would import now, without importing its package."""
     parent = name.rpartition(".")[0]
-    package = _find_unimported(parent) if parent else None
-    path = package.submodule_search_locations if package is not None else None
-    return None if parent and not path else _find(name, path)
+    if parent:
+        package = _find(parent)
+        path = None if package is None else package.submodule_search_locations
+        with suppress(KeyError):  # a folder in one that is not imported, both without __init__.py
+            return PathFinder.find_spec(name, path) if path else None
+        return None
+    spec = PathFinder.find_spec(name)
+    if spec is None and name not in sys.modules:
+        spec = find_spec(name)  # of a package that is installed from its checkout
+    return spec or _variables(name).get("__spec__")
+
+
+def _source_file(spec: ModuleSpec | None) -> Path | None:
+    file = Path(str(spec.origin)) if spec is not None and spec.has_location else Path()
+    return file if file.suffix == ".py" and file.is_file() else None
 
 
 @cache
@@ -221,95 +177,72 @@ def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
     return frozenset(names)
 
 
-def search_folders(folders: Collection[str]) -> None:
-    """Search the folders of a YAML for modules: after Python's, and before those of other YAMLs."""
-    if _data_folders:  # a YAML that is read as data brings no code
-        folders = [str(Path.cwd())]
+def search_folders(folders: Collection[str] = ()) -> None:
+    """Search the folders of a YAML for modules: after Python's, and before those of other YAMLs.
+
+    The working folder is searched as well, unless it lies in a run folder.
+    """
+    cwd = Path.cwd()
+    folders = [*folders, *([] if any(map(is_run, (cwd, *cwd.parents))) else [str(cwd)])]
     entries = [entry for entry in sys.path if entry not in _yaml_folders]
     own = [folder for folder in folders if folder not in entries]
     _yaml_folders[:] = dict.fromkeys([*own, *_yaml_folders])
     sys.path[:] = [*entries, *_yaml_folders]
 
 
-def require_current(names: Iterable[str] = (), given_modules: Collection[str] = ()) -> bool:
-    """Import anew all modules that sbkit has imported, if one of them has changed.
+def require_unedited(*names: str) -> None:
+    """Refuse modules of the user's that were edited after they were imported.
 
-    Return whether they are. Objects that exist keep their classes. What the user's own code has
-    imported, or needs for the classes that it gives, stays.
+    A file is compared with what was first read of it, and its functions and methods, compiled anew,
+    with those that run. Another file that Python would import now is refused as well.
 
-    names: what the run needs of the user's, too: modules, or classes in them.
-    given_modules: those of the classes.
+    names: modules, or classes in them. Those of the user's that they import count, too.
     """
-    paths = {path for name in names for path in accumulate(name.split("."), "{}.{}".format)}
-    loaders = {name: _variables(name).get("__loader__") for name in [*sys.modules]}
-    ours = {name for name, loader in loaders.items() if getattr(loader, "is_ours", False)}
-    needed = user_sources(*given_modules, *paths)
     invalidate_caches()
-    changed = {*filter(_has_changed, ours | needed.keys())}
-    own = user_sources(*(loaders.keys() - ours), *given_modules) if changed else {}
-    for name in changed & needed.keys() & own.keys():
-        file = f"{name.replace('.', '/')}.py"
-        raise ConfigError(f"{file} has changed since this kernel imported it. Restart the kernel.")
-    ours -= own.keys()
-    is_old = not changed.isdisjoint(ours)
-    for name in ours if is_old else ():
-        parent, _, child = name.rpartition(".")
-        _variables(parent).pop(child, None)
-        del sys.modules[name]
-    return is_old
+    for name, source in user_sources(*names, with_unimported=True).items():
+        if (module := sys.modules.get(name)) is None:
+            continue
+        file = _source_file(_find(name))
+        is_changed = file is not None and file.read_bytes() != source
+        if is_changed and str(file) != module.__file__:
+            raise ConfigError(
+                f"{name} was imported from {module.__file__}, but this run needs {file}. Restart "
+                "the kernel."
+            )
+        if is_changed or not _runs(module, source):
+            raise ConfigError(f"{name} was edited after it was imported. Restart the kernel.")
 
 
-def _has_changed(name: str) -> bool:
-    """Return whether Python would import another source now; a file that is gone is no change."""
-    parent = name.rpartition(".")[0]
-    spec = _find(name, _variables(parent).get("__path__", []) if parent else None)
-    file = Path(spec.origin or "") if spec is not None and spec.has_location else Path()
-    return file.suffix == ".py" and file.is_file() and file.read_bytes() != source_of(name)
-
-
-def is_reading_data() -> bool:
-    """Return whether a run folder is read as data."""
-    return bool(_data_folders)
-
-
-def require_trusted(module: str) -> None:
-    """Refuse a module that a run names while it is read as data, unless the user has named it."""
-    trusted = {name for _, names in _data_folders for name in names}
-    if _data_folders and not module.startswith(("sbkit.", "recipes.")) and module not in trusted:
-        raise ConfigError(
-            f"The run in {_data_folders[-1][0]} is read as data, but names the module {module}. If "
-            f"you trust it, pass --import {module}, or in Python `user_modules`."
-        )
-
-
-@contextmanager
-def reading_data(folder: Path, trusted: Collection[str] = ()) -> Iterator[None]:
-    """Refuse in this block to import a module that lies in a folder, except ``trusted`` ones."""
-    _data_folders.append((folder.resolve(), trusted))
+def _runs(module: ModuleType, source: bytes) -> bool:
+    """Return whether the functions and methods of a module are among those of a source."""
+    if type(module.__loader__) is not SourceFileLoader:
+        return True  # a bundle's is, and an import hook, such as pytest's, has changed them
+    file = str(module.__file__)
+    codes: set[CodeType] = set()
     try:
-        yield
-    finally:
-        _data_folders.pop()
+        pending = [compile(source, file, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return False
+    while pending:
+        code = pending.pop()
+        codes.add(code)
+        pending += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return all(code in codes for code in _running(module) if code.co_filename == file)
+
+
+def _running(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]:
+    """Yield the code of the functions of a module or a class, and of classes in it."""
+    for value in vars(owner).values():
+        function: Any = value.fget if isinstance(value, property) else value
+        if isinstance(function, classmethod | staticmethod):
+            function = function.__func__
+        if isinstance(function, FunctionType):
+            yield getattr(unwrap(function), "__code__", function.__code__)
+        elif isinstance(value, type) and value.__qualname__.rpartition(".")[0] == qualname:
+            yield from _running(value, value.__qualname__)
 
 
 # -- `--import` ------------------------------------------------------------------------------------
-
-
-class _BundledModules(MetaPathFinder):
-    """Find the modules of bundles, so that one of them can import another."""
-
-    def __init__(self, modules: Mapping[str, NotedModule]) -> None:
-        self._modules = modules
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        module = self._modules.get(fullname)
-        is_package = any(name.startswith(f"{fullname}.") for name in self._modules)
-        if module is None:
-            return ModuleSpec(fullname, None, is_package=True) if is_package else None
-        inside: list[str] | None = [] if is_package else None
-        return spec_from_file_location(
-            fullname, module.path, loader=module, submodule_search_locations=inside
-        )
 
 
 def import_user_modules(
@@ -325,24 +258,22 @@ def import_user_modules(
     """
     if not names:
         return frozenset()
-    if str(Path.cwd()) not in sys.path:  # the installed command does not search there
-        sys.path.append(str(Path.cwd()))
+    search_folders()  # the installed command does not search the working folder
     folders = {folder.resolve() for folder in bundles}
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() not in folders]
-    held = {name: source for sources in bundles.values() for name, source in sources.items()}
-    if any(source_of(name) not in (None, held.get(name)) for name in names):
-        require_current(names)  # what a bundle holds is right, also if its file was edited later
-    bundled = [
-        (name, NotedModule(name, str(folder / f"{name}.py"), source))
+    held = [
+        BundledModule(name, str(folder / f"{name}.py"), source)
         for folder, sources in bundles.items()
         for name, source in sources.items()
     ]
-    finder = _BundledModules(dict(reversed(bundled)))  # the first bundle wins
-    sys.meta_path.append(finder)
+    missing = [loader for loader in held if getattr(_find(loader.name), "origin", None) is None]
+    loaders = {loader.name: loader for loader in reversed(missing)}  # the first bundle wins
     try:
-        for name in names:
-            if name not in sys.modules and (spec := find_spec(name)) is not None:
-                logger.info(f"--import {name}: running {spec.origin}")
+        for name in sorted(names, key=loaders.__contains__, reverse=True):
+            if name not in sys.modules:
+                file = loaders[name].path if name in loaders else getattr(_find(name), "origin", "")
+                logger.info(f"--import {name}: running {file}")
+                _import_bundled(name, loaders)
             import_module(name)
     except SbkitError:
         raise
@@ -351,14 +282,41 @@ def import_user_modules(
             f"The user's module {name} cannot be imported: it raised {type(error).__name__} "
             f"({error}). Start in the folder of {name}.py, or put that folder on PYTHONPATH."
         ) from error
-    finally:
-        sys.meta_path.remove(finder)
-    for name, module in bundled:
-        running: Any = getattr(sys.modules[name], "__loader__", None)
-        is_noted = isinstance(running, NotedModule)
-        if is_noted and running.is_bundled and running.source != module.source:
+    for loader in held:
+        running: Any = _variables(loader.name).get("__loader__")
+        if isinstance(running, BundledModule) and running.source != loader.source:
             raise ConfigError(
-                f"The module {name} is {running.path}, but {module.path} is another module of that "
-                "name. Restart this process."
+                f"The module {loader.name} is {running.path}, but {loader.path} is another module "
+                "of that name. Restart this process."
             )
+    sources = {loader.name: loader.source for loader in held}  # right, if a file was edited later
+    require_unedited(*(name for name in names if source_of(name) != sources.get(name)))
     return frozenset(names)
+
+
+def _import_bundled(name: str, loaders: Mapping[str, BundledModule]) -> None:
+    """Import a module of a bundle, after its package and what it imports of the bundle."""
+    is_package = any(other.startswith(f"{name}.") for other in loaders)
+    if name in sys.modules or not (is_package or name in loaders):
+        return
+    parent, _, child = name.rpartition(".")
+    _import_bundled(parent, loaders)
+    loader = loaders.get(name)
+    if loader is None and _find(name) is not None:
+        import_module(name)  # of this package, the bundle has other modules
+        return
+    origin = None if loader is None else loader.path
+    spec: Any = ModuleSpec(name, loader, origin=origin, is_package=is_package)
+    spec.has_location = loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    if parent:
+        setattr(sys.modules[parent], child, module)
+    if loader is None:
+        return
+    try:
+        for other in imported_modules(loader.source, str(module.__package__)):
+            _import_bundled(other, loaders)
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise

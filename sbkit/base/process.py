@@ -34,6 +34,7 @@ from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
 from sbkit.base.openmp import ThreadWaiting
 from sbkit.base.stores import is_temporary
+from sbkit.base.user_folders import prepare_user
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # The first rank prints its error this much earlier than the others. On a busy machine it was more
@@ -64,6 +65,7 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     # Imports make 450,000 objects that stay: scanning them took 0.9 of 5.8 s at the start.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
     with drop_unwritable("stderr"):
+        prepare_user()
         if isinstance(sys.stdout, TextIOWrapper):  # an ASCII terminal, or undecodable file names
             sys.stdout.reconfigure(errors="backslashreplace")
         code = _run_to_exit_code(main)

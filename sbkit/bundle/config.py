@@ -10,7 +10,7 @@ from typing import Any
 from sbkit.audio.decode import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
-from sbkit.base.files import from_plain, parsing_errors, read_regular
+from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML, from_plain, parsing_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.decoding.word_times import Confidence, WordOffsets
 from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
@@ -66,6 +66,13 @@ def missing_model(folder: Path, kind: str, file: str) -> BundleError:
     models = listed(sorted(model.parent for model in files))
     advice = models or "the folder that training or `sbkit export` printed"
     return BundleError(f"{folder} is not {kind}: {reason}. Name {advice}.")
+
+
+def require_run(folder: Path) -> None:
+    """Raise BundleError for a folder that is none of a run."""
+    for name in (RUN_YAML, RUN_CONFIG_FILE):
+        if not (folder / name).is_file():
+            raise missing_model(folder, "a run folder", name)
 
 
 class BundleFiles:

@@ -5,7 +5,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,20 +13,27 @@ from typing import Any, NamedTuple
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import from_plain, parsing_errors, read_file, to_json, write_text_atomically
-from sbkit.base.imports import is_reading_data, reading_data
+from sbkit.base.files import (
+    RUN_CONFIG_FILE,
+    RUN_YAML,
+    from_plain,
+    is_run,
+    parsing_errors,
+    read_file,
+    to_json,
+    write_text_atomically,
+)
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
-from sbkit.config.hparams import OUTPUT_FOLDER, Settings, read_settings, resolve
+from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, Settings, read_settings, resolve
 from sbkit.config.reached import NUM_HASH_DIGITS
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.distributed.same_on_ranks import describe_rank
-from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SUMMARY
+from sbkit.evaluate.run_results import SUMMARY
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
 BUNDLE = "bundle"  # the folder of the exported model in a run
-RUN_YAML = "hyperparams.yaml"
 # Read after the last step: they may change until the run has results.
 END_KEYS = frozenset(
     {
@@ -266,13 +273,25 @@ class RunConfig:
 def folder_override(yaml_file: Path) -> dict[str, object]:
     """Return the override that makes the YAML of a moved or copied run be of its folder now."""
     folder = yaml_file.parent
-    is_of_run = yaml_file.name == RUN_YAML and (folder / RUN_CONFIG_FILE).is_file()
-    return {OUTPUT_FOLDER: str(folder)} if is_of_run else {}
+    return {OUTPUT_FOLDER: str(folder)} if yaml_file.name == RUN_YAML and is_run(folder) else {}
 
 
-def require_local(settings: Mapping[str, Any], given: Mapping[str, object]) -> None:
-    """Refuse data at addresses, in pipes and devices while a run is read as data, but not given."""
-    for key in {*DATA_SETTINGS, "lm_text"} - given.keys() if is_reading_data() else ():
+def require_trusted(
+    settings: Mapping[str, Any], given: Collection[str], user_modules: Collection[str]
+) -> None:
+    """Refuse a run that is read as data, if it names somebody's modules, or data that is no file.
+
+    given: the keys that the user has set; user_modules: the modules that the user trusts.
+    """
+    names = {"corpus": settings.get("corpus"), RECIPE: str(settings.get(RECIPE)).rpartition(".")[0]}
+    for key in names.keys() - given:
+        module = str(names[key] or "sbkit.")
+        if not module.startswith(("sbkit.", "recipes.")) and module not in user_modules:
+            raise ConfigError(
+                f"The run in {settings[OUTPUT_FOLDER]} is read as data, but names the module "
+                f"{module}. If you trust it, pass --import {module}, or in Python `user_modules`."
+            )
+    for key in {*DATA_SETTINGS, "lm_text"} - {*given}:
         for text in to_json(settings.get(key)).split('"'):
             path = Path(text)
             if "://" in text or (path.exists() and not (path.is_file() or path.is_dir())):
@@ -286,15 +305,13 @@ def require_local(settings: Mapping[str, Any], given: Mapping[str, object]) -> N
 def read_run_settings(run: Path) -> Settings:
     """Read the plain values of the YAML in a run folder, wherever the folder lies."""
     file = run / RUN_YAML
-    with reading_data(run):
-        return read_settings(file, folder_override(file))
+    return read_settings(file, folder_override(file))
 
 
 def read_run_tree(run: Path) -> CommentedMap:
     """Read the YAML in a run folder with its references resolved; nothing is built."""
     file = run / RUN_YAML
-    with reading_data(run):
-        return resolve(file, folder_override(file)).tree
+    return resolve(file, folder_override(file)).tree
 
 
 def read_run_config(folder: Path | str) -> RunConfig:

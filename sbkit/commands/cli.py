@@ -13,6 +13,7 @@ from pkgutil import iter_modules
 
 from sbkit import tasks
 from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.files import is_run
 from sbkit.base.imports import import_user_modules
 from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
@@ -79,16 +80,9 @@ def _import_user_modules(names: Sequence[str], models: Sequence[Path]) -> frozen
         return frozenset()
     from sbkit.bundle.config import CONFIG_FILE, BundleFiles
 
-    runs = [folder for folder in models if is_run(folder) and not (folder / CONFIG_FILE).exists()]
-    bundles = [folder for folder in models if folder not in runs]
+    bundles = [folder for folder in models if not is_run(folder) or (folder / CONFIG_FILE).exists()]
     sources = {folder: BundleFiles(folder).read_modules(names) for folder in bundles}
-    sys.path += [str(folder.resolve()) for folder in (Path.cwd(), *runs)]
     return import_user_modules(names, sources)
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run; a missing one is taken for a bundle."""
-    return (folder / "hyperparams.yaml").is_file()
 
 
 def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:

@@ -16,11 +16,12 @@ report_by_SET.tsv      with `--report-by`: the metrics by the values of these co
 
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_writable, to_json
+from sbkit.base.files import RUN_CONFIG_FILE, is_run, require_writable, to_json
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.versions import __version__
 from sbkit.cli.arguments import Parser
@@ -51,8 +52,7 @@ def add_commands(parser: Parser) -> None:
 
 def score(options: Namespace) -> None:
     """Score a model on tables, or a run on its test sets; print a line for each."""
-    from sbkit.checkpoint.run_config import RUN_YAML
-    from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SETTINGS, SUMMARY, read_json
+    from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_json
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.score_report import ScoreReport
@@ -64,7 +64,7 @@ def score(options: Namespace) -> None:
     if out is None and options.report_by:
         raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
     if out is not None:
-        if (out / SUMMARY).exists() or (out / RUN_YAML).exists():
+        if (out / SUMMARY).exists() or is_run(out):
             raise ConfigError(
                 f"{out} is a run or already has scores. Choose another folder for --out."
             )
@@ -121,7 +121,9 @@ def _prepare(
     settings = table_settings(folder, columns=options.columns, encoding=options.encoding)
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, settings)) for name, file in sources)
-    for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():
+    modules = options.user_modules
+    test_sets = {} if names else prepare_test_sets(folder, options.split, modules)
+    for name, rows in chain(prepared, test_sets.items()):
         columns = user_columns(rows.column_names)
         require_columns(options.report_by, {name: columns})
         yield name, rows

@@ -31,7 +31,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.tag import Tag
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_regular
+from sbkit.base.files import RUN_YAML, is_run, require_regular
 from sbkit.base.messages import did_you_mean
 from sbkit.base.ranges import FLAG, FORMS, RANGES, Kind, Range, as_flag
 
@@ -198,9 +198,14 @@ class Document:
     texts: dict[Path, str]  # the content of each file
 
     @property
+    def is_of_run(self) -> bool:
+        """Whether the file lies in a run folder, perhaps somebody else's."""
+        return self.path.name == RUN_YAML and is_run(self.path.parent)
+
+    @property
     def module_folders(self) -> list[str]:
-        """Folders of modules: those of the YAML and its base, and the working folder."""
-        return [*(str(file.resolve().parent) for file in self.texts), str(Path.cwd())]
+        """Folders of modules: those of the YAML and its base; none for the YAML of a run folder."""
+        return [] if self.is_of_run else [str(file.resolve().parent) for file in self.texts]
 
     def place(self, keys: Keys) -> str:
         """Return FILE:LINE of a key, or of its nearest parent that stands in a file."""

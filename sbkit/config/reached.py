@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from sbkit.base.imports import search_folders, user_sources
+from sbkit.base.imports import user_digests
 from sbkit.base.ranges import KEYS
 from sbkit.config.document import walk
 from sbkit.config.hparams import OUTPUT_FOLDER, Resolved
@@ -27,8 +27,7 @@ def list_reached(
 
     given_modules: those of a recipe given in Python. What `__main__` defines has no file.
     """
-    search_folders(resolved.document.module_folders)
-    sources = user_sources(*given_modules, *resolved.module_names, with_unimported=True)
+    digests = user_digests(*given_modules, *resolved.module_names)
     nodes = [(keys, node) for keys, node in walk(resolved.tree) if isinstance(node, str)]
     texts = [(str(node), str(keys[0])) for keys, node in nodes if node.strip("./")]
     arguments = {text for text, key in texts if key not in resolved.settings}
@@ -36,7 +35,7 @@ def list_reached(
     run = Path(str(resolved.settings.get(OUTPUT_FOLDER, ""))).resolve()
     names = sorted({text for text, _ in texts} - others)
     files = [name for name in names if _lies_apart(name, run, is_argument=name in arguments)]
-    modules = {name: _hash(source) for name, source in sorted(sources.items())}
+    modules = {name: digest[:NUM_HASH_DIGITS] for name, digest in digests.items()}
     return modules, {name: digest_of(Path(name)) for name in files}
 
 

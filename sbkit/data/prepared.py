@@ -44,12 +44,10 @@ from sbkit.base.files import (
     to_json,
     write_bytes_atomically,
 )
-from sbkit.base.imports import search_folders
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.ranges import RANGES, Kind, Range, require_in_range
 from sbkit.base.user_folders import cache_folder
-from sbkit.config.document import read_document
 from sbkit.config.hparams import Settings, read_settings
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.audio_tables import AudioTable
@@ -208,7 +206,6 @@ class Spec:
 
 def read_data_settings(yaml_file: Path, overrides: Mapping[str, object]) -> Settings:
     """Read the values of a YAML; this imports neither its recipe nor torch."""
-    search_folders(read_document(yaml_file).module_folders)
     settings = read_settings(yaml_file, nest_overrides(overrides))
     require_in_range(settings, {**RANGES, **DATA_RANGES})
     return settings

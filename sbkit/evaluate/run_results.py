@@ -10,7 +10,6 @@ from sbkit.evaluate.wer import FigureDict
 
 SUMMARY = "summary.json"  # of a run, and of `sbkit score --out`
 BUNDLE_CONFIG = "bundle/config.json"  # of a run
-RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
 DATA_REPORT = "data_report.json"
 SETTINGS = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
 PROVENANCE = "provenance"  # in SUMMARY: the weights and the decoder that were measured

@@ -27,6 +27,7 @@ from sbkit.base.files import (
     TEMPORARY_NAMES,
     atomic_folder,
     fsync_tree,
+    is_run,
     parsing_errors,
     read_file,
     require_regular,
@@ -36,7 +37,6 @@ from sbkit.base.files import (
 from sbkit.base.imports import (
     import_user_modules,
     imported_modules,
-    reading_data,
     source_of,
     user_sources,
 )
@@ -44,17 +44,11 @@ from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.allowed_classes import ALLOWED_MODULES
-from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, missing_model
+from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, dotted_path, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
-from sbkit.checkpoint.run_config import (
-    BUNDLE,
-    CHECKPOINTS,
-    RUN_YAML,
-    read_run_config,
-    read_run_tree,
-)
+from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, read_run_config, read_run_tree
 from sbkit.checkpoint.weights import average, check_same_model, part_names_of_yaml
 from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -102,8 +96,7 @@ def export_run(
     formats = [formats] if isinstance(formats, str) else formats
     run = Path(run)
     out = Path(out).resolve()
-    if not (run / RUN_YAML).is_file():
-        raise missing_model(run, "a run folder", RUN_YAML)
+    require_run(run)
     require_new(out, model=run)
     with exported_bundle(run, user_modules) as source, replacing_bundle(out) as folder:
         copy_files(source, folder)
@@ -111,7 +104,9 @@ def export_run(
             replace_weights(folder, Path(weights))
         # A bundle that cannot be loaded is not exported.
         bundle = load_bundle(folder, user_modules=user_modules)
-        reports = write_formats(bundle, run, folder, formats, grid) if formats else {}
+        reports: ParityReports = {}
+        if formats:
+            reports = write_formats(bundle, run, folder, formats, grid, user_modules=user_modules)
         written_formats = [
             name for name in formats if any(report["written"] for report in reports[name].values())
         ]
@@ -136,14 +131,12 @@ def exported_bundle(
 ) -> Iterator[Path]:
     """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run.
 
-    While it is used, no module in the run folder is imported, except for ``user_modules``.
-
     >>> with exported_bundle("results/ctc/en/3407") as folder:  # doctest: +SKIP
     ...     bundle = load_bundle(folder)
     """
     model = Path(model)
-    with reading_data(model, user_modules), TemporaryDirectory() as folder:
-        if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
+    with TemporaryDirectory() as folder:
+        if (model / CONFIG_FILE).exists() or not is_run(model):
             yield model
             return
         if (model / BUNDLE / CONFIG_FILE).exists():
@@ -183,7 +176,7 @@ def add_formats(
     with replacing_bundle(bundle) as folder:
         copy_files(bundle, folder, formats=FORMATS.keys() - {*names})
         reloaded = load_bundle(folder, user_modules=user_modules)
-        return write_formats(reloaded, run, folder, names, grid)
+        return write_formats(reloaded, run, folder, names, grid, user_modules=None)
 
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
@@ -241,7 +234,7 @@ def replace_weights(folder: Path, file: Path) -> None:
 
 def require_new(out: Path, *, model: Path) -> None:
     """Raise ConfigError if ``out`` is the model itself, the bundle of a run, or not replaceable."""
-    is_of_run = out.name == BUNDLE and (out.parent / RUN_YAML).is_file()
+    is_of_run = out.name == BUNDLE and is_run(out.parent)
     if is_of_run or out == model.resolve():
         raise ConfigError(f"`out` must be a new folder, but {out} is the model itself or a run's.")
     require_replaceable(out)

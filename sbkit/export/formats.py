@@ -13,7 +13,7 @@ huggingface/     a folder for transformers, of a model with a pretrained encoder
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,22 @@ def describe_failures(reports: ParityReports) -> list[str]:
 
 
 def write_formats(
-    bundle: TorchBundle, run: Path, folder: Path, names: Sequence[str], grid: Grid
+    bundle: TorchBundle,
+    run: Path,
+    folder: Path,
+    names: Sequence[str],
+    grid: Grid,
+    *,
+    user_modules: Collection[str] | None,
 ) -> ParityReports:
-    """Write formats into a bundle's folder, each with its parity report."""
+    """Write formats into a bundle's folder, each with its parity report.
+
+    user_modules: as of `prepare_test_sets`.
+    """
     task = bundle.task
     require_supported(names, task)
     try:
-        test_sets: TestSets | str = prepare_test_sets(run)
+        test_sets: TestSets | str = prepare_test_sets(run, user_modules=user_modules)
     except SbkitError as error:
         test_sets = str(error)
     candidates: dict[str, Sequence[Candidate]] = {}

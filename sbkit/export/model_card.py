@@ -13,10 +13,10 @@ from typing import Any
 
 import jinja2
 
-from sbkit.base.files import to_json
+from sbkit.base.files import RUN_YAML, to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
-from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings
+from sbkit.checkpoint.run_config import read_run_settings
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.logs.handlers import TEXT_LOG

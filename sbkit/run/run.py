@@ -10,7 +10,7 @@ import logging
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,12 +20,13 @@ from torch import nn
 
 from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, ExportError, SbkitError
-from sbkit.base.imports import reading_data
+from sbkit.base.files import RUN_YAML
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.messages import plural
 from sbkit.base.process import drop_unwritable
 from sbkit.base.stores import wait_for_store
-from sbkit.bundle.config import missing_model
+from sbkit.base.user_folders import prepare_user
+from sbkit.bundle.config import require_run
 from sbkit.check.check import check_before_training, check_run
 from sbkit.check.checked_run import DeclaredRun, Finding
 from sbkit.checkpoint.folder import locked_folder, newest_checkpoint
@@ -35,10 +36,9 @@ from sbkit.checkpoint.run_config import (
     CHECKPOINTS,
     DATA_SETTINGS,
     MACHINE_KEYS,
-    RUN_YAML,
     folder_override,
     read_run_config,
-    require_local,
+    require_trusted,
 )
 from sbkit.config.hparams import OUTPUT_FOLDER, Settings, save_yaml
 from sbkit.data.batch import Loaders
@@ -114,6 +114,7 @@ class Run:
                 `array` and `sampling_rate`, or what else a Transcriber takes.
             title: the first line of the run's log; by default this call.
         """
+        prepare_user()
         overrides = dict(overrides or {})
         self._call = f"Run({str(yaml_file)!r}, {overrides})"
         self._title = title or self._call
@@ -168,12 +169,10 @@ class Run:
 
         user_modules: modules that you trust, of parts, a task, a recipe or a corpus of your own.
         """
-        if not (Path(folder) / RUN_YAML).is_file():
-            raise missing_model(Path(folder), "a run folder", RUN_YAML)
+        require_run(Path(folder))
         folder = Path(folder).absolute()
         here = {OUTPUT_FOLDER: folder, **(overrides or {})}
-        with reading_data(folder, user_modules):
-            run = cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
+        run = cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
         run._named = frozenset(user_modules)
         return run
 
@@ -189,7 +188,7 @@ class Run:
         ExportError, with all results written, if no bundle can hold the model.
         """
         values = self.values
-        self._require_current()
+        values.require_unedited()
         values.require_in_range()
         patience = self.settings["store_patience"]
         brain: Brain | None = None
@@ -221,7 +220,7 @@ class Run:
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
-        self._require_current()
+        self.values.require_unedited()
         with quiet():
             return check_run(DeclaredRun(self.values)).findings
 
@@ -296,11 +295,10 @@ class Run:
         file = utterances_file(self.folder, name)
         if not file.is_file():
             raise BundleError(f"{self.folder} has no texts of a test set {name}.")
-        with self._reading():
-            require_local(self.settings, self.values.given_overrides)
-            corpus = self.values.load_recipe().corpus(self.settings)
-            clips = () if corpus is None else corpus.clips(name)
-            paths = {clip.id: str(clip.path) for clip in clips}
+        self._require_trusted()
+        corpus = self.values.load_recipe().corpus(self.settings)
+        clips = () if corpus is None else corpus.clips(name)
+        paths = {clip.id: str(clip.path) for clip in clips}
         rows: list[dict[str, Any]] = [
             {
                 "id": utterance.id,
@@ -323,19 +321,15 @@ class Run:
         with exported_bundle(self.folder, modules) as folder:
             return load_bundle(folder, user_modules=modules).model
 
-    def _reading(self) -> AbstractContextManager[None]:
+    def _require_trusted(self) -> None:
         """Read the YAML of a run folder as data, but not one that the user has written."""
-        file = self.values.yaml_file
-        return reading_data(file.parent, self._named) if folder_override(file) else nullcontext()
+        if folder_override(self.values.yaml_file):
+            require_trusted(self.settings, self.values.given_keys, self._named)
 
     def _user_modules(self) -> frozenset[str]:
         """Return the modules that were named, or that a YAML of the user's names."""
         is_of_run = folder_override(self.values.yaml_file)
         return self._named if is_of_run else self.values.user_modules()
-
-    def _require_current(self) -> None:
-        if self.values.require_current():
-            self._setup = None
 
     def _require_own_folder(self) -> None:
         """Raise ConfigError if the run in the folder has other values."""
@@ -345,8 +339,11 @@ class Run:
         values = replace(self.values, given_recipe=None)  # results need no Brain of the user's
         values = values.with_overrides(recipe=before.values["recipe"])
         is_moved = any(self.settings.get(key) != before.values.get(key) for key in DATA_SETTINGS)
-        with self._reading():
-            config = values.make_run_config(self.prepare_splits() if is_moved else None)
+        splits: Splits | None = None
+        if is_moved:
+            self._require_trusted()
+            splits = self.prepare_splits()
+        config = values.make_run_config(splits)
         config.check_resumable(self.folder, has_ended=(self.folder / SUMMARY).is_file())
 
     def _require_model(self) -> None:
@@ -358,7 +355,7 @@ class Run:
 
     def prepare(self) -> RunSetup:
         """Make all that the run needs, unless that is done, and write its labels, nothing else."""
-        self._require_current()
+        self.values.require_unedited()
         if self._setup is None:
             with main_rank_first():
                 data = prepare_data(self.values)
@@ -369,7 +366,7 @@ class Run:
 
     def prepare_splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
-        self._require_current()
+        self.values.require_unedited()
         return prepare_splits(self.values, self.values.load_recipe())
 
     def make_loaders(self) -> Loaders:

@@ -16,9 +16,9 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_writable
+from sbkit.base.files import RUN_YAML, require_writable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import RUN_YAML
+from sbkit.checkpoint.run_config import require_trusted
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column
 from sbkit.decoding.beam import BeamDecoder
@@ -77,7 +77,10 @@ def tune(
         bundle.task.require_frames("`sbkit tune`")
         if values is None and not is_bundle:
             values = read_values(model / RUN_YAML, {})
-        splits = None if values is None else prepare_splits(values, values.load_recipe())
+        splits: Splits | None = None
+        if values is not None:
+            require_trusted(values.settings, values.given_keys, user_modules)
+            splits = prepare_splits(values, values.load_recipe())
         settings: Mapping[str, Any] = {} if values is None else values.settings
         tables = table_settings(model, columns=columns, encoding=encoding)
         sets: Mapping[str, datasets.Dataset]

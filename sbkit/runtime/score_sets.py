@@ -1,7 +1,7 @@
 """Test sets: those of a run, or tables and folders; and batches of whole utterances."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -10,9 +10,10 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import RUN_YAML, is_run
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import RUN_YAML, read_run_settings, require_local
+from sbkit.checkpoint.run_config import read_run_settings, require_trusted
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
 from sbkit.data.corpus import Corpus, Row, SettingValues
@@ -50,13 +51,16 @@ def read_whole_clips(
         yield dict(zip(indices, reader.__getitems__(batch), strict=True))
 
 
-def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
+def prepare_test_sets(
+    run: Path, split: str | None = None, user_modules: Collection[str] | None = frozenset()
+) -> Mapping[str, datasets.Dataset]:
     """Prepare the test sets of a run, or one split such as `train`, as training does.
 
-    Called while the run is read as data (`exported_bundle`), or by its training.
+    user_modules: modules that the user trusts; None if the run itself asks, in its training.
     """
     settings = read_run_settings(run)
-    require_local(settings, {})
+    if user_modules is not None:
+        require_trusted(settings, (), user_modules)
     splits = load_recipe(settings, run / RUN_YAML).prepare_splits(settings)
     if split is not None:
         named = splits.named()
@@ -75,8 +79,8 @@ def name_of(source: Path) -> str:
 
 def table_settings(model: Path, **given: object) -> dict[str, object]:
     """Return the columns and the encoding of tables: those that are given, else those of a run."""
-    is_run = not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file()
-    declared = read_run_settings(model) if is_run else {}
+    declares = not (model / CONFIG_FILE).exists() and is_run(model)
+    declared = read_run_settings(model) if declares else {}
     return {name: declared.get(name) if v is None else v for name, v in given.items()}
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import parsing_errors, read_file
+from sbkit.base.files import RUN_YAML, parsing_errors, read_file
 from sbkit.base.messages import listed, short_value
 from sbkit.base.ranges import require_in_range
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleFiles, Plain
@@ -46,7 +46,6 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import (
     CHECKPOINTS,
-    RUN_YAML,
     read_run_config,
     read_run_settings,
     read_run_tree,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.imports import require_trusted, search_folders
+from sbkit.base.imports import search_folders
 from sbkit.base.ranges import Range
 from sbkit.bundle.task import Task, dotted_path
 from sbkit.config.document import read_document
@@ -106,7 +106,6 @@ def load_recipe(settings: Settings, yaml_file: Path) -> Recipe:
         )
     search_folders(read_document(yaml_file).module_folders)
     module, _, attribute = name.rpartition(".")
-    require_trusted(module)
     try:
         recipe = getattr(import_module(module), attribute, None)
     except SbkitError:

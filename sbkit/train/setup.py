@@ -48,14 +48,14 @@ import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.imports import require_current, search_folders, user_sources
+from sbkit.base.imports import require_unedited, user_sources
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override, require_local
-from sbkit.config.hparams import OUTPUT_FOLDER, Settings, load_hparams, read_settings
+from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig, folder_override
+from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, Settings, load_hparams, read_settings
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
 from sbkit.config.reached import list_reached
@@ -112,16 +112,20 @@ class RunValues:
             return self.given_recipe()
         return load_recipe(self.settings, self.yaml_file)
 
+    @property
+    def given_keys(self) -> set[str]:
+        """The keys that the user has set, but not in the YAML."""
+        return {*self.given_overrides, *(() if self.given_recipe is None else (RECIPE,))}
+
     def user_modules(self) -> frozenset[str]:
         """Return the user's modules that the YAML and the task of its recipe reach."""
         names = resolve_yaml(self.yaml_file, self.overrides).module_names
         return frozenset(user_sources(self.load_recipe().name, *names, with_unimported=True))
 
-    def require_current(self) -> bool:
-        """Import changed modules of the user anew; return whether there were any."""
+    def require_unedited(self) -> None:
+        """Refuse modules of the user's that were edited after they were imported."""
         resolved = resolve_yaml(self.yaml_file, self.overrides)
-        search_folders(resolved.document.module_folders)
-        return require_current(resolved.module_names, given_modules(self.given_recipe))
+        require_unedited(*given_modules(self.given_recipe), *resolved.module_names)
 
     def with_overrides(self, **overrides: object) -> "RunValues":
         changed = {**self.overrides, **overrides}
@@ -159,11 +163,10 @@ def read_values(
     overrides: by key, such as `lr` or `Transformer.dropout`.
     recipe: replaces the recipe that the YAML names.
     """
-    require_current(given_modules=given_modules(recipe))  # reading may ask a recipe for its ranges
     yaml_file = Path(yaml_file)
     given_overrides = nest_overrides(overrides)
     overrides = with_encoder_config(yaml_file, {**folder_override(yaml_file), **given_overrides})
-    values = RunValues(
+    return RunValues(
         yaml_file=yaml_file,
         overrides=overrides,
         given_overrides=given_overrides,
@@ -171,8 +174,6 @@ def read_values(
         given_recipe=recipe,
         count=count,
     )
-    values.require_current()
-    return values
 
 
 def given_modules(recipe: type[Recipe] | None) -> set[str]:
@@ -291,7 +292,6 @@ def choose_placement(values: RunValues) -> Placement:
 
 def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
     """Prepare the data that is not prepared yet."""
-    require_local(values.settings, values.given_overrides)
     splits = recipe.prepare_splits(values.settings)
     columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
     require_columns(values.settings["report_by"] or (), columns)

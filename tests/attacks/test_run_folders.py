@@ -1,6 +1,5 @@
 """A run folder is data: none of its modules runs unless `--import` names it."""
 
-import py_compile
 import re
 import shutil
 import sys
@@ -14,7 +13,6 @@ import pytest
 from sbkit.base import imports
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.base.imports import reading_data
 from sbkit.checkpoint.checkpointer import AveragedCheckpoints
 from sbkit.checkpoint.run_config import read_run_settings
 from sbkit.commands.cli import run
@@ -40,10 +38,10 @@ NAMES = {"recipe": "evil.Asr", "corpus": "evil"}
 def folder(workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield the folder of a run; leave no module of it in memory."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(imports, "_yaml_folders", [])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     yield make_run(tmp_path / "run", data_folder=str(workplace.release))
     sys.modules.pop("evil", None)
-    imports._yaml_folders.clear()
 
 
 def score(folder: Path, *options: str) -> None:
@@ -55,47 +53,36 @@ def set_in_yaml(folder: Path, key: str, value: str) -> None:
     yaml.write_text(re.sub(rf"(?m)^{key}:.*$", f"{key}: {value}", yaml.read_text()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["evil.py", "evil/__init__.py", "evil.pyc"])
-@pytest.mark.parametrize("is_linked", [False, True])
-def test_module_in_a_run_folder_is_not_imported_by_anything(
-    folder: Path, name: str, is_linked: bool, monkeypatch: pytest.MonkeyPatch
+def test_run_folder_is_not_searched_for_modules(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is found in the working folder, or by a link to the run folder, where links lie."""
-    home = folder.parent / "elsewhere" if is_linked else folder
-    (folder.parent / "source.py").write_text(EVIL)
-    (home / name).parent.mkdir(parents=True, exist_ok=True)
-    copy = py_compile.compile if name.endswith(".pyc") else shutil.copy
-    copy(str(folder.parent / "source.py"), str(home / name))
+    """Nor is it if it is the working folder: a library may look for a package that is missing."""
+    (folder / "evil.py").write_text(EVIL)
     monkeypatch.chdir(folder)
-    if is_linked:
-        top = Path(name).parts[0]
-        Path(top).symlink_to(home / top)
-        (folder.parent / "link").symlink_to(folder)
-        monkeypatch.syspath_prepend(folder.parent / "link")
-    refusal = "evil lies in .* If you trust it, pass --import evil"
-    with reading_data(folder), pytest.raises(SbkitError, match=refusal):
+    export_run(folder, folder.parent / "bundle")
+    score(folder)
+    Run.open(folder).prepare_splits()
+    with pytest.raises(ModuleNotFoundError):
         import_module("evil")
-    assert "evil" not in sys.modules and not [*folder.parent.rglob("*.ran")]
+    with pytest.raises(SbkitError, match="evil cannot be imported"):
+        score(folder, "--import", "evil")
 
 
 @pytest.mark.parametrize("key", NAMES)
-@pytest.mark.parametrize("home", ["run", "."])
 def test_module_that_a_run_names_is_imported_if_the_user_names_it(
-    home: str,
     key: str,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It lies in the run folder, or in the working folder, as when the run was started."""
-    (tmp_path / home / "evil.py").write_text(EVIL)
+    """It lies in the working folder, as when the run was started."""
+    (tmp_path / "evil.py").write_text(EVIL)
     set_in_yaml(folder, key, NAMES[key])
     monkeypatch.chdir(tmp_path)
     for message in refused_by("score tune", folder):
         assert re.search("names the module evil. If .* pass --import evil", message)
-    assert "evil" not in sys.modules and str(folder) not in sys.path
+    assert "evil" not in sys.modules
     score(folder, "--import", "evil")
     assert capsys.readouterr().out.startswith("test: CER")
 
@@ -210,12 +197,16 @@ def test_few_aliases_stay_few_values(first: str, level: str, use: str, folder: P
         ("data_folder", "[s3://a/b, /c]"),
         ("manifest", "{train: a.csv, dev: a.csv, test: {b: http://localhost/a.csv}}"),
         ("manifest", "{train: a.csv, dev: a.csv, test: [/dev/zero]}"),
+        ("corpus", "evil"),
     ],
 )
-def test_run_that_is_read_as_data_opens_no_address(key: str, value: str, tested: Path) -> None:
+def test_run_that_is_read_as_data_opens_no_address_or_module(
+    key: str, value: str, tested: Path
+) -> None:
     set_in_yaml(tested, key, value)
+    advice = "If you trust it, pass" if key == "corpus" else "only if you name it yourself"
     for message in refused_by("scores errors tune score", tested):
-        assert f"`{key}` of the run is " in message and "only if you name it yourself" in message
+        assert advice in message and (f"`{key}` of the run is " in message or key == "corpus")
 
 
 def test_address_that_the_user_gives_is_opened(tested: Path) -> None:

@@ -9,10 +9,11 @@ import pytest
 from torch import nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import END_KEYS, MACHINE_KEYS, MAY_CHANGE, RUN_YAML, RunConfig
+from sbkit.checkpoint.run_config import END_KEYS, MACHINE_KEYS, MAY_CHANGE, RunConfig
 from sbkit.config.hparams import resolve
-from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SUMMARY
+from sbkit.evaluate.run_results import SUMMARY
 
 YAML = """
 seed: 1

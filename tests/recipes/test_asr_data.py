@@ -11,7 +11,7 @@ import pytest
 
 from recipes.asr.data import prepare_language_models, prepare_tokenizer
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.run_config import RUN_YAML
+from sbkit.base.files import RUN_YAML
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE

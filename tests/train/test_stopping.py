@@ -19,11 +19,12 @@ from torch.utils.data import TensorDataset
 
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import BAD_INPUT, FAILED, ConfigError, DataError, StoreError
+from sbkit.base.files import RUN_CONFIG_FILE
 from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
-from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SUMMARY
+from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.metric import Metric, best_key
 from sbkit.run import export_and_test
 from sbkit.train.stopping import (
