@@ -3,6 +3,7 @@
 Each scenario runs the real train.py, some of them several times in one process group.
 """
 
+import ctypes
 import errno
 import json
 import multiprocessing
@@ -25,11 +26,10 @@ from torch.utils.data import get_worker_info
 import train
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import OtherRankError, StopRequestedError
-from sbkit.base.process import exit_code
+from sbkit.base.process import exit_code, run_main
 from sbkit.data.filesystem import ByteRange, read_ranges
 from sbkit.distributed.ranks import process_group, rank, world_size
 from sbkit.runtime.score_sets import read_whole_clips
-from sbkit.train import watchdog
 from tests.runtime.bundles import SMALL
 
 ACCUMULATIONS = (1, 4)
@@ -101,10 +101,9 @@ def signal_rank_1_in_test() -> Iterator[None]:
 
 
 def hang_rank_1(brain: AsrBrain, *_: object) -> None:
-    """Let rank 1 sleep forever, with a watchdog that waits only four seconds."""
-    if brain.optimizer_step == 3:
-        brain.watchdog._stall_seconds = 4
-        time.sleep(10_000 * rank())
+    """Let rank 1 sleep forever in C, where it holds Python's lock."""
+    if brain.optimizer_step == 3 and rank() == 1:
+        ctypes.PyDLL(None).sleep(10_000)
 
 
 def fill_disk(brain: AsrBrain, *_: object) -> None:
@@ -138,7 +137,6 @@ AFTER_BATCH = {"signal_rank_1": signal_rank_1, "hang_rank_1": hang_rank_1, "fill
 def main() -> None:
     scenario, folder, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
-    watchdog.REPORT_SECONDS = 2.0
     with process_group(torch.device("cpu")):
         if scenario == "exact":
             exact(Path(folder), Path(arguments[0]), arguments[1:])
@@ -166,4 +164,4 @@ def code_of_run(*arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -44,23 +44,6 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
     return Path(rows[row][0]).stem
 
 
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        (["--token_type=bpe"], ["`vocab_size`", "null"]),
-        (["--batch_seconds=1"], ["`batch_seconds`", "1"]),
-        (["--min_seconds=30"], ["`min_seconds`", "30", "None of the 16"]),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else None,
-)
-def test_impossible_setting_is_named(
-    options: list[str], parts: list[str], workplace: Workplace, tmp_path: Path, capsys: Captured
-) -> None:
-    sentence = refusal(workplace, tmp_path / "run", *options, capsys=capsys)
-    for part in parts:
-        assert part in sentence
-
-
 def test_unwritable_output_folder_is_named(
     workplace: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:

@@ -80,7 +80,8 @@ def prepare_prompts(*, language: str = "en") -> Path:
     if language not in LICENSES:
         raise ConfigError(
             f"The default corpus has the languages {', '.join(LICENSES)}, but `language` is "
-            f"{language!r}. Name the folder of a Common Voice release as `data_folder` instead."
+            f"{language!r}. Name the folder of a Common Voice release as `data_folder` instead.",
+            keys=("language",),
         )
     name = f"asterisk-core-sounds-{language}"
     return ensure_release(

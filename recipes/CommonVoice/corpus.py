@@ -150,7 +150,8 @@ class CommonVoice(Corpus):
         if any(folder.glob("*.tsv")):
             if len(tags) > 1:
                 raise ConfigError(
-                    f"`language` names {', '.join(tags)}, but {folder} is of one language."
+                    f"`language` names {', '.join(tags)}, but {folder} is of one language.",
+                    keys=("language",),
                 )
             releases = {tags[0]: folder}
         else:

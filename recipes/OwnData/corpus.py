@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sbkit.audio.io import AudioPart
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.messages import listed
 from sbkit.data.audio_tables import AudioTable, is_tar
 from sbkit.data.columns import ROLE_OF, find_split_column, role_of
@@ -240,23 +240,26 @@ def _parse_manifest(manifest: Mapping[str, Any]) -> dict[str, Split]:
 
 def _find_sources(key: str, role: str, value: object) -> Split:
     """Return the sources that a key of the YAML names; "" is the role of ``all``."""
-    values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
-    if not values or not all(isinstance(x, str | Path) and str(x) for x in values):
-        raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
-    names = map(str, values)
-    sources = [x if "://" in x else str(Path(x).expanduser().absolute()) for x in names]
-    files: list[SourceFile] = []
-    for source in sources:
-        if "://" not in source and not Path(source).exists():
-            raise ConfigError(f"`{key}`: {source} does not exist.")
-        found = find_files(source)
-        by_role = find_splits(source, found) if role else {}
-        if len(by_role) > 1:
-            raise DataError(
-                f"`{key}`: {source} has files for {', '.join(sorted(by_role))}. Write "
-                f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
+    with concerning(*key.split(".")):
+        values: Sequence[object] = value if isinstance(value, list | tuple) else [value]
+        if not values or not all(isinstance(x, str | Path) and str(x) for x in values):
+            raise ConfigError(
+                f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}"
             )
-        files += choose_files(found) if role else found
+        names = map(str, values)
+        sources = [x if "://" in x else str(Path(x).expanduser().absolute()) for x in names]
+        files: list[SourceFile] = []
+        for source in sources:
+            if "://" not in source and not Path(source).exists():
+                raise ConfigError(f"`{key}`: {source} does not exist.")
+            found = find_files(source)
+            by_role = find_splits(source, found) if role else {}
+            if len(by_role) > 1:
+                raise DataError(
+                    f"`{key}`: {source} has files for {', '.join(sorted(by_role))}. Write "
+                    f"`manifest: {{{ALL_SPLITS}: {source}}}`, or a list of files."
+                )
+            files += choose_files(found) if role else found
     return Split(role, sources, files)
 
 

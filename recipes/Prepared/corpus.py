@@ -82,7 +82,8 @@ class PreparedCorpus(Corpus):
         if rate != self.settings["sample_rate"]:
             raise ConfigError(
                 f"`sample_rate` is {self.settings['sample_rate']}, but the audio in "
-                f"{self._storage.url} has {rate} Hz. Set `sample_rate: {rate}`."
+                f"{self._storage.url} has {rate} Hz. Set `sample_rate: {rate}`.",
+                keys=("sample_rate",),
             )
         if self.settings.get("columns"):
             raise ConfigError(

@@ -69,7 +69,8 @@ def make_asr_loaders(
         raise DataError(
             f"CTC needs a frame for a token, but all {plural(num_listed, 'transcript')} of train "
             f"need more than there are (`token_type` is {hparams['token_type']}; {left_out.id}: "
-            f"{left_out.detail}). Use longer tokens (`token_type: bpe`), or keep more frames."
+            f"{left_out.detail}). Use longer tokens (`token_type: bpe`), or keep more frames.",
+            keys=("token_type",),
         )
     require_utterances_to_fit(splits, hparams)
     if rank() == 0:
@@ -114,7 +115,8 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
         raise DataError(
             f"The decoder is fitted to the utterances of {' and '.join(splits.valid)}, but all "
             f"{plural(len(samples), 'recording')} there are longer than `eval_batch_seconds`. Cut "
-            "them by `sbkit segment`, or set `word_lm_order: 0` and `token_lm_order: 0`."
+            "them by `sbkit segment`, or set `word_lm_order: 0` and `token_lm_order: 0`.",
+            keys=("eval_batch_seconds",),
         )
 
 

@@ -85,7 +85,8 @@ class Augmentation:
         self._spec: AugmentFeatures | None = _read_augmentation(hparams, "spec_augment")
         if self._spec is not None and features is None:
             raise ConfigError(
-                "`spec_augment` masks features, but the `encoder` of this model takes audio."
+                "`spec_augment` masks features, but the `encoder` of this model takes audio.",
+                keys=("spec_augment",),
             )
 
     def augment_audio(self, batch: AudioBatch, *, training: bool) -> tuple[Tensor, Tensor]:
@@ -110,13 +111,15 @@ def _read_augmentation(hparams: object, key: str) -> Any:
     if not callable(part):
         raise ConfigError(
             f"`{key}` must be an augmentation such as !new:sbkit.audio.augment.SpecAugment, but is "
-            f"{part!r}."
+            f"{part!r}.",
+            keys=(key,),
         )
     forward = getattr(part, "forward", part)
     if (getattr(forward, "__module__", None) or "").startswith("speechbrain."):
         raise ConfigError(
             f"`{key}` is called with lengths in samples or frames, but is of SpeechBrain, which "
-            "takes fractions. Wrap it in a module whose forward(x, lengths) converts them."
+            "takes fractions. Wrap it in a module whose forward(x, lengths) converts them.",
+            keys=(key,),
         )
     return part
 

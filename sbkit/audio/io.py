@@ -334,14 +334,6 @@ def file_rate(path: Path | str) -> int:
     return next(blocks).rate
 
 
-def has_channel(path: Path | str, channel: int) -> bool:
-    """Return whether a file can be read, and has a channel, counted from 0."""
-    options = ReadOptions(ChannelMixer(channel), block_seconds=0.1)
-    with suppress(AudioError, OSError):
-        return next(_blocks(path, options), None) is not None
-    return False
-
-
 def stream_source(
     source: AudioSource, sample_rate: float | None, new_rate: int, mixer: ChannelMixer | None = None
 ) -> Iterator[Samples]:

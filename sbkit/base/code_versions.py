@@ -20,14 +20,14 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "80a072201c4af011"),
-    "releases": CodeVersion(1, "41f0709050cae2da"),
-    "text": CodeVersion(7, "073c70f2042e4f94"),
-    "token_counts": CodeVersion(1, "f1ecae56404a75fd"),
-    "symbols": CodeVersion(1, "119f4f9077ca51f4"),
+    "corpus": CodeVersion(2, "5c554728f92743cf"),
+    "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
+    "text": CodeVersion(7, "5805a4ec5ab2e508"),
+    "token_counts": CodeVersion(1, "e81405a584822148"),
+    "symbols": CodeVersion(1, "ecf84526665eaef4"),
     "pitch": CodeVersion(1, "1bb0ee44a14c4734"),
     "speech": CodeVersion(1, "d3e1c211ff303760"),
-    "statistics": CodeVersion(1, "2aaeadc16e1061b0"),
+    "statistics": CodeVersion(1, "7963c45d5ed534db"),
     "data_report": CodeVersion(2, "8e120832d9303225"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these

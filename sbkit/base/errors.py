@@ -9,7 +9,6 @@ from sbkit.base.messages import printable, shorten
 FAILED = 1  # Python's own after a traceback
 BAD_INPUT = 2  # also for wrong options
 PARTLY_DONE = 3  # some files, lines, or the export of a run failed; the others are written
-STALLED = 70  # EX_SOFTWARE
 ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": all is saved, and the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -25,15 +24,33 @@ class SbkitError(Exception):
     A command prints the message without a traceback and exits with code 2. Control characters are
     escaped: a quoted name with an escape sequence could clear the screen. Long texts are shortened.
 
-    where: the file, or FILE:LINE, in which to correct it, if the error names no key of a YAML.
+    keys: the path of the key of a YAML in which to correct it, such as ("Transformer", "dropout").
+    file, line: another file in which to correct it, and the line, if one is known.
     """
 
-    def __init__(self, message: str, *, where: str = "") -> None:
+    exit_code = BAD_INPUT
+
+    def __init__(
+        self, message: str, *, keys: tuple[str | int, ...] = (), file: str = "", line: int = 0
+    ) -> None:
         super().__init__(message)
-        self.where = where
+        self.message = message
+        self.keys = keys
+        self.file = file
+        self.line = line
 
     def __str__(self) -> str:
-        return shorten(printable(shorten(super().__str__())))  # an escape is longer
+        return shorten(printable(shorten(self.message)))  # an escape is longer
+
+
+@contextmanager
+def concerning(*keys: str | int) -> Iterator[None]:
+    """Let an SbkitError of the block concern these keys, unless it concerns others."""
+    try:
+        yield
+    except SbkitError as error:
+        error.keys = error.keys or keys
+        raise
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from sbkit.base.errors import (
     FAILED,
     INTERRUPTED,
     PIPE_CLOSED,
-    DeviceError,
     OtherRankError,
     SbkitError,
     StopRequestedError,
@@ -45,19 +44,39 @@ OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
 }
-LOST_RANK = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
-# torch's error if a worker of a loader dies, and the text with which it passes on a worker's error
-LOST_WORKER = re.compile(
-    r"DataLoader worker \(pid.*?\) (is killed by signal: [^.]+|exited unexp[^.]+)"
-)
+# torch passes on a worker's error with its traceback, whose last line is the error itself.
 ERROR_OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
-OPEN_FILES = re.compile("Too many open files|received 0 items of ancdata")
+LOST_RANK = "gloo.*(Connection (?:reset|closed) by peer|Broken pipe)"
+# Messages of torch and of the system: a pattern, what a user is told with its group as {0} and the
+# message as {1}, and the exit code. The first that fits counts.
+FAULTS = (
+    (
+        "(Too many open files|received 0 items of ancdata)",
+        "Too many files are open ({1}). Allow more (ulimit -n), or lower --num_workers.",
+        BAD_INPUT,
+    ),
+    (
+        r"DataLoader worker \(pid.*?\) (is killed by signal: [^.]+|exited unexp[^.]+)",
+        "A worker that loads data {0}. If memory is short (Killed) or /dev/shm is full (Bus "
+        "error), lower --num_workers, and rerun the same command to resume.",
+        FAILED,
+    ),
+    (
+        LOST_RANK,
+        "Another process of this run has ended ({1}). Rerun the same command to resume from the "
+        "last checkpoint.",
+        FAILED,
+    ),
+    (
+        "(MemoryError|Cannot allocate memory|can't allocate memory|can't start new thread"
+        "|map segment|out of memory|Resource temporarily unavailable)",  # too many processes
+        "The system refused memory or threads ({1}). Free some memory, or raise the limits "
+        "(ulimit -v, ulimit -u), and rerun the same command.",
+        BAD_INPUT,
+    ),
+)
 # torchaudio was built for another CUDA; torch has no CUDA; torchaudio is missing.
 TORCHAUDIO = re.compile("TorchAudio were compiled|/torchaudio/lib/|No module named 'torchaudio")
-SHORTAGES = re.compile(
-    "Cannot allocate memory|can't allocate memory|can't start new thread|map segment|out of memory"
-    "|Resource temporarily unavailable"  # too many processes (ulimit -u)
-)
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
@@ -71,6 +90,11 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         code = _run_to_exit_code(main)
         _give_up_if_lost(sys.stdout)
     sys.exit(code)
+
+
+def is_command() -> bool:
+    """Return whether `run_main` called what runs: a command, not a notebook or other program."""
+    return any(frame.f_code is run_main.__code__ for frame, _ in traceback.walk_stack(None))
 
 
 def _run_to_exit_code(main: Callable[[], int | None]) -> int:
@@ -87,22 +111,29 @@ def _run_to_exit_code(main: Callable[[], int | None]) -> int:
             print(error, file=sys.stderr)
         return exit_code(error)
     except Exception as error:
-        user_error = as_user_error(error)
-        if user_error is None:
-            traceback.print_exception(error)
-            return exit_code(error)
-        sentence = str(user_error) + getattr(error, "earlier_failure", "")
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            # The first rank prints: torchrun ends all ranks within a second of the first exit.
-            time.sleep(OTHER_RANKS_DELAY)
-        print(sentence, file=sys.stderr, flush=True)
-        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            # torchrun prints it below its own traceback
-            details = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
-            record = {"message": sentence, "extraInfo": details}
-            with suppress(OSError):  # its disk is full
-                Path(file).write_text(to_json({"message": record}))
+        report_error(error)
         return exit_code(error)
+
+
+def report_error(error: Exception, addition: str = "") -> None:
+    """Print an error as one sentence if a user can fix it, else with its calls."""
+    user_error = as_user_error(error)
+    if user_error is None:
+        traceback.print_exception(error)
+        if addition:
+            print(addition, file=sys.stderr)
+        return
+    sentence = f"{user_error}{addition}"
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        # The first rank prints: torchrun ends all ranks within a second of the first exit.
+        time.sleep(OTHER_RANKS_DELAY)
+    print(sentence, file=sys.stderr, flush=True)
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # torchrun prints it below its own traceback
+        details = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+        record = {"message": sentence, "extraInfo": details}
+        with suppress(OSError):  # its disk is full
+            Path(file).write_text(to_json({"message": record}))
 
 
 class _DroppingStream:
@@ -157,61 +188,45 @@ def _give_up_if_lost(stream: TextIO) -> None:
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code of a command that ends with this error."""
-    if (code := getattr(error, "exit_code", None)) is not None:
-        return int(code)
     match error:
-        case Exception() if LOST_RANK.search(str(error)) or LOST_WORKER.search(str(error)):
-            return FAILED  # a launcher starts the run again
-        case Exception() if as_user_error(error) is not None and not is_temporary(error):
-            return BAD_INPUT
         case StopRequestedError():
             return ASKED_TO_STOP
         case KeyboardInterrupt():
             return INTERRUPTED
         case SystemExit(code=int() | None as code):
             return code or 0
+        case Exception() if not is_temporary(error) and (explained := as_user_error(error)):
+            return explained.exit_code
     return FAILED
 
 
 def as_user_error(error: Exception) -> SbkitError | None:
     """Return an explanation if a user can fix the error: input, files, memory, a lost rank."""
-    text = str(error.args[0]) if isinstance(error, SbkitError) else str(error)
-    if ERROR_OF_WORKER.search(text):  # its traceback follows, and then the error itself
+    text = error.message if isinstance(error, SbkitError) else str(error)
+    is_of_worker = ERROR_OF_WORKER.search(text) is not None
+    if is_of_worker:
         text = text.rstrip().splitlines()[-1]
-        if isinstance(error, SbkitError):
-            return SbkitError(text.partition(": ")[2])
-    reason = text.partition("\n")[0][:200] or type(error).__name__
     if isinstance(error, SbkitError):
-        return error
-    if OPEN_FILES.search(text):
-        return SbkitError(
-            f"Too many files are open ({reason}). Allow more (ulimit -n), or lower --num_workers."
-        )
-    if lost_worker := LOST_WORKER.search(text):
-        return SbkitError(
-            f"A worker that loads data {lost_worker[1]}. If memory is short (Killed) or /dev/shm "
-            "is full (Bus error), lower --num_workers, and rerun the same command to resume."
-        )
-    if isinstance(error, OSError) and (error.filename is not None or error.errno in OS_ERROR_FIXES):
+        return SbkitError(text.partition(": ")[2]) if is_of_worker else error
+    kind = type(error).__name__
+    reason = text.partition("\n")[0][:200] or kind
+    if isinstance(error, OSError) and error.filename is not None:
+        text = error.strerror or ""  # without the name of the file
+    for pattern, sentence, code in FAULTS:
+        if match := re.search(pattern, f"{kind}: {text}"):
+            explained = SbkitError(sentence.format(match[1], reason))
+            explained.exit_code = code
+            return explained
+    if isinstance(error, OSError) and (
+        is_of_worker or error.filename is not None or error.errno in OS_ERROR_FIXES
+    ):
         fix = OS_ERROR_FIXES.get(error.errno or 0, "Check it")
         return SbkitError(
-            f"{error.filename or 'A file'} cannot be read or written ({error.strerror}). {fix}, "
-            "and rerun the same command."
+            f"{error.filename or 'A file'} cannot be read or written ({error.strerror or reason}). "
+            f"{fix}, and rerun the same command."
         )
-    if LOST_RANK.search(str(error)):
-        return SbkitError(
-            f"Another process of this run has ended ({reason[-100:]}). Rerun the same command to "
-            "resume from the last checkpoint."
-        )
-    if isinstance(error, MemoryError) or SHORTAGES.search(str(error)):
-        return SbkitError(
-            f"The system refused memory or threads ({reason}). Free some memory, or raise the "
-            "limits (ulimit -v, ulimit -u), and rerun the same command."
-        )
-    if TORCHAUDIO.search(str(error)):  # speechbrain imports torchaudio
-        return DeviceError(explain_torchaudio(error))
-    if isinstance(error, OSError) and text != str(error):
-        return SbkitError(f"A worker that loads data failed ({reason}). Check the file, and rerun.")
+    if TORCHAUDIO.search(text):  # speechbrain imports torchaudio
+        return SbkitError(explain_torchaudio(error))
     return None
 
 

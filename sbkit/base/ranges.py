@@ -232,7 +232,7 @@ KEYS: Mapping[str, Key] = {
     "stall_seconds": Key(
         Range(low=0, high=DAY, advice="Pass 0 for no watch."),
         900,  # a failover of Lustre may take as long, while all that read there are blocked
-        "a run without a step for so long names what hangs; several processes end; 0: never",
+        "a run without a step for so long plus `store_patience` says where it hangs; 0: never",
     ),
     "store_patience": Key(
         Range(low=0, high=DAY, advice="Pass 0 to try once."),

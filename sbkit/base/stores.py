@@ -4,16 +4,13 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TypeVar
 
 from sbkit.base.errors import LASTING_FAULTS, SbkitError, StoreError
 
 logger = logging.getLogger(__name__)
 
-WAIT = "heartbeats/waiting"  # in a run folder; touched while a process waits
-PING_SECONDS = 1.0
 MAX_PAUSE = 30.0  # seconds between two tries; the first is one second
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -27,17 +24,14 @@ REFUSALS = {*range(400, 500)} - {408, 425, 429}  # HTTP; those say "later"
 
 T = TypeVar("T")
 
-_patience: tuple[float, Path | None] = (0.0, None)
+_patience = 0.0
 
 
 @contextmanager
-def store_patience(seconds: float, run_folder: Path | None = None) -> Iterator[None]:
-    """Let `wait_for_store` wait for so long in the block and in workers that it forks.
-
-    run_folder: gets the file WAIT, for the watchdogs of all ranks.
-    """
+def store_patience(seconds: float) -> Iterator[None]:
+    """Let `wait_for_store` wait for so long in the block and in workers that it forks."""
     global _patience
-    before, _patience = _patience, (seconds, run_folder)
+    before, _patience = _patience, seconds
     try:
         yield
     finally:
@@ -68,7 +62,7 @@ def wait_for_store(work: Callable[[], T]) -> T:
 
     Raises StoreError if the patience is over, and other errors at once.
     """
-    seconds, run_folder = _patience
+    seconds = _patience
     end, pause = 0.0, 1.0
     while True:
         try:
@@ -84,10 +78,5 @@ def wait_for_store(work: Callable[[], T]) -> T:
                 raise StoreError(f"{reason}.{tried}") from error
         if pause == 1:
             logger.warning(f"{reason}. It is tried again for up to {seconds:g} s.")
-        wake = time.monotonic() + min(pause, seconds_left)
-        while (left := wake - time.monotonic()) > 0:
-            with suppress(OSError):  # the run may be on the disk that is away
-                if run_folder:
-                    (run_folder / WAIT).touch()
-            time.sleep(min(left, PING_SECONDS))
+        time.sleep(min(pause, seconds_left))
         pause = min(2 * pause, MAX_PAUSE)

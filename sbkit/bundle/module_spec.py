@@ -99,7 +99,7 @@ class SpecWriter:
         raise self._refusal("it refers to an attribute that is no text or number of the labels")
 
     def _refusal(self, reason: str) -> ConfigError:
-        return ConfigError(f"`{self.key}` cannot be exported, because {reason}.")
+        return ConfigError(f"`{self.key}` cannot be exported, because {reason}.", keys=(self.key,))
 
 
 def _is_scalar(value: object) -> TypeGuard[bool | int | float | str]:

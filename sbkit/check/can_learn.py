@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -206,8 +207,8 @@ class Learner:
         self._run = run
         root = run.declared.document.root
         setup = build_again(run.own, **{key: 0.0 for key in ZERO_KEYS if key in root})
-        # Of this run alone, and before anything reads them
-        dict.update(setup.hparams, dict.fromkeys(setup.hparams.keys() & NULL_OBJECTS))
+        nulls = dict.fromkeys(setup.hparams.keys() & NULL_OBJECTS)
+        setup = replace(setup, hparams=setup.hparams.with_values(nulls))
         load_initial_weights(setup)
         self._brain = make_brain(setup, grad_accumulation_factor=1, compile=False)
         loaders = setup.loaders

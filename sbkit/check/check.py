@@ -7,8 +7,8 @@ consequences.
 """
 
 import logging
-import re
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ from speechbrain.utils.distributed import MainProcessContext
 from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
-from sbkit.base.messages import plural
+from sbkit.base.messages import nearest, plural
 from sbkit.check import can_learn, cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import (
     CPU_OPTIONS,
@@ -38,14 +38,11 @@ from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
 from sbkit.train.setup import (
-    STEP_NOTE,
     RunData,
     RunValues,
     build_run,
     make_brain,
     prepare_data,
-    run_folder_in_errors,
-    step,
     write_label_files,
 )
 
@@ -79,8 +76,6 @@ CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps c
 )
 
 CONSEQUENCES = {"shapes", "causes"}  # left out where another error has their place
-FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
-QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +104,9 @@ def check_run(
         try:
             run = stack.enter_context(open_checked_run(declared, data))
         except Exception as error:  # whatever a part or a recipe raises
-            if isinstance(error, MissingSettingError):
-                misspelled = settings.find_misspelled(declared, error.key)
-                findings += [replace(finding, check="unread") for finding in misspelled]
-            reported = {finding.where for finding in findings if finding.stops}
-            if reported.isdisjoint(_places_of_keys(error, declared)):
-                findings.append(_to_finding(error, declared))
+            problem = _to_finding(error, declared, "run")
+            if problem.where not in {finding.where for finding in findings if finding.stops}:
+                findings.append(problem)
             return CheckResult(findings=_unique(findings))
         with progress_bar("checking the run", len(checks)) as advance:
             for check in checks:
@@ -134,21 +126,17 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
     """
     if data is None:
         data = prepare_data(declared.values, None if declared.has_device else ON_CPU)
-    with (
-        TemporaryDirectory(prefix="sbkit-check") as scratch,
-        run_folder_in_errors(declared.values.folder, scratch),
-    ):
+    with TemporaryDirectory(prefix="sbkit-check") as scratch:
         with quiet(), reporting(show_progress=False):
             write_label_files(data, Path(scratch))
             values = data.values.with_overrides(**{OUTPUT_FOLDER: scratch})
             own = build_run(replace(data, values=values))
-            with step("model"):
-                if not isinstance(model := own.hparams["model"], nn.ModuleList):
-                    raise ConfigError(
-                        f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}."
-                    )
-            with step("brain"):
-                brain = make_brain(own, **CPU_OPTIONS)
+            if not isinstance(model := own.hparams["model"], nn.ModuleList):
+                raise ConfigError(
+                    f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}.",
+                    keys=("model",),
+                )
+            brain = make_brain(own, **CPU_OPTIONS)
             reached = [*reachable({**dict(own.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
             trial = dry_run.take_small_steps(own, brain, reached)
@@ -215,7 +203,7 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
         for finding in findings:
             yield replace(finding, check=name)
     except SbkitError as error:
-        yield replace(_to_finding(error, declared), check=name)
+        yield _to_finding(error, declared, name)
     except Exception as error:
         yield Finding(
             check=name,
@@ -225,27 +213,27 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
         )
 
 
-def _to_finding(error: Exception, declared: DeclaredRun) -> Finding:
-    """Turn an error into a finding at the line, file or first key that it names.
+def _to_finding(error: Exception, declared: DeclaredRun, check: str) -> Finding:
+    """Turn an error into a finding at the file or the key that it concerns.
 
     An error of the data without any is at the key of the data.
     """
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(STEP_NOTE)]
-    name = notes[0].removeprefix(STEP_NOTE) if notes else ""
     if not isinstance(error, SbkitError):
-        fault = f"{type(error).__name__}: {error}"
-        error = ConfigError(f"The {name} of the run cannot be made: {fault}.")
-    message = str(error)
-    error_file = error.where.rpartition(":")[0] or error.where  # stands before the problem
-    line = FILE_AND_LINE.search(message)
-    places = _places_of_keys(error, declared)
-    keys = ["data_folder"] if isinstance(error, DataError) else []
-    where = line[0] if line else error.where or next(iter(places), declared.place(*keys))
-    problem = message.removeprefix(f"{error_file}: ").rstrip(".")
-    return Finding(check=name, where=where, problem=problem)
-
-
-def _places_of_keys(error: Exception, declared: DeclaredRun) -> list[str]:
-    """Locate the keys that an error quotes."""
-    paths = [key.split(".") for key in QUOTED_KEY.findall(str(error))]
-    return [declared.place(*path) for path in paths if path[0] in declared.document.root]
+        *_, call = traceback.extract_tb(error.__traceback__)
+        error = ConfigError(
+            f"The run cannot be made: {type(error).__name__}: {error}, in line {call.lineno} of "
+            f"{call.filename}."
+        )
+    keys = error.keys or (("data_folder",) if isinstance(error, DataError) else ())
+    misspelled: list[str] = []
+    if isinstance(error, MissingSettingError):
+        unread = settings.unread_keys(declared, declared.values.settings.names_read)
+        misspelled = [key for key in unread if nearest(key, keys)]
+    place = f"{error.file}:{error.line}" if error.line else error.file
+    problem = str(error).removeprefix(f"{error.file}: ").rstrip(".")
+    return Finding(
+        check=check,
+        where=place or declared.place(*(misspelled[:1] or keys)),
+        problem=problem,
+        fix=f"Is `{misspelled[0]}` meant for it?" if misspelled else "",
+    )

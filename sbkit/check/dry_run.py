@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sbkit.audio.random_draws import seeded_draws
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import SbkitError, concerning
 from sbkit.base.messages import listed, short_value
 from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, DryRun, Finding
 from sbkit.checkpoint.checkpointer import Checkpointer
@@ -223,12 +223,13 @@ def small_batch(setup: RunSetup) -> object:
 def check_shapes(run: CheckedRun) -> Iterator[Finding]:
     """Find the part that fails in a step, for example because its input has another size."""
     trial = run.trial
+    failing = [id(module) for module in trial.running[-1:]]
+    path = next((keys for keys, part in run.reached if id(part) in failing), ())
+    keys = path if path and path[0] in run.declared.document.root else ()
     if isinstance(trial.error, SbkitError):
-        raise trial.error
+        with concerning(*keys):
+            raise trial.error
     if trial.error is not None:
-        failing = [id(module) for module in trial.running[-1:]]
-        path = next((keys for keys, part in run.reached if id(part) in failing), ())
-        keys = path if path and path[0] in run.declared.document.root else ()
         name = f"`{dotted(keys)}`" if keys else "the recipe"
         reason = str(trial.error).strip().partition("\n")[0]
         yield run.finding(
@@ -316,8 +317,8 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
         return
     batch = small_batch(run.own)
     setup = build_again(run.own)
-    dict.update(setup.hparams, lr_schedule=None)  # before the Brain reads it
-    brain = make_brain(setup, **CPU_OPTIONS)
+    hparams = setup.hparams.with_values({"lr_schedule": None})
+    brain = make_brain(replace(setup, hparams=hparams), **CPU_OPTIONS)
     begin_training(brain, setup.loaders, batch)
     optimizers = [*(brain.optimizers_dict or {}).values()]
     set_rate(optimizers, run.highest_factor, None)

@@ -9,14 +9,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Set
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import SbkitError, concerning
 from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
-from sbkit.base.messages import did_you_mean, nearest, plural
+from sbkit.base.messages import did_you_mean, plural
 from sbkit.base.ranges import KEYS, RANGES, Kind, out_of_range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import BundleContents
@@ -27,7 +26,7 @@ from sbkit.checkpoint.checkpointer import PARTS, Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
 from sbkit.checkpoint.weights import check_same_model, check_weights
 from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
-from sbkit.config.hparams import MissingSettingError, resolve
+from sbkit.config.hparams import resolve
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
 from sbkit.data.splits import sample_counts
@@ -99,8 +98,6 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
 
     A key of a base YAML is reported only if the YAML itself or the command line sets it.
     """
-    if isinstance(run.trial.error, MissingSettingError):
-        yield from find_misspelled(run.declared, run.trial.error.key)
     if run.trial.error is not None:
         return  # code that has not run may read any key
     names_read = set[str]().union(
@@ -109,26 +106,15 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     document = run.declared.document
     candidates = {*names_read, *document.root} - document.own_keys
     for key in unread_keys(run.declared, names_read):
-        finding = _unread(run.declared, key, candidates)
-        if _runs_own_code(run):
-            advice = " If your code reads it later in the run, list it in the recipe's `ranges`."
-            finding = replace(finding, fix=finding.fix + advice, stops=False)
-        yield finding
-
-
-def find_misspelled(declared: DeclaredRun, missing_key: str) -> Iterator[Finding]:
-    """Find the keys that look like a misspelling of one that code reads, but the YAML lacks."""
-    for key in unread_keys(declared, declared.values.settings.names_read):
-        if nearest(key, {missing_key}):
-            yield _unread(declared, key, {missing_key})
-
-
-def _unread(declared: DeclaredRun, key: str, candidates: Set[str]) -> Finding:
-    return declared.finding(
-        key,
-        problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
-        fix=f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}",
-    )
+        fix = f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}"
+        if is_own := _runs_own_code(run):
+            fix += " If your code reads it later in the run, list it in the recipe's `ranges`."
+        yield run.finding(
+            key,
+            problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
+            fix=fix,
+            stops=not is_own,
+        )
 
 
 def user_keys(declared: DeclaredRun) -> Set[str]:
@@ -243,6 +229,7 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
         )
 
 
+@concerning("output_folder")
 def check_run_folder(run: CheckedRun) -> None:
     """Refuse, as training does, a run folder that belongs to another run."""
     run_folder = run.values.folder
@@ -261,12 +248,10 @@ def check_initial_weights(run: CheckedRun) -> None:
         run.measured.initial_weights = load_initial_weights(run.own)
 
 
-def check_formats(run: CheckedRun) -> Iterator[Finding]:
-    """Find export formats that models of this task do not have."""
-    try:
-        declared_formats(run.values.settings, run.data.recipe)
-    except SbkitError as error:
-        yield run.finding("export_formats", problem=str(error).rstrip("."))
+@concerning("export_formats")
+def check_formats(run: CheckedRun) -> None:
+    """Refuse export formats that models of this task do not have."""
+    declared_formats(run.values.settings, run.data.recipe)
 
 
 def check_export(run: CheckedRun) -> Iterator[Finding]:
@@ -287,10 +272,9 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         model = TorchModel(network, parts=parts, sample_rate=rate)
         yield from _try_task(run, TorchBundle(config, task, labels, model=model))
     except SbkitError as error:
-        key = next((key for key in run.declared.document.root if f"`{key}`" in str(error)), "model")
         problem = f"No bundle can hold the model. {error}".rstrip(".")
         stops = recipe.has_model or bool(values.settings.get("export_formats"))
-        yield run.finding(key, problem=problem, stops=stops)
+        yield run.finding(*(error.keys or ("model",)), problem=problem, stops=stops)
 
 
 def _try_task(run: CheckedRun, bundle: TorchBundle) -> Iterator[Finding]:

@@ -377,8 +377,9 @@ def _include(document: Document, keys: Keys, node: object, readers: tuple[Path, 
             if tag_of(child) == ONLY_TAG:
                 reduce(getitem, path[:-1], inner.root)[path[-1]] = child
         recursive_update(inner.root, changes, True)
-    except KeyError as error:
-        raise ConfigError(f"`{dotted(keys)}` ({document.place(keys)}): {error.args[0]}.") from error
+    except KeyError as missing:
+        message = f"`{dotted(keys)}` ({document.place(keys)}): {missing.args[0]}."
+        raise ConfigError(message) from missing
     reduce(getitem, keys[:-1], document.root)[keys[-1]] = inner.root
     document.places.update({(*keys, *path): place for path, place in inner.places.items()})
     document.texts.update(inner.texts)

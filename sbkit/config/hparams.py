@@ -1,7 +1,7 @@
 """Read the hyperparameters of a run from its YAML and overrides, and build its objects."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -9,7 +9,7 @@ from io import StringIO
 from itertools import pairwise
 from operator import getitem
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hyperpyyaml import load_hyperpyyaml
 from ruamel.yaml import YAML
@@ -47,16 +47,18 @@ OUTPUT_FOLDER = "output_folder"  # the key of the folder that a run writes to
 RECIPE = "recipe"  # the key that names the recipe
 
 
-class MissingSettingError(ConfigError, AttributeError):
+class MissingSettingError(ConfigError, KeyError, AttributeError):
     """Raised where code reads a key that the YAML does not have."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"This run reads `{name}`, which is not in the YAML.")
-        self.key = name
+        super().__init__(f"This run reads `{name}`, which is not in the YAML.", keys=(name,))
 
 
-class Settings(dict[str, Any]):
-    """The hyperparameters of a YAML by key; records the keys that are read, for `sbkit check`.
+class Settings(Mapping[str, Any]):
+    """The hyperparameters of a YAML by key, which cannot be changed.
+
+    `settings["lr"]` records the key as read, for `sbkit check`, and so do `get`, `in` and a copy,
+    which call it; `items` and `values` record none.
 
     >>> settings = Settings({"lr": 0.1, "learning_pace": 3})
     >>> settings["lr"], settings.get("seed", 1)
@@ -66,45 +68,35 @@ class Settings(dict[str, Any]):
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        super().__init__(values)
+        self._values = dict(values)
         self.names_read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self.names_read.add(name)
-        return super().__getitem__(name)
-
-    def __missing__(self, name: str) -> NoReturn:
-        raise MissingSettingError(name)
-
-    def __contains__(self, name: object) -> bool:
-        self.names_read.add(str(name))
-        return super().__contains__(name)
-
-    def get(self, name: str, default: object = None) -> Any:
-        self.names_read.add(name)
-        return super().get(name, default)
-
-    def with_value(self, name: str, value: object) -> "Settings":
-        """Return a copy with another value of a key; both record the keys that are read."""
-        settings = Settings({**dict(self.items()), name: value})
-        settings.names_read = self.names_read
-        return settings
-
-    def __reduce__(self) -> tuple[type["Settings"], tuple[dict[str, Any]]]:
-        return Settings, (dict(self.items()),)  # else pickle sets each item
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise ConfigError(
-            "The values of a YAML cannot be changed any more. Make another Run(yaml, {'lr': 0.1})."
-        )
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    update = setdefault = pop = popitem = clear = _refuse
+        if name not in self._values:
+            raise MissingSettingError(name)
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        # Because of this override, `{**settings}` and `dict(settings)` copy item by item and so
-        # record every key: reads of the copy are not recorded. `items` and `values` record none.
-        return super().__iter__()
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._values.items()
+
+    def values(self) -> ValuesView[Any]:
+        return self._values.values()
+
+    def with_values(self, values: Mapping[str, object]) -> "Settings":
+        """Return a copy with other values; both record the keys that are read."""
+        settings = Settings({**self._values, **values})
+        settings.names_read = self.names_read
+        return settings
 
 
 class SettingAttributes:
@@ -247,7 +239,7 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Sett
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.settings)
     for keys, message in resolved.arguments_out_of_range().items():
-        raise ConfigError(f"{message} ({resolved.document.place(keys)})")
+        raise ConfigError(f"{message} ({resolved.document.place(keys)})", keys=keys)
     path: list[Node] = []  # from the root to what is being built
 
     class TracingLoader(Loader):
@@ -262,7 +254,7 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Sett
     try:
         return Settings(load_hyperpyyaml(resolved.text, loader=TracingLoader))
     except Exception as error:  # of any class or function that the YAML names
-        raise ConfigError(_describe(error, path, resolved.document)) from error
+        raise _explain(error, path, resolved.document) from error
 
 
 def save_yaml(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
@@ -284,8 +276,8 @@ def _dump(tree: CommentedMap) -> str:
     return stream.getvalue()
 
 
-def _describe(error: Exception, path: list[Node], document: Document) -> str:
-    """Describe why the last node of a path cannot be built."""
+def _explain(cause: Exception, path: list[Node], document: Document) -> ConfigError:
+    """Explain why the last node of a path cannot be built."""
     keys: Keys = ()
     for parent, child in pairwise(path):
         is_map = isinstance(parent, MappingNode)
@@ -293,12 +285,14 @@ def _describe(error: Exception, path: list[Node], document: Document) -> str:
         keys = (*keys, *(key for key, node in items if node is child))
     kind, _, name = str(path[-1].tag).partition(":")
     where = f"`{dotted(keys)}` ({document.place(keys)})"
-    if isinstance(error, SbkitError):
-        return f"{error} ({where})"
-    reason = str(error.args[-1] if error.args else error).partition("\n")[0]
+    if isinstance(cause, SbkitError):
+        return ConfigError(f"{cause} ({where})", keys=keys)
+    reason = str(cause.args[-1] if cause.args else cause).partition("\n")[0]  # HyperPyYAML's first
     advice = " A module of your own must lie beside the YAML, or on PYTHONPATH."
-    if isinstance(error, TypeError):
+    if isinstance(cause, TypeError):
         is_incomplete = "missing" in reason and kind == "!new"
         advice = " Add them, or write `!name:` if the recipe gives them." if is_incomplete else ""
-    cause = type(error).__name__
-    return f"{where} cannot be made of `{name or kind}`: {cause}: {reason}.{advice}"
+    return ConfigError(
+        f"{where} cannot be made of `{name or kind}`: {type(cause).__name__}: {reason}.{advice}",
+        keys=keys,
+    )

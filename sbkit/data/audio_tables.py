@@ -262,7 +262,7 @@ def read_paths(file: str, options: TableOptions) -> Table:
     batches = _named_errors(file, _read_arrow(file, options))
     table = join_tables((rows for rows, _ in batches), file)
     if not table.rows.column_names:
-        raise DataError(f"{file} has no rows.", where=file)
+        raise DataError(f"{file} has no rows.", file=file)
     name = options.columns.get("path") or PATH
     return replace(table, rows=table.rows.rename_columns({PATH: name}))
 

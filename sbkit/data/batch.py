@@ -341,5 +341,6 @@ def _require_room_for_workers(settings: SettingValues) -> None:
     if free < needed:
         raise ConfigError(
             f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory, but there are "
-            f"{free / 1e6:.0f} MB. Lower `num_workers`, or start Docker with --shm-size."
+            f"{free / 1e6:.0f} MB. Lower `num_workers`, or start Docker with --shm-size.",
+            keys=("num_workers",),
         )

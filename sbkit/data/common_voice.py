@@ -107,7 +107,8 @@ def _read_durations(release: Path) -> Durations | None:
     if len(columns) < 2:
         raise DataError(
             f"{file} must have the columns clip and duration[ms], but has only one. Remove it.",
-            where=f"{file}:1",
+            file=f"{file}",
+            line=1,
         )
     hashes = hash_texts(join_path(release / CLIPS_FOLDER, columns[0]))
     order = np.argsort(hashes, kind="stable")

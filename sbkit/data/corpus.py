@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, cast
 
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.imports import user_digests
 from sbkit.base.messages import plural
 from sbkit.data.audio_tables import AudioTable
@@ -192,6 +192,7 @@ def named_folder(settings: SettingValues) -> Path | None:
     return unpack_corpus(folder)
 
 
+@concerning("corpus")
 def _import_class(name: str) -> type[Corpus]:
     try:
         module = import_module(name)
@@ -279,6 +280,7 @@ class JoinedCorpora(Corpus):
 # Splits
 
 
+@concerning("splits")
 def resolve_splits(
     names: object, defaults: Mapping[str, Sequence[str]], available: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
@@ -337,6 +339,7 @@ def to_names(value: Any) -> list[str]:
 # Speakers
 
 
+@concerning("split_shares")
 def check_shares(shares: object) -> dict[str, float]:
     """Check the value of the key ``split_shares``, and return it in the order of the splits."""
     shares = DEFAULT_SHARES if shares is None else shares
@@ -353,6 +356,7 @@ def check_shares(shares: object) -> dict[str, float]:
     return {split: shares[split] for split in RELEASE_SPLITS if split in shares}
 
 
+@concerning("split_shares")
 def deal_speakers(
     speakers: Collection[str], shares: Mapping[str, float], source: object, *, fill: bool = True
 ) -> dict[str, str]:

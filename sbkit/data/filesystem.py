@@ -163,13 +163,6 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     return contents
 
 
-def find_beside(file: str, names: Sequence[str]) -> str | None:
-    """Return the first of these names that is beside a file, as a path or URL; None without any."""
-    folder = file.rpartition("/")[0] or "."
-    system, path = fsspec.url_to_fs(folder)
-    return next((f"{folder}/{name}" for name in names if system.exists(f"{path}/{name}")), None)
-
-
 def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a URL, and the URL's path in it."""
     try:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.arrays import Bools
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.messages import listed
 from sbkit.data.manifest import PART_COLUMNS, Manifest
 
@@ -29,6 +29,7 @@ def filter_splits(
     return {split: [*filter_rows(rows, where, split).blocks()] for split, rows in manifests.items()}
 
 
+@concerning("where")
 def filter_rows(manifest: Manifest, where: Mapping[str, object], split: str) -> Manifest:
     """Keep the rows with one of the values in each column, and count the others.
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sbkit.audio.io import AudioPart
 from sbkit.base.arrays import Bools, Counts
-from sbkit.base.errors import DataError
+from sbkit.base.errors import DataError, concerning
 from sbkit.base.messages import shorten
 from sbkit.text.languages import SEVERAL_LANGUAGES, primary_language
 
@@ -328,6 +328,7 @@ def unreserved_name(name: str) -> str:
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 
+@concerning("language")
 def check_locale(rows: pa.Table, language: str) -> None:
     """Raise DataError if most rows have the locale of another language."""
     if "locale" not in rows.column_names or language == SEVERAL_LANGUAGES:

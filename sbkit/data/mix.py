@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.base.arrays import Counts
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.data.manifest import MIX_SOURCE
 from sbkit.data.splits import Splits, sample_counts, take_columns
 
@@ -31,6 +31,7 @@ class Source:
     epoch_samples: int  # of its part of an epoch, on average
 
 
+@concerning("mix")
 def read_shares(mix: Mapping[str, Any], names: Sequence[str]) -> Shares:
     """Return the share of each training source in the key `mix`; {} without a mix.
 
@@ -74,6 +75,7 @@ def make_sources(samples: Counts, source_of_row: Counts, shares: Shares) -> list
     return sources
 
 
+@concerning("mix")
 def require_utterances(sources: Sequence[Source], splits: Splits) -> None:
     """Raise DataError if a source has no audio."""
     for source in sources:

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 import datasets
 import pyarrow as pa
@@ -111,17 +111,13 @@ class DataSettings(Settings):
         super().__init__({name: settings[name] for name in DATA_KEYS if name in settings})
         self._other_names = {*settings} - {*DATA_KEYS}
 
-    def get(self, name: str, default: object = None) -> Any:
+    def __getitem__(self, name: str) -> Any:
         if name in self._other_names:
             raise ConfigError(
                 f"A corpus with a method `files` may read {', '.join(DATA_KEYS)}, but this one "
                 f"reads `{name}`. Take `files` out of it; then it is read at each start."
             )
-        return super().get(name, default)
-
-    def __missing__(self, name: str) -> NoReturn:
-        self.get(name)
-        super().__missing__(name)
+        return super().__getitem__(name)
 
 
 class PreparedData(NamedTuple):

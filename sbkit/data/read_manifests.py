@@ -137,7 +137,7 @@ def find_files(source: str) -> list[SourceFile]:
         and not any(part.startswith(("_", ".")) for part in (*file.folders, file.name))
     ]
     if not tables:
-        raise DataError(f"{source} has no {FORMS}.", where=source)
+        raise DataError(f"{source} has no {FORMS}.", file=source)
     return tables
 
 

@@ -20,7 +20,7 @@ from datasets.table import MemoryMappedTable
 
 from sbkit.audio.containers import AudioError
 from sbkit.base.arrays import Bools
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import ConfigError, DataError, concerning
 from sbkit.base.files import temporary_path, to_json
 from sbkit.base.messages import listed, printable
 from sbkit.data.audio_tables import AudioTable
@@ -445,6 +445,7 @@ def _rename_repeated(ids: pa.ChunkedArray, seen: set[str], first_row: int) -> pa
 # Lazy audio
 
 
+@concerning("audio_store")
 def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest:
     """Add places to clips that are decoded when they are read, as `Clips.join` does.
 

@@ -19,7 +19,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from sbkit.base.arrays import Bools, Counts
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.ranges import SHARE, Range
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.mix import Source
@@ -427,6 +427,7 @@ class EvalSampler(Sampler[MicroBatch]):
         return len(self._indices)
 
 
+@concerning("speeds")
 def to_percents(speeds: Sequence[float]) -> list[int]:
     """Convert speeds to percent: small integers make a small resampling kernel."""
     try:
@@ -458,6 +459,7 @@ def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
     return [by_length[part::parts] or [filler] for part in range(parts)]
 
 
+@concerning("batch_seconds")
 def _check_capacity(samples: Lengths, batch_seconds: float, sample_rate: int) -> None:
     longest = int(np.argmax(samples))
     seconds = samples_to_seconds(int(samples[longest]), sample_rate)

@@ -163,7 +163,8 @@ def within_limits(
     if len(train) and is_outside.all():
         raise ConfigError(
             f"None of the {len(train)} training utterances is between `min_seconds` "
-            f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long."
+            f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long.",
+            keys=("min_seconds",),
         )
     return select_rows(train, ~is_outside), out_of_range
 

@@ -105,7 +105,8 @@ class TableOptions:
                     raise ConfigError(
                         f"`columns.{name}` must map {', '.join(USUAL_COLUMNS)} to names of columns,"
                         f" or to null for none, but has {role}: {column}. Write columns: "
-                        "{text: wrd}, or columns: {b.csv: {text: wrd}} for one table."
+                        "{text: wrd}, or columns: {b.csv: {text: wrd}} for one table.",
+                        keys=("columns",),
                     )
             if not is_table:
                 columns[name] = value
@@ -135,7 +136,8 @@ class TableOptions:
             if named and not found:
                 raise ConfigError(
                     f"`columns.{role}` is {named}, but {table} has no such column. It has "
-                    f"{listed(names, max_names=MAX_LISTED_COLUMNS)}."
+                    f"{listed(names, max_names=MAX_LISTED_COLUMNS)}.",
+                    keys=("columns",),
                 )
             return found[0] if named else ""
         usual = find_columns(names, role)
@@ -143,7 +145,7 @@ class TableOptions:
             raise DataError(
                 f"{table} has several columns for the {role}: {listed(usual)}. Choose one by "
                 f"`columns`, as in columns: {{{role}: {usual[0]}}}.",
-                where=f"{table}",
+                file=f"{table}",
             )
         return usual[0] if usual else ""
 
@@ -186,7 +188,7 @@ def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table
         filled = ((number, line) for number, line in numbered if line.strip("\t,;| \r\n"))
         number, first = next(filled, (0, ""))
         if not first:
-            raise DataError(f"{file} is empty.", where=file)
+            raise DataError(f"{file} is empty.", file=file)
         if first.lstrip()[0] not in "[{":
             yield from _Delimited(file, first.rstrip("\r\n"), number).read(lines)
             return
@@ -198,7 +200,8 @@ def read_blocks(file: Path | str, encoding: str | None = None) -> Iterator[Table
                 raise DataError(
                     f"{file} looks like JSON Lines, but line 1 is not an object "
                     f"({block.excluded[0].detail}).",
-                    where=f"{file}:1",
+                    file=file,
+                    line=1,
                 )
             yield block
 
@@ -214,7 +217,7 @@ def _open_text(file: str, encoding: str | None) -> Iterator[TextIO]:
     """Open a text; raise DataError if it is damaged."""
     is_remote = "://" in file
     if not (is_remote or Path(file).is_file()):
-        raise DataError(f"{file} is not a file.", where=file)
+        raise DataError(f"{file} is not a file.", file=file)
     try:
         with access_errors(file) if is_remote else nullcontext():
             encoding = _encoding_of(file, encoding)
@@ -226,7 +229,7 @@ def _open_text(file: str, encoding: str | None) -> Iterator[TextIO]:
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if getattr(error, "errno", None):  # the file cannot be reached
             raise
-        raise DataError(f"{file} is damaged ({error}). Copy it again.", where=file) from error
+        raise DataError(f"{file} is damaged ({error}). Copy it again.", file=file) from error
 
 
 def _read_document(lines: TextIO, file: str) -> Iterator[tuple[int, Any]] | None:
@@ -263,12 +266,12 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 def _encoding_of(file: str, declared: str | None) -> str:
     """Return the declared encoding, or what a byte order mark says."""
     if pointer := pointer_sentence(file):
-        raise DataError(pointer, where=file)
+        raise DataError(pointer, file=file)
     try:
         if declared and codecs.lookup(declared).name != "utf-8":
             return declared
     except LookupError as error:
-        raise ConfigError(f"`encoding`: {error}.") from error
+        raise ConfigError(f"`encoding`: {error}.", keys=("encoding",)) from error
     with fsspec.open(file, "rb", compression="infer") as content:
         mark = content.read(2)
     return "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
@@ -283,7 +286,8 @@ def _wrong_encoding(file: str, encoding: str | None) -> DataError:
     return DataError(
         f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. Set another "
         "`encoding`, such as cp1252.",
-        where=f"{file}:{number}",
+        file=file,
+        line=number,
     )
 
 
@@ -305,7 +309,8 @@ class _Delimited:
             name = counts.most_common(1)[0][0]
             raise DataError(
                 f"The header of {file} has the column {name} twice. If it is a row, add a header.",
-                where=f"{file}:{header_line}",
+                file=file,
+                line=header_line,
             )
 
     def read(self, text: Iterator[str]) -> Iterator[Table]:
@@ -321,7 +326,7 @@ class _Delimited:
                 has_rows = True
                 yield block
         if not has_rows:
-            raise DataError(f"{self._file} has a header but no rows.", where=self._file)
+            raise DataError(f"{self._file} has a header but no rows.", file=self._file)
 
     def _parse_block(self, lines: list[str], is_end: bool) -> tuple[Table, list[str]]:
         """Return the rows of lines, and the lines of the last row if it may have more."""
@@ -380,7 +385,8 @@ class _Delimited:
         return DataError(
             f"{self._file}: line {line} opens a quotation mark that closes on another row, or "
             'never. Double the marks within a field ("").',
-            where=f"{self._file}:{line}",
+            file=self._file,
+            line=line,
         )
 
     def _parse(self, text: str) -> tuple[pa.Table, dict[int, arrow_csv.InvalidRow]]:
@@ -531,10 +537,10 @@ def require_column(table: Table, options: TableOptions, role: str) -> str:
         raise DataError(
             f"{table.file} has no row that can be used, such as {first.id}: {first.reason} "
             f"({first.detail}).",
-            where=table.file,
+            file=table.file,
         )
     if not names:
-        raise DataError(f"{table.file} has no rows.", where=table.file)
+        raise DataError(f"{table.file} has no rows.", file=table.file)
     column = options.find(names, role, table.file)
     if not column:
         hint = " Without transcripts, write columns: {text: null}." if role == "text" else ""
@@ -542,14 +548,14 @@ def require_column(table: Table, options: TableOptions, role: str) -> str:
             f"{table.file} has none of the columns {', '.join(USUAL_COLUMNS[role])}; it has "
             f"{listed(names, max_names=MAX_LISTED_COLUMNS)}. Name one by `columns`, as in columns: "
             f"{{{role}: COLUMN}}, or add a header.{hint}",
-            where=table.file,
+            file=table.file,
         )
     if role == "text" and column in table.other_values:
         number, value = table.other_values[column]
         raise DataError(
             f"{table.file}: the {column} of row {number} is {str(value)[:60]!r}, of the type "
             f"{type(value).__name__}, but a transcript is a text. Write it in quotes.",
-            where=table.file,
+            file=table.file,
         )
     return column
 

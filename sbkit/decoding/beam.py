@@ -243,13 +243,15 @@ def declared_decoder(hparams: Mapping[str, Any]) -> BeamDecoder | None:
     if decoder is None:
         if hparams.get("word_lm_order", 0) or hparams.get("token_lm_order", 0):
             raise ConfigError(
-                "`word_lm_order` and `token_lm_order` belong to a `decoder`, but the YAML has none."
+                "`word_lm_order` and `token_lm_order` belong to a `decoder`, but there is none.",
+                keys=("word_lm_order",),
             )
         return None
     if type(decoder) is not BeamDecoder:
         raise ConfigError(
             "`decoder` must be a BeamDecoder, so that a bundle can hold it, but is a "
-            f"{type(decoder).__name__}."
+            f"{type(decoder).__name__}.",
+            keys=("decoder",),
         )
     if hparams.get("ctc_weight", 1) == 1:  # the attention decoder is not trained
         return decoder.copy_with(attention_rescoring=False)

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import DeviceError, OtherRankError, StopRequestedError
 from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
@@ -33,31 +32,37 @@ POLL_SECONDS = 0.1
 
 T = TypeVar("T")
 
-_is_single = False
-_store: Store | None = None  # of the rendezvous
-_num_turns = 0  # how often the ranks have waited for rank 0
+
+class Ranks:
+    """The processes of a run, as this one sees them."""
+
+    def __init__(self) -> None:
+        self.is_single = False
+        self.store: Store | None = None  # of the rendezvous
+        self.num_turns = 0  # how often the ranks have waited for rank 0
+
+
+RANKS = Ranks()  # torch.distributed has one group for the process, too
 
 
 def rank() -> int:
     """Return the rank of this process; 0 for a single process."""
-    return dist.get_rank() if dist.is_initialized() and not _is_single else 0
+    return dist.get_rank() if dist.is_initialized() and not RANKS.is_single else 0
 
 
 def world_size() -> int:
     """Count the processes of the run."""
-    return dist.get_world_size() if dist.is_initialized() and not _is_single else 1
+    return dist.get_world_size() if dist.is_initialized() and not RANKS.is_single else 1
 
 
 @contextmanager
 def single_rank() -> Iterator[None]:
     """Make this rank a run of its own, while the others wait for it."""
-    global _is_single
-    was_single = _is_single
-    _is_single = True
+    was_single, RANKS.is_single = RANKS.is_single, True
     try:
         yield
     finally:
-        _is_single = was_single
+        RANKS.is_single = was_single
 
 
 @contextmanager
@@ -66,7 +71,6 @@ def process_group(device: torch.device) -> Iterator[None]:
 
     After an error the group is aborted: NCCL would wait for ranks that never come.
     """
-    global _store
     if "RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") == "1":
         if (tasks := os.environ.get("SLURM_STEP_NUM_TASKS", "1")) != "1":  # not those of the job
             raise DeviceError(
@@ -82,7 +86,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     import_module("torch.distributed.nn")
 
     leave: Callable[[], object] = dist.destroy_process_group
-    _store = _join(device)
+    RANKS.store = _join(device)
     try:
         yield
     except (OtherRankError, StopRequestedError):  # another rank may still be saving
@@ -91,9 +95,8 @@ def process_group(device: torch.device) -> Iterator[None]:
         leave = abort_process_group
         raise
     finally:
-        _drop_reducers()
-        gc.collect()  # cycles may hold the group as well
-        _store = None
+        gc.collect()  # cycles may hold the group
+        RANKS.store = None
         leave()
 
 
@@ -135,15 +138,13 @@ def _join(device: torch.device) -> Store:
     return store
 
 
-def _drop_reducers() -> None:
-    """Drop the reducer of each DDP module, even if a frame or traceback still holds the module.
+def drop_reducer(module: Any) -> None:
+    """Drop the reducer of a DistributedDataParallel before the group ends; a frame may hold both.
 
-    Otherwise it ends the group while it holds Python's lock, for which gloo's threads may wait: 1
-    of 20 such processes never ended on a busy machine.
+    A reducer that outlives its group ends some runs with SIGABRT. One that ends the group holds
+    Python's lock, for which gloo's threads may wait: 1 of 20 such processes never ended.
     """
-    for module in gc.get_objects():
-        if issubclass(type(module), DistributedDataParallel):
-            module.reducer = module.logger = module.process_group = None
+    module.reducer = module.logger = module.process_group = None
 
 
 @contextmanager
@@ -172,15 +173,15 @@ def main_rank_first() -> Iterator[None]:
 
 def _wait_for_main_rank() -> None:
     """Wait for rank 0 in Python, which handles signals; gloo would block them."""
-    global _num_turns
-    if world_size() == 1 or _store is None:
+    store = RANKS.store
+    if world_size() == 1 or store is None:
         return
-    turn = f"turn/{_num_turns}"
-    _num_turns = _num_turns + 1
+    turn = f"turn/{RANKS.num_turns}"
+    RANKS.num_turns += 1
     if rank() == 0:
-        _store.set(turn, "")
+        store.set(turn, "")
     with _stopped_like_others():
-        while not _store.check([turn]):
+        while not store.check([turn]):
             time.sleep(POLL_SECONDS)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import write_lines_atomically
 from sbkit.base.messages import printable
 from sbkit.evaluate.wer import FigureDict
@@ -21,6 +21,7 @@ LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
 EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 
+@concerning("report_by")
 def require_columns(report_by: Sequence[str], tests: Mapping[str, Sequence[str]]) -> None:
     """Raise ConfigError if a test set lacks a column; ``tests``: the columns of each by name."""
     for name, test_columns in tests.items():

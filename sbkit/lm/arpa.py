@@ -42,7 +42,7 @@ def is_arpa(file: Path) -> bool:
         if line.startswith(KENLM_HEADER):
             raise DataError(
                 f"{file} is a binary file of KenLM. Name the ARPA file that it was made from.",
-                where=str(file),
+                file=str(file),
             )
         if line.removeprefix(BOM_UTF8).strip() == DATA_HEADER:
             return True

@@ -15,7 +15,7 @@ import numpy as np
 
 from sbkit.base.checksums import checksum
 from sbkit.base.code_versions import CODE_VERSIONS
-from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.errors import ConfigError, DataError, SbkitError, concerning
 from sbkit.base.files import require_writable
 from sbkit.base.messages import plural
 from sbkit.lm.arpa import is_arpa, read_arpa, write_arpa
@@ -101,6 +101,7 @@ class LmTextEncoder:
         return [self.tokenizer.piece(token) for token in ids if token != unknown]
 
 
+@concerning("lm_text")
 def ensure_language_models(
     file: Path, text: LmText, orders: Mapping[str, int], text_encoder: LmTextEncoder
 ) -> list[str]:
@@ -256,7 +257,8 @@ def _read_arpa_model(
     if model.order != orders[name]:
         raise ConfigError(
             f"{file} is a {model.order}-gram model of {name}. Set `{name[:-1]}_lm_order: "
-            f"{model.order}`."
+            f"{model.order}`.",
+            keys=(f"{name[:-1]}_lm_order",),
         )
     if num_spelled <= MIN_SPELLED_SHARE * len(words):
         raise DataError(

@@ -49,10 +49,7 @@ def show_in_cell(text: str) -> None:
 
 @contextmanager
 def reporting(to: Ping | None = None, *, show_progress: bool = True) -> Iterator[None]:
-    """Send the pings of a block to a watchdog, and perhaps hide its progress.
-
-    A thread that reports runs in `contextvars.copy_context()`.
-    """
+    """Send the pings of a block to a watchdog, and perhaps hide its progress."""
     ping_before = _ping.set(to or _ping.get())
     shown_before = shows_progress.set(show_progress and shows_progress.get())
     try:

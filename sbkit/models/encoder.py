@@ -98,7 +98,8 @@ def make_encoder(parts: Mapping[str, nn.Module | None]) -> Encoder:
     if {*declared} != {*COMPOSED}:
         raise ConfigError(
             f"A model needs either `{ENCODER}`, or `compute_features`, `CNN` and `Transformer`, "
-            f"but the YAML declares {' and '.join(f'`{key}`' for key in declared) or 'neither'}."
+            f"but the YAML declares {' and '.join(f'`{key}`' for key in declared) or 'neither'}.",
+            keys=(next(iter(declared), "model"),),
         )
     return FeatureEncoder(declared)
 
@@ -134,7 +135,8 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
         if strays:
             raise ConfigError(
                 f"`model` must own every part, but {name}.{strays[0]} is not in it. "
-                f"Add `!ref <{name}>` to the torch.nn.ModuleList."
+                f"Add `!ref <{name}>` to the torch.nn.ModuleList.",
+                keys=("model",),
             )
 
 
@@ -147,7 +149,8 @@ def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
             if isinstance(module_rate, int | float) and module_rate != sample_rate:
                 raise ConfigError(
                     f"The audio has {sample_rate} Hz, but {type(module).__name__} in `{name}` is "
-                    f"made for {module_rate} Hz. Add `sample_rate: !ref <sample_rate>` to it."
+                    f"made for {module_rate} Hz. Add `sample_rate: !ref <sample_rate>` to it.",
+                    keys=(name,),
                 )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling, append_silence, length_mask
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, concerning
 
 MAX_SHOWN = 5  # lengths in an error
 FRACTIONS = {"wav_len", "wav_lens"}  # arguments
@@ -55,11 +55,13 @@ class EncoderPart:
         self.module = module
         self._is_layer = type(module).__module__.startswith("torch.nn.")
         if not self._is_layer:
-            check_signature(name, module)
+            with concerning(name):
+                check_signature(name, module)
         elif any(hasattr(layer, "batch_first") for layer in module.modules()):
             raise ConfigError(
                 f"`{name}` is {type(module).__name__} of torch.nn, whose layers see the padding or "
-                f"mix utterances. {WRAPPER}"
+                f"mix utterances. {WRAPPER}",
+                keys=(name,),
             )
 
     @property
@@ -70,7 +72,8 @@ class EncoderPart:
         if not isinstance(declared, Subsampling):
             raise ConfigError(
                 f"`subsampling` of {type(self.module).__name__} in `{self.name}` must be a stride "
-                f"or a Subsampling, but is of type {type(declared).__name__}. Give it another name."
+                f"or a Subsampling, but is a {type(declared).__name__}. Give it another name.",
+                keys=(self.name,),
             )
         return declared
 
@@ -80,13 +83,16 @@ class EncoderPart:
         if not is_pair or not all(isinstance(tensor, Tensor) for tensor in output):
             raise ConfigError(
                 f"`{self.name}` must return (y, lengths), but returns an object of type "
-                f"{type(output).__name__}. {WRAPPER}"
+                f"{type(output).__name__}. {WRAPPER}",
+                keys=(self.name,),
             )
         y, frame_lengths = output
         if y.ndim != 3 or y.shape[0] != x.shape[0] or frame_lengths.shape != lengths.shape:
             raise ConfigError(
                 f"`{self.name}` must return (B, T, D) and lengths (B,), but returns shape "
-                f"{tuple(y.shape)} and {tuple(frame_lengths.shape)} for {tuple(x.shape)}. {WRAPPER}"
+                f"{tuple(y.shape)} and {tuple(frame_lengths.shape)} for {tuple(x.shape)}. "
+                f"{WRAPPER}",
+                keys=(self.name,),
             )
         if frame_lengths.device.type == "cpu" and not torch.compiler.is_exporting():
             self._check_counts(x, lengths, y, frame_lengths)
@@ -103,7 +109,8 @@ class EncoderPart:
             raise ConfigError(
                 f"`{self.name}` returns {y.shape[1]} frames of {x.shape[1]}, with lengths "
                 f"{counts[:MAX_SHOWN]}, but declares {declared} and {expected[:MAX_SHOWN]}. Set "
-                "`subsampling` of its class, or of SpeechBrainLayers (docs/guide/own-parts.md)."
+                "`subsampling` of its class, or of SpeechBrainLayers (docs/guide/own-parts.md).",
+                keys=(self.name,),
             )
 
 
@@ -143,7 +150,8 @@ class Backbone(EncoderPart):
         if method is None:
             raise ConfigError(
                 f"`inter_ctc_weight` is above 0.0, but {type(self.module).__name__} has no "
-                "encode_with_intermediate. Set it to 0.0."
+                "encode_with_intermediate. Set it to 0.0.",
+                keys=("inter_ctc_weight",),
             )
         return method(x, lengths)
 
@@ -162,7 +170,8 @@ class Backbone(EncoderPart):
         if method is None:
             raise ConfigError(
                 f"{type(self.module).__name__} in `{self.name}` has no attention decoder. "
-                "Train with `ctc_weight: 1.0`, or decode with `attention_rescoring: False`."
+                "Train with `ctc_weight: 1.0`, or decode with `attention_rescoring: False`.",
+                keys=("ctc_weight",),
             )
         return method(tokens, states, frame_lengths)
 

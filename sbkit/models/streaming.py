@@ -138,7 +138,8 @@ def require_causal_level(features: object) -> None:
     """Raise ConfigError for features by the level of a whole utterance, known only at its end."""
     if isinstance(features, Fbank) and features.level == "utterance":
         raise ConfigError(
-            "`level` must be `running` for a model that runs chunk by chunk, but is `utterance`."
+            "`level` must be `running` for a model that runs chunk by chunk, but is `utterance`.",
+            keys=("level",),
         )
 
 

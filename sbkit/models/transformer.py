@@ -202,7 +202,8 @@ class Transformer(nn.Module):
         if not self.decoder:
             raise ConfigError(
                 "The Transformer has no decoder: `num_decoder_layers` is 0. Raise it, or train "
-                "with `ctc_weight: 1.0` and decode with `attention_rescoring: False`."
+                "with `ctc_weight: 1.0` and decode with `attention_rescoring: False`.",
+                keys=("num_decoder_layers",),
             )
         mask = length_mask(lengths, states.shape[1], states.device)
         visible = scores_mask(mask[:, None, None], states)

@@ -74,7 +74,7 @@ from sbkit.train.setup import (
     read_values,
     write_label_files,
 )
-from sbkit.train.stopping import is_finished, restartable
+from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ class Run:
 
     Attributes:
         values: the YAML as it takes effect.
+        position: the epoch and the step at which `train` has ended; zeros before it trains.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Run:
                     raise DataError(f"`corpus[{split!r}]`: {error}") from error
             overrides |= {"manifest": files, "data_folder": None, "corpus": None}
         self.values = read_values(yaml_file, overrides, recipe=recipe)
+        self.position = (0, 0)
         self._setup: RunSetup | None = None  # once it is made
         self._named: frozenset[str] = frozenset()  # the user's modules
 
@@ -190,12 +192,7 @@ class Run:
         values = self.values
         values.require_unedited()
         values.require_in_range()
-        patience = self.settings["store_patience"]
-        brain: Brain | None = None
-        with (
-            restartable(self.folder, patience, lambda: brain.position if brain else (0, 0)),
-            self._session() as text_log,
-        ):
+        with self._session() as text_log:
             placement = choose_placement(values)
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
             if self.settings.get("device") is None and placement.device.type == "cpu":
@@ -210,8 +207,11 @@ class Run:
             brain = open_run_folder(setup)
             text_log.open()
             brain.on_epoch = on_epoch
-            brain.fit(setup.hparams["epoch_counter"], setup.loaders.train, setup.loaders.valid)
-            self._finish(setup, brain)
+            try:
+                brain.fit(setup.hparams["epoch_counter"], setup.loaders.train, setup.loaders.valid)
+                self._finish(setup, brain)
+            finally:
+                self.position = brain.position
         if setup.recipe.has_model and not (self.folder / BUNDLE).exists():
             raise ExportError(
                 f"The run in {self.folder} has ended, and its checkpoint is tested, but no bundle "

@@ -113,7 +113,7 @@ def prepare_source(
     columns = columns if has_text else columns.without("text")
     source = source.absolute()
     if not source.exists():
-        raise DataError(f"{source} does not exist.", where=str(source))
+        raise DataError(f"{source} does not exist.", file=str(source))
     rows: Sequence[Row]
     if source.match(TABLE_NAME.format("*")):
         rows = [read_spontaneous(source, None, columns)]

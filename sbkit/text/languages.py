@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, concerning
 
 # The codes of ISO 639-1, each followed by the three-letter codes of ISO 639-2 and of corpora, then
 # English names of one word, from CLDR and Whisper.
@@ -58,6 +58,7 @@ _TAG = re.compile(
 )
 
 
+@concerning("language")
 def check_language(value: object) -> str:
     """Check a language tag, an ISO 639 code with or without a region, and return it.
 
@@ -75,6 +76,7 @@ def check_language(value: object) -> str:
     return str(value)
 
 
+@concerning("language")
 def language_tags(value: object) -> tuple[str, ...]:
     """Check the value of the key ``language``, a tag or a list, and return its tags."""
     values = value if isinstance(value, list | tuple) else [value]

@@ -15,7 +15,7 @@ from typing import Any
 import regex
 
 from sbkit.base.code_versions import CODE_VERSIONS
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import from_plain
 from sbkit.text.languages import primary_language
 
@@ -159,6 +159,7 @@ def orthography(language: str) -> Orthography:
     return ORTHOGRAPHIES.get(with_script) or ORTHOGRAPHIES.get(primary_language(language), general)
 
 
+@concerning("text")
 def text_table(language: str, settings: object = None) -> Orthography:
     """Return the table of a language with the case and punctuation that the key `text` keeps."""
     settings = {} if settings is None else settings

@@ -12,7 +12,7 @@ from typing import Any
 
 import sentencepiece
 
-from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.errors import BundleError, ConfigError, concerning
 from sbkit.base.files import read_regular, write_bytes_atomically
 from sbkit.text.normalization import attach_marks, is_mark
 from sbkit.text.transcripts import TOKEN, remove_tags
@@ -150,6 +150,7 @@ def ensure_tokenizer(
     return Tokenizer(model_file=model_file)
 
 
+@concerning("vocab_size")
 def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequence[str]) -> bytes:
     """Train on normalized texts, in one thread, so that equal texts give equal models.
 
@@ -166,9 +167,14 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
 
     lines, num_lines = draw_sentences(note_characters(), MAX_TEXT_BYTES)
     if missing_tags:
-        raise ConfigError(f"`keep_tags` names {missing_tags[0]}, which no transcript of train has.")
+        raise ConfigError(
+            f"`keep_tags` names {missing_tags[0]}, which no transcript of train has.",
+            keys=("keep_tags",),
+        )
     if not characters:
-        raise ConfigError("A tokenizer needs training text, but all transcripts are empty.")
+        raise ConfigError(
+            "A tokenizer needs training text, but all transcripts are empty.", keys=("data_folder",)
+        )
     char_size = len(characters) + len(tags) + 4  # special tokens
     if kind == "char" and vocab_size not in (None, char_size):
         raise ConfigError(

@@ -10,7 +10,7 @@ from functools import partial
 
 import regex
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, concerning
 from sbkit.text.normalization import Orthography, compose, normalize
 
 _NAME = r"[^\W_][\w-]*"
@@ -78,7 +78,8 @@ def transcript_normalizer(
         if table.numbers not in languages:
             raise ConfigError(
                 f"`text.numbers: spell` reads {', '.join(languages)}, but `language` is "
-                f"{table.numbers}."
+                f"{table.numbers}.",
+                keys=("text", "numbers"),
             )
         spell = partial(read_numbers, language=table.numbers)
 
@@ -93,6 +94,7 @@ def transcript_normalizer(
     return normalize_transcript
 
 
+@concerning("keep_tags")
 def check_tag_names(value: object) -> tuple[str, ...]:
     """Check the value of the key ``keep_tags``, and return its names."""
     names = [] if value is None else value

@@ -30,7 +30,8 @@ class Vocabulary:
         if len(set(special.values()) & set(range(self.size))) < len(special):
             raise SbkitError(
                 f"The `tokenizer` must have four different ids from 0 to {self.size - 1}, but has "
-                f"{special}."
+                f"{special}.",
+                keys=("tokenizer",),
             )
 
     @property
@@ -47,18 +48,17 @@ class Vocabulary:
             if not 0 <= token < self.size or token == self.blank:
                 raise DataError(
                     f"Every label must be an id from 0 to {self.size - 1} and not the blank "
-                    f"({self.blank}), but {clip} holds {token}. Use the `tokenizer` of this run."
+                    f"({self.blank}), but {clip} holds {token}. Use the `tokenizer` of this run.",
+                    keys=("tokenizer",),
                 )
 
-    def check_size(self, size: int, *, claim: str) -> None:
-        """Raise ConfigError unless a head or an embedding is as large as the vocabulary.
-
-        claim: the start of the error, such as "`ctc_lin` must have as many outputs".
-        """
+    def check_size(self, size: int, *, key: str, unit: str) -> None:
+        """Raise ConfigError unless the part at a key has an output or a row for each token."""
         if size != self.size:
             raise ConfigError(
-                f"{claim} as the tokenizer has tokens ({self.size}), but has {size}. "
-                "Write `!ref <tokenizer.vocab_size>` for its size."
+                f"`{key}` must have as many {unit} as the tokenizer has tokens ({self.size}), but "
+                f"has {size}. Write `!ref <tokenizer.vocab_size>` for its size.",
+                keys=(key,),
             )
 
 

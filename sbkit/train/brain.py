@@ -45,7 +45,13 @@ from sbkit.config.hparams import SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
-from sbkit.distributed.ranks import failing_together, gather_over_ranks, rank, world_size
+from sbkit.distributed.ranks import (
+    drop_reducer,
+    failing_together,
+    gather_over_ranks,
+    rank,
+    world_size,
+)
 from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import Record
@@ -241,12 +247,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
             time_limit=TimeLimit(self._hparam("max_minutes", 0)),
         )
         self.signals = self.save_or_leave.signals
-        self.watchdog = Watchdog(None, stall_seconds=0)
+        self.watchdog = Watchdog(None, seconds=0)
         if checkpointer is not None and self.scaler.is_enabled():  # instead of SpeechBrain's
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
         self._valid_interval: int = self._hparam("valid_interval_steps", 0)
         if self._valid_interval and not isinstance(checkpointer, Checkpointer | None):
-            raise ConfigError("`valid_interval_steps` needs the checkpointer sbkit.Checkpointer.")
+            raise ConfigError(
+                "`valid_interval_steps` needs the checkpointer sbkit.Checkpointer.",
+                keys=("valid_interval_steps",),
+            )
         if checkpointer is not None and self.training_step.moving_average.decay:
             checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
         self._reset_position()
@@ -663,7 +672,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if declared and self.opt_class is not None:
             raise ConfigError(
                 "A YAML must declare `opt_class` or `optimizers`, but has both. To replace that of "
-                "a base YAML, write `opt_class: null` or `optimizers: null`."
+                "a base YAML, write `opt_class: null` or `optimizers: null`.",
+                keys=("opt_class",),
             )
         hparams = self.hparams.settings if hasattr(self, "hparams") else {}
         named = named_parameters(self.modules, hparams)
@@ -725,6 +735,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.training_step.ddp.unwrap()
         for name, module in self.modules.items():
             if isinstance(module, DistributedDataParallel):
+                drop_reducer(module)
                 self.modules[name] = module.module
 
     def _has_own_step(self) -> bool:
@@ -1019,10 +1030,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
             for name in ("stall_seconds", "store_patience")
         )
         with (
-            Watchdog(self.run_folder, stall_seconds=seconds) as self.watchdog,
-            store_patience(patience, self.run_folder),
+            # A rank does not hang while it, or another one, waits for a store that is away.
+            Watchdog(self.run_folder, seconds=seconds and seconds + patience) as self.watchdog,
+            store_patience(patience),
             reporting(self.ping, show_progress=not self.noprogressbar),
         ):
+            self.ping("start")
             yield
 
     def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
@@ -1116,7 +1129,9 @@ def read_run_options(
     require_in_range({**plain, **options}, NUMBERS)
     for name, instead in REFUSED_OPTIONS.items():
         if options.get(name):
-            raise ConfigError(f"`{name}` must be off, but is {options[name]}. {instead}.")
+            raise ConfigError(
+                f"`{name}` must be off, but is {options[name]}. {instead}.", keys=(name,)
+            )
     return options
 
 

@@ -72,7 +72,10 @@ class MovingAverage:
         self.optimizers = [o for o in optimizers if hasattr(o, "train") and hasattr(o, "eval")]
         if self.optimizers and self.decay:
             name = type(self.optimizers[0]).__name__
-            raise ConfigError(f"`ema_decay` must be 0, because {name} averages the weights itself.")
+            raise ConfigError(
+                f"`ema_decay` must be 0, because {name} averages the weights itself.",
+                keys=("ema_decay",),
+            )
         return bool(self.optimizers)
 
     @torch.no_grad()

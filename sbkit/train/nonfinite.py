@@ -79,7 +79,8 @@ class NonFiniteRecorder:
         if count > patience:
             raise SbkitError(
                 f"In {count} steps of this epoch the loss or a gradient was not finite; "
-                f"`nonfinite_patience` allows {patience}. Lower `lr`."
+                f"`nonfinite_patience` allows {patience}. Lower `lr`.",
+                keys=("nonfinite_patience",),
             )
 
     def _write(self, step: UnreadStep, fault: str) -> None:
@@ -122,4 +123,4 @@ def memory_errors(batch: Any, setting: str = "batch_seconds") -> AbstractContext
             "or raise `grad_accumulation_factor`."
         )
 
-    return translate(RuntimeError, SbkitError, describe)
+    return translate(RuntimeError, lambda text: SbkitError(text, keys=(setting,)), describe)

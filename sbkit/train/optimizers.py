@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from sbkit.base.errors import ConfigError, translate
+from sbkit.base.errors import ConfigError, concerning, translate
 from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import Range
 from sbkit.base.torch_internals import found_inf_tensors
@@ -74,7 +74,8 @@ def parameters_at(path: str, hparams: Mapping[str, Any], key: str) -> list[nn.Pa
     if path not in modules and path not in named:
         raise ConfigError(
             f"`{key}`: there is no `{path}`.{did_you_mean(path, [*modules, *named])} The parts of "
-            f"the model are {', '.join(part_names_of_model(hparams))}."
+            f"the model are {', '.join(part_names_of_model(hparams))}.",
+            keys=(key,),
         )
     return [parameter for name, parameter in named.items() if matches_path(name, path)]
 
@@ -93,7 +94,8 @@ def check_paths(
     values: dict[Any, Any] = {path: read(value) for path, value in items}
     if None in values.values() or not all(isinstance(path, str) for path in values):
         raise ConfigError(
-            f"`{key}` must be {kind}, but is {declared!r}. Give a key of your own another name."
+            f"`{key}` must be {kind}, but is {declared!r}. Give a key of your own another name.",
+            keys=(key,),
         )
     return values
 
@@ -142,9 +144,11 @@ def naming_parameters(
             names = f"all parameters, such as {next(iter(refused))}" if refused else "their groups"
         return f"`{key}` raised {type(error).__name__} ({error}) for {names}.{fix}"
 
-    return translate(Exception, ConfigError, describe)
+    keys = tuple(key.split("."))
+    return translate(Exception, lambda text: ConfigError(text, keys=keys), describe)
 
 
+@concerning("optimizers")
 def assign_parameters(
     declared: Mapping[str, Mapping[str, Any]], named: NamedParameters
 ) -> dict[str, dict[str, nn.Parameter]]:
@@ -218,7 +222,8 @@ def with_lr_scale(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> O
         if name != "lr_schedule" and type(value).__module__ == SPEECHBRAIN_SCHEDULERS:
             raise ConfigError(
                 f"`{name}` ({type(value).__name__}) sets one rate for all parts, against "
-                "`lr_scale`. Call it `lr_schedule`."
+                "`lr_scale`. Call it `lr_schedule`.",
+                keys=(name,),
             )
 
     def make_scaled(groups: Groups) -> Optimizer:
@@ -267,7 +272,8 @@ def _layers_at(path: str, hparams: Mapping[str, Any]) -> list[str]:
     if not layers:
         lists = [name for name, module in modules.items() if type(module) is nn.ModuleList]
         raise ConfigError(
-            f"`layer_decay`: there is no `{path}.0`. The model's lists: {listed(lists) or 'none'}."
+            f"`layer_decay`: there is no `{path}.0`. The model's lists: {listed(lists) or 'none'}.",
+            keys=("layer_decay",),
         )
     return layers
 

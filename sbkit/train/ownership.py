@@ -144,7 +144,8 @@ def prepare_helpers(brain: sb.Brain) -> dict[str, nn.ModuleList]:
             fault = "wants a gradient" if learns else "holds no torch.nn.Module"
             raise ConfigError(
                 f"`{name}` of `helpers` must be frozen, and made in `__init__` or by the YAML, but "
-                f"{fault}. Call its module's `requires_grad_(False)`, or make it a part of `model`."
+                f"{fault}. Call its `requires_grad_(False)`, or make it a part of `model`.",
+                keys=(name if name in objects else "model",),
             )
         modules.to(brain.device).eval()
     return helpers

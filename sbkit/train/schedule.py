@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.ranges import SHARE
 
 SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
@@ -39,6 +39,7 @@ Schedule = Callable[[Position], float]  # returns a factor of `lr`
 Scheduler = Callable[[int], object]  # sets the rate of its optimizer for a step, from 1
 
 
+@concerning("lr_schedule")
 def read_schedule(hparams: Mapping[str, Any], *, higher_is_better: bool = False) -> Schedule | None:
     """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the setting.
 

@@ -20,6 +20,7 @@ tensorboard/           the same figures for TensorBoard, with the extra `curves`
 curves.png             the curves of training, with the extra `curves`
 figures/               the pictures that a Brain logs, `NAME-STEP.png`
 nonfinite/             a step whose loss was not finite, for debugging
+heartbeat-N            while process N trains: where it is; after a hang, its stacks
 checkpoints/           the last checkpoint and the best ones
 bundle/                the exported model with its fitted decoder, which the test measured
 bundle-EPOCH/          the bundle after that epoch of a run that was continued
@@ -37,8 +38,7 @@ report.html            the results as one page with audio, which loads nothing f
 import inspect
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +46,7 @@ from typing import Any
 
 import torch
 
-from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.imports import require_unedited, user_sources
 from sbkit.base.ranges import RANGES, require_in_range
@@ -78,8 +78,6 @@ from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
-
-STEP_NOTE = "while preparing the run: "  # begins the note of an error, which names the step
 
 # -- the values ------------------------------------------------------------------------------------
 
@@ -238,14 +236,12 @@ def prepare_data(values: RunValues, placement: Placement | None = None) -> RunDa
 
     placement: by default the one that the YAML declares.
     """
-    with step("recipe"):
+    with concerning("recipe"):
         recipe = values.load_recipe()
-    with step("placement"):
-        placement = placement or choose_placement(values)
-    with step("splits"):
+    placement = placement or choose_placement(values)
+    with concerning("data_folder"):
         splits = prepare_splits(values, recipe)
-    with step("labels"):
-        labels, label_files = prepare_labels(values, recipe, splits)
+    labels, label_files = prepare_labels(values, recipe, splits)
     return RunData(
         values=values,
         recipe=recipe,
@@ -258,30 +254,18 @@ def prepare_data(values: RunValues, placement: Placement | None = None) -> RunDa
 
 def build_run(data: RunData) -> RunSetup:
     """Build the objects of the YAML and the loaders; every rank does, once the labels are there."""
-    with step("hparams"):
-        hparams = build_objects(data)
-    with step("loaders"):
-        loaders = data.recipe.make_loaders(hparams, data.splits, data.labels, data.placement)
-        dealer = loaders.train.batch_sampler
-        if isinstance(dealer, RankSampler):
-            dealer.use(data.recipe.make_sampler(hparams, loaders.splits, dealer.sampler))
-        elif type(data.recipe).make_sampler is not Recipe.make_sampler:
-            raise ConfigError(
-                "`make_sampler` of the recipe has no effect on the training loader of its own "
-                "`make_loaders`. Leave one of them out."
-            )
+    hparams = build_objects(data)
+    loaders = data.recipe.make_loaders(hparams, data.splits, data.labels, data.placement)
+    dealer = loaders.train.batch_sampler
+    if isinstance(dealer, RankSampler):
+        dealer.use(data.recipe.make_sampler(hparams, loaders.splits, dealer.sampler))
+    elif type(data.recipe).make_sampler is not Recipe.make_sampler:
+        raise ConfigError(
+            "`make_sampler` of the recipe has no effect on the training loader of its own "
+            "`make_loaders`. Leave one of them out."
+        )
     prepared: dict[str, Any] = {item.name: getattr(data, item.name) for item in fields(RunData)}
     return RunSetup(**prepared, hparams=hparams, loaders=loaders)
-
-
-@contextmanager
-def step(name: str) -> Iterator[None]:
-    """Note in an error of this block which step of preparing a run raised it."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"{STEP_NOTE}{name}")
-        raise
 
 
 def choose_placement(values: RunValues) -> Placement:
@@ -306,26 +290,16 @@ def prepare_labels(
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
     names = [name for name in (recipe.label_file, LANGUAGE_MODELS_FILE) if name]
-    with (
-        TemporaryDirectory(prefix="sbkit-labels") as scratch,
-        run_folder_in_errors(values.folder, scratch),
-    ):
+    with TemporaryDirectory(prefix="sbkit-labels") as scratch:
         for name in names:
             if (file := values.folder / name).is_file():
+                if name == recipe.label_file:
+                    recipe.read_labels(file, file.read_bytes())  # an error names the run folder
                 shutil.copyfile(file, Path(scratch, name))
-        labels = recipe.prepare_labels(values.settings.with_value(OUTPUT_FOLDER, scratch), splits)
+        settings = values.settings.with_values({OUTPUT_FOLDER: scratch})
+        labels = recipe.prepare_labels(settings, splits)
         files = [file for name in names if (file := Path(scratch, name)).is_file()]
         return labels, {file.name: file.read_bytes() for file in files}
-
-
-@contextmanager
-def run_folder_in_errors(folder: Path, scratch: str) -> Iterator[None]:
-    """Name the run folder in the errors of a block that works in a scratch folder."""
-    try:
-        yield
-    except SbkitError as error:
-        error.args = (str(error).replace(scratch, str(folder)),)
-        raise
 
 
 def write_label_files(data: RunData, folder: Path | None = None) -> None:
@@ -375,11 +349,13 @@ def load_initial_weights(setup: RunSetup) -> list[str]:
     lines: list[str] = []
     if name := values.settings.get("pretrained"):
         source = (values.settings.get("encoder_config") or {}).get("source") or {}
-        folder = find_folder(name, source.get("revision"))
-        lines.append(load_weights(folder, hparams.values()))
+        with concerning("pretrained"):
+            folder = find_folder(name, source.get("revision"))
+            lines.append(load_weights(folder, hparams.values()))
     if sources := init_sources(values.settings):
         root = resolve_yaml(values.yaml_file, values.overrides).tree
-        lines += initialize_from(sources, hparams, setup.recipe, root)
+        with concerning("init_from"):
+            lines += initialize_from(sources, hparams, setup.recipe, root)
     return lines
 
 

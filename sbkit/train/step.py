@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
 from sbkit.base.torch_internals import multiply_gradients
-from sbkit.distributed.ranks import from_main_rank, sum_over_ranks, world_size
+from sbkit.distributed.ranks import drop_reducer, from_main_rank, sum_over_ranks, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.model_state import BufferSnapshot, MovingAverage
 from sbkit.train.nonfinite import NonFiniteRecorder
@@ -183,7 +183,8 @@ def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss
     if losses.keys() != {*names}:
         raise ConfigError(
             f"`compute_objectives` must return a loss for each of `optimizers` "
-            f"({', '.join(names)}), but returned {', '.join(losses)}."
+            f"({', '.join(names)}), but returned {', '.join(losses)}.",
+            keys=("optimizers",),
         )
     return {name: losses[name] for name in names}
 
@@ -276,7 +277,9 @@ class DdpStep:
         # A depthwise convolution has a gradient of another stride over an axis of size one.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         apply: Callable[..., object] = _Silenced.apply
-        apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
+        probe = self._with_reducer(nn.Linear(1, 1, device=self._device))
+        apply(probe, self._device)
+        drop_reducer(probe)
         self._wrapped = self._with_reducer(self._graph)
 
     def renew(self) -> None:
@@ -312,7 +315,8 @@ class DdpStep:
         return reducer
 
     def unwrap(self) -> None:
-        """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""
+        if self._wrapped is not None:
+            drop_reducer(self._wrapped)
         self._wrapped = None
 
     def no_sync(self) -> AbstractContextManager[None]:

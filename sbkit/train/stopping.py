@@ -5,10 +5,11 @@ All ranks decide the same. A run obeys a signal between two steps.
 
 import logging
 import math
+import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -23,7 +24,7 @@ from sbkit.base.errors import (
     StopRequestedError,
 )
 from sbkit.base.files import read_file, write_text_atomically
-from sbkit.base.process import LOST_RANK, as_user_error, exit_code, handle_signals
+from sbkit.base.process import LOST_RANK, as_user_error, exit_code, handle_signals, report_error
 from sbkit.base.stores import store_patience, wait_for_store
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -233,13 +234,17 @@ class SaveOrLeave:
         )
 
 
-@contextmanager
-def restartable(
-    folder: Path, patience: float, position: Callable[[], tuple[int, int]]
-) -> Iterator[None]:
-    """Let a run that has taken a step fail with FAILED, so that a launcher starts it again.
+def train_restartably(
+    train: Callable[[], None],
+    folder: Path,
+    *,
+    patience: float,
+    position: Callable[[], tuple[int, int]],
+) -> int:
+    """Train, print an error, and return the exit code: FAILED if a launcher is to start it again.
 
-    Not if data or code are at fault, or if it failed at this step before: LAST_FAILURE says so.
+    A run that has not taken a step is not started again, nor one with a fault of data or code, nor
+    one that failed at this step before: LAST_FAILURE says so.
 
     patience: for stores that are away, until training starts. A new run has none, and tells its
         user at once.
@@ -251,26 +256,26 @@ def restartable(
     has_begun = last != "" or newest_checkpoint(folder / CHECKPOINTS) is not None
     try:
         with store_patience(patience if has_begun else 0):
-            yield
+            train()
     except Exception as error:
-        is_lost_rank = isinstance(error, dist.DistError) or LOST_RANK.search(str(error))
-        if exit_code(error) != FAILED or is_lost_rank:
-            raise
-        epoch, step = position()
-        place = f"In epoch {epoch}, after step {step}: "
-        is_second = last.startswith(place)
-        if is_second:
-            earlier = f"The run failed here before, so it is not started again. {last}"
-            error.add_note(earlier)  # for a traceback
-            vars(error)["earlier_failure"] = f"\n{earlier}"
-        if is_second or isinstance(error, LASTING_FAULTS) or not (has_begun or step):
-            vars(error)["exit_code"] = BAD_INPUT
-        elif not isinstance(error, OtherRankError):  # that rank writes
-            with suppress(OSError):  # the disk of the run is away
-                write_text_atomically(file, f"{place}{as_user_error(error) or repr(error)}")
-        raise
+        code, earlier = exit_code(error), ""
+        is_lost_rank = isinstance(error, dist.DistError) or re.search(LOST_RANK, str(error))
+        if code == FAILED and not is_lost_rank:
+            epoch, step = position()
+            place = f"In epoch {epoch}, after step {step}: "
+            if last.startswith(place):
+                earlier = f"\nThe run failed here before, so it is not started again. {last}"
+            if earlier or isinstance(error, LASTING_FAULTS) or not (has_begun or step):
+                code = BAD_INPUT
+            elif not isinstance(error, OtherRankError):  # that rank writes
+                with suppress(OSError):  # the disk of the run is away
+                    write_text_atomically(file, f"{place}{as_user_error(error) or repr(error)}")
+        if not isinstance(error, OtherRankError):
+            report_error(error, earlier)
+        return code
     with suppress(OSError):  # it is missing, most of the time, or its disk is away
         file.unlink()
+    return 0
 
 
 # ---- early stopping and the last epoch

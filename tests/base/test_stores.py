@@ -3,7 +3,6 @@
 import errno
 from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -57,7 +56,7 @@ def test_fault_is_temporary_till_proven_otherwise(fault: Exception, kind: type[S
     [([], []), (3 * [STALE], [1, 2, 4]), (8 * [STALE], [1, 2, 4, 8, 16, 30, 30, 9])],
 )
 def test_pauses_grow_until_the_patience_is_over(
-    failures: list[Exception], pauses: list[float], tmp_path: Path
+    failures: list[Exception], pauses: list[float]
 ) -> None:
     slept: list[float] = []
     clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
@@ -71,14 +70,13 @@ def test_pauses_grow_until_the_patience_is_over(
         return "content"
 
     with patch("sbkit.base.stores.time", clock):
-        with store_patience(100, tmp_path):
+        with store_patience(100):
             assert wait_for_store(read) == "content"
             assert [*accumulate(pauses, initial=0)] == tries
             slept.clear()
             with pytest.raises(StoreError, match="'/nfs/x'. It was tried for 100 s"):
                 wait_for_store(Mock(side_effect=STALE))
             assert sum(slept) == 100
-            assert max(slept) == 1  # and the watchdogs are told as often
             for error in (FileNotFoundError(errno.ENOENT, "x"), MemoryError(), KeyError("x")):
                 with pytest.raises(type(error)):
                     wait_for_store(Mock(side_effect=error))

@@ -82,10 +82,10 @@ def test_fault_is_reported_unless_an_error_has_its_key(
     declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise ConfigError("`CNN` does not stride evenly. Correct it.")
+        raise ConfigError("`CNN` does not stride evenly. Correct it.", keys=("CNN",))
 
     monkeypatch.setattr(setup, "load_recipe", refuse)
-    for stops, names in ((False, ["front_end", "recipe"]), (True, ["front_end"])):
+    for stops, names in ((False, ["front_end", "run"]), (True, ["front_end"])):
         checking(monkeypatch, [declared.finding("CNN", problem="a", stops=stops)])
         assert [finding.check for finding in check_run(declared).findings] == names
 
@@ -93,9 +93,9 @@ def test_fault_is_reported_unless_an_error_has_its_key(
 @pytest.mark.parametrize(
     ("error", "place"),
     [
-        (DataError("a.csv: no text; name a `manifest`", where="a.csv:3"), "a.csv:3"),
+        (DataError("a.csv: no text; name a `manifest`", file="a.csv", line=3), "a.csv:3"),
         (DataError("5 of 9 rows of train are unusable"), "override of manifest"),
-        (ConfigError("`lr` is odd"), "/a.yaml:1"),
+        (ConfigError("`lr` is odd", keys=("lr",)), "/a.yaml:1"),
     ],
 )
 def test_error_stands_at_its_table_or_at_the_option_that_names_the_data(

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,8 +86,8 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     """Of a test set, which is decoded whole; those of dev are greedily."""
     evaluated = note_calls(monkeypatch, RealSteps, "evaluate", lambda _, batch: batch.ids)
     monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.1)
-    dict.update(run.values.settings, eval_batch_seconds=1.0)  # every clip is longer
-    (finding,) = cost_findings(run)
+    values = run.values.with_overrides(eval_batch_seconds=1.0)  # every clip is longer
+    (finding,) = cost_findings(replace(run, data=replace(run.data, values=values)))
     ids = run.data.splits.test["test"]["id"][:]
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem
     assert "sbkit segment" in finding.fix

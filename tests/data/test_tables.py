@@ -193,7 +193,7 @@ def test_quote_that_swallows_rows_is_refused_by_its_line(lines: list[str], tmp_p
     (tmp_path / "a.csv").write_text("\n".join(lines))
     with pytest.raises(SbkitError, match="a.csv: line 2 opens a quotation mark") as refused:
         read(tmp_path / "a.csv")
-    assert refused.value.where == f"{tmp_path / 'a.csv'}:2"
+    assert (refused.value.file, refused.value.line) == (f"{tmp_path / 'a.csv'}", 2)
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 100])

@@ -41,6 +41,7 @@ with process_group(torch.device("cpu")):
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
     module = DistributedDataParallel(torch.nn.Linear(2, 2))
     module(torch.ones(1, 2)).sum().backward()
+    drop_reducer(module)
 # `module` is still referenced, as by a frame: it must not hold the group or gloo's threads.
 tasks = Path("/proc/self/task").glob("*/comm")
 seen["threads"] = [name for task in tasks if "gloo" in (name := task.read_text().strip())]

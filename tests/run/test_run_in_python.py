@@ -343,14 +343,6 @@ def test_corpus_may_be_rows_of_python(workplace: Workplace, tmp_path: Path) -> N
         assert own[name]["samples"][:] == split["samples"][:]
 
 
-def test_settings_of_a_run_cannot_be_changed() -> None:
-    settings = Run(YAML).settings
-    message = r"cannot be changed any more.*Run\(yaml, {'lr': 0.1}\)"
-    for change in ("__setitem__", "__ior__", "update", "pop"):
-        with pytest.raises(SbkitError, match=message):
-            getattr(settings, change)({"lr": 0.1})
-
-
 @pytest.mark.parametrize(
     ("corpus", "error"),
     [

@@ -1,13 +1,9 @@
 """The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
 
 import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,12 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sbkit.base.errors import SbkitError, StopRequestedError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.logs.progress import ping
 from sbkit.models.loss import Loss
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import memory_errors
 from sbkit.train.stopping import FIT_SECONDS
-from sbkit.train.watchdog import Watchdog
 from tests import processes
 from tests.runs import records_of
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
@@ -155,39 +149,6 @@ def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(tmp_
     assert [c.meta | times for c in whole] == [c.meta | times for c in killed]
     rates = {record["learning_rate"] for record in records_of(tmp_path / "whole", "step")}
     assert len(rates) > 2
-
-
-def test_single_process_that_stands_still_is_warned_of_and_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A debugger or a slow disk holds it up, and nobody waits for it."""
-
-    class Slow(LineBrain):
-        def on_fit_batch_end(self, *_: Any) -> None:
-            if self.optimizer_step in (1, 3):
-                time.sleep(1.5)
-
-    monkeypatch.setattr("sbkit.train.watchdog.TICK_SECONDS", 0.02)
-    brain = brain_of(Slow, hparams={"output_folder": tmp_path, "stall_seconds": 0.5})
-    brain.fit(range(1), loader(4, 1))
-    assert brain.optimizer_step == 4
-    warnings = [record.message for record in caplog.records if "time.sleep(1.5)" in record.message]
-    assert len(warnings) == 2  # once for each stall
-    for warning, step in zip(warnings, (0, 2), strict=True):
-        assert f"The run has not moved for 0.5 s, in step after step {step}" in warning
-
-
-def test_ping_from_a_thread_pool_reaches_the_watchdog() -> None:
-    brain = brain_of(LineBrain)
-    with (
-        pytest.raises(StopRequestedError),
-        patch.object(Watchdog, "ping") as record,
-        brain.guarded(),
-        ThreadPoolExecutor() as pool,
-    ):
-        brain.signals.received = signal.SIGTERM
-        assert pool.submit(copy_context().run, ping, "test", ["a"]).result()  # the work is to stop
-    record.assert_called_once_with("test", 0, ["a"])
 
 
 # -- mixed precision -------------------------------------------------------------------------------

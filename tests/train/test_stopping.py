@@ -20,7 +20,6 @@ from torch.utils.data import TensorDataset
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import BAD_INPUT, FAILED, ConfigError, DataError, StoreError
 from sbkit.base.files import RUN_CONFIG_FILE
-from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -33,8 +32,8 @@ from sbkit.train.stopping import (
     StopSignals,
     TimeLimit,
     is_finished,
-    restartable,
     stale_validations,
+    train_restartably,
 )
 from tests.runs import Workplace, read_json, records_of
 from tests.train.lines import LineBrain, ScheduleFree, brain_of, line, loader, rows
@@ -305,22 +304,20 @@ JUDGED, ALWAYS, NEVER = (2, 1, 2, 1, 1), (2, 2, 2, 2, 2), (1, 1, 1, 1, 1)
 def test_run_that_fails_starts_again_once_at_each_step(
     error: Exception, codes: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(step: int) -> None:
-        with restartable(tmp_path, 0, lambda: (3, step)):
-            raise error
+    def train() -> None:
+        raise error
+
+    def start(step: int, train: Callable[[], None] = train) -> int:
+        return train_restartably(train, tmp_path, patience=0, position=lambda: (3, step))
 
     for code, (end, step) in zip(codes, ENDS.items(), strict=True):
-        vars(error).clear()
-        with pytest.raises(SystemExit) as caught:
-            run_main(partial(fail, step))
-        assert caught.value.code == code, end
+        assert start(step) == code, end
         text = getattr(error, "filename", None) or str(error)[-20:] or "MemoryError"
         is_second = end == "again" and codes is JUDGED
         printed = capsys.readouterr().err
         assert printed.count("The run failed here before") == is_second
         assert printed.count(text) == 1 + is_second
-    with restartable(tmp_path, 0, lambda: (3, 9)):
-        pass
+    assert start(9, lambda: None) == 0
     assert not [*tmp_path.iterdir()]
 
 

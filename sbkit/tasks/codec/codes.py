@@ -57,7 +57,9 @@ class CodeSpace:
     def check_head(self, name: str, outputs: int) -> None:
         """Raise ConfigError unless a head that predicts codes has one output for each."""
         if outputs != self.size:
-            raise ConfigError(f"`{name}` has {outputs} outputs for {self.size} codes.")
+            raise ConfigError(
+                f"`{name}` has {outputs} outputs for {self.size} codes.", keys=(name,)
+            )
 
     def check(self, codes: npt.ArrayLike, *, subject: str) -> Codes:
         """Return codes (U, G) as int64; raises DataError, which names ``subject``, for others."""

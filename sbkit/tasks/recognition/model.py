@@ -55,15 +55,15 @@ class AsrModel(AcousticModel):
         super().__init__(model=model, encoder=make_encoder(parts), heads=heads)
         for name, head in (("ctc_lin", ctc_lin), ("seq_lin", seq_lin)):
             if head is not None:
-                vocabulary.check_size(head_size(head), claim=f"`{name}` must have as many outputs")
+                vocabulary.check_size(head_size(head), key=name, unit="outputs")
         require_frame_length(CNN, Transformer)
         if isinstance(CNN, ConvFrontEnd) and CNN.is_causal:
             require_causal_level(compute_features)
         backbone = self.encoder.backbone
         embedding = token_embedding(backbone.module)
         if embedding is not None:
-            claim = f"The embedding of `{backbone.name}` must have as many rows"
-            vocabulary.check_size(embedding.num_embeddings, claim=claim)
+            unit = "rows in its embedding"
+            vocabulary.check_size(embedding.num_embeddings, key=backbone.name, unit=unit)
         rates = [getattr(part, "sample_rate", None) for part in self.encoder.modules.values()]
         self.tail_samples = tail_samples(next(filter(None, rates), SAMPLE_RATE))
         self.vocabulary = vocabulary
@@ -148,7 +148,8 @@ class AsrModel(AcousticModel):
         if self.seq_lin is None:
             raise ConfigError(
                 "The attention decoder needs `seq_lin`, but the YAML has none. For CTC only, set "
-                "`ctc_weight: 1.0` and `attention_rescoring: False`."
+                "`ctc_weight: 1.0` and `attention_rescoring: False`.",
+                keys=("ctc_weight",),
             )
         return self.seq_lin(decoded)
 
@@ -211,5 +212,6 @@ def require_frame_length(front_end: nn.Module | None, encoder: nn.Module | None)
     if encoder.streaming is not None and encoder.frame_ms != frame_ms:
         raise ConfigError(
             f"`Transformer` counts `streaming` in frames of {encoder.frame_ms} ms, but those of "
-            f"`CNN` have {frame_ms} ms. Add `subsampling: !ref <subsampling>` to both."
+            f"`CNN` have {frame_ms} ms. Add `subsampling: !ref <subsampling>` to both.",
+            keys=("Transformer",),
         )

@@ -247,7 +247,8 @@ class SynthesisModel:
         hop, decoder_hop = self.compute_features.hop_samples, self.vocoder_decoder.hop_samples
         if hop != decoder_hop:
             raise ConfigError(
-                f"`vocoder_decoder` has a hop of {decoder_hop}, `compute_features` of {hop}."
+                f"`vocoder_decoder` has a hop of {decoder_hop}, `compute_features` of {hop}.",
+                keys=("vocoder_decoder",),
             )
 
     @property

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from functools import lru_cache
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, concerning
 from sbkit.text.languages import primary_language
 from sbkit.text.verbalize import MARKS, spell_out
 
@@ -68,6 +68,7 @@ def transcribe_phonemes(texts: Sequence[str], language: str, symbol_type: str) -
     return ["".join(parts).removeprefix(" ") for parts in split_texts]
 
 
+@concerning("symbols")
 @lru_cache(64)  # clients of a server send the same texts again
 def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
     if shutil.which(ESPEAK) is None:

@@ -130,7 +130,7 @@ SEQ_LIN = "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    o
 MUTATIONS = [
     mutation(
         "a head and an embedding of sizes typed by hand",
-        error("brain", "seq_lin", "has 20"),
+        error("run", "seq_lin", "has 20"),
         text=(
             (f"{SEQ_LIN}!ref <tokenizer.vocab_size>", f"{SEQ_LIN}20"),
             ("vocab_size: !ref <tokenizer.vocab_size>", "vocab_size: 60"),
@@ -148,7 +148,7 @@ MUTATIONS = [
     ),
     mutation(
         "a start that is the end",
-        error("labels", "tokenizer", "'bos': 3, 'eos': 3"),
+        error("run", "tokenizer", "'bos': 3, 'eos': 3"),
         run=tokenizer_of(LETTERS, bos_piece="</s>"),
     ),
     mutation(
@@ -158,13 +158,13 @@ MUTATIONS = [
     ),
     mutation(
         "only recordings in dev, to which no decoder can be fitted",
-        error("loaders", "eval_batch_seconds", "utterances of dev, but all 4 recordings there are"),
+        error("run", "eval_batch_seconds", "utterances of dev, but all 4 recordings there are"),
         release=with_recordings_in_dev,
         options=("--eval_batch_seconds=20", "--word_lm_order=2"),
     ),
     mutation(
         "a report by a column that no test set has",
-        error("splits", "report_by", "names `dialect`"),
+        error("run", "report_by", "names `dialect`"),
         options=("--report_by=[dialect]",),
     ),
     mutation(
@@ -180,7 +180,7 @@ MUTATIONS = [
     ),
     mutation(
         "all transcripts with more characters than frames",  # Parakeet's are of 80 ms
-        error("loaders", "token_type", "all 16 transcripts", "token_type: bpe"),
+        error("run", "token_type", "all 16 transcripts", "token_type: bpe"),
         release=sentences("train", six_times, num_rows=None),
     ),
     mutation(
@@ -230,7 +230,7 @@ MUTATIONS = [
     ),
     mutation(
         "a misspelled manifest in the YAML",
-        error("splits", "manifest.train", "trian.tsv does not exist"),
+        error("run", "manifest.train", "trian.tsv does not exist"),
         text=(("manifest: null", "manifest: {train: trian.tsv, dev: a.tsv}"),),
         options=("--data_folder=null",),
     ),

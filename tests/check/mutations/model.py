@@ -136,7 +136,7 @@ MUTATIONS = [
     ),
     mutation(
         "a teacher that learns",
-        error("brain", "model", "`teacher` of `helpers` must be frozen", "but wants a gradient"),
+        error("run", "model", "`teacher` of `helpers` must be frozen", "but wants a gradient"),
         recipe=with_teacher("teacher", learns=True),
     ),
     mutation(
@@ -177,7 +177,7 @@ MUTATIONS = [
     ),
     mutation(
         "loaders that cannot be made",
-        error("loaders", ".yaml:1", "The loaders of the run", "IndexError"),
+        error("run", ".yaml:1", "The run cannot be made", "IndexError"),
         recipe=changed(make_loaders=lambda *parts: parts[9]),
     ),
     mutation(
@@ -203,7 +203,7 @@ MUTATIONS = [
     ),
     mutation(
         "a misspelled key at depth three",
-        error("hparams", "CNN.normalize", "keyword argument 'n_mel'"),
+        error("run", "CNN.normalize", "keyword argument 'n_mel'"),
         text=(("        n_mels: !ref <n_mels>\n    n_mels", "        n_mel: 80\n    n_mels"),),
     ),
     mutation(
@@ -244,7 +244,7 @@ MUTATIONS = [
     # -- interfaces
     mutation(
         "a streaming model that needs the level of whole utterances",
-        error("brain", "level", "must be `running`", "chunk by chunk"),
+        error("run", "level", "must be `running`", "chunk by chunk"),
         yaml="hparams/ctc_streaming.yaml",
         options=("--level=utterance",),
     ),

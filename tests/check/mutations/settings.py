@@ -68,9 +68,24 @@ MUTATIONS = [
     ),
     mutation(
         "language models without a decoder",
-        error("brain", "word_lm_order", "belong to a `decoder`", "has none"),
+        error("run", "word_lm_order", "belong to a `decoder`", "there is none"),
         options=("--word_lm_order=1",),
         text=(("decoder: !new:sbkit", "another_decoder: !new:sbkit"),),
+    ),
+    mutation(
+        "a tokenizer of no size",
+        error("run", "vocab_size", "needs a `vocab_size` such as 500, but it is null"),
+        options=("--token_type=bpe",),
+    ),
+    mutation(
+        "batches shorter than a clip",
+        error("run", "batch_seconds", "is 1, but the longest utterance"),
+        options=("--batch_seconds=1",),
+    ),
+    mutation(
+        "no clip of a length to train on",
+        error("run", "min_seconds", "None of the 16", "30"),
+        options=("--min_seconds=30",),
     ),
     # -- keys without an effect
     mutation(
@@ -88,8 +103,7 @@ MUTATIONS = [
     ),
     mutation(
         "a misspelled setting that the data needs",
-        error("unread", "speedz", "Did you mean `speeds`?"),
-        error("loaders", ".yaml:1", "`speeds`, which is not in the YAML"),
+        error("run", "speedz", "`speeds`, which is not in the YAML", "Is `speedz` meant for it?"),
         text=(("\nspeeds: ", "\nspeedz: "),),
     ),
     mutation(
@@ -134,7 +148,7 @@ MUTATIONS = [
     # -- the run folder and the export
     mutation(
         "a checkpoint cut short, and no other",
-        error("run_folder", "mutated.yaml:1", "No checkpoint in", "all 1 are damaged"),
+        error("run_folder", "output_folder", "No checkpoint in", "all 1 are damaged"),
         run=cut_short,
     ),
     mutation(
