@@ -58,7 +58,7 @@ SUMMARY_FIELDS = {
     "train_seconds": "wall time of training steps",
     "audio_seconds": "audio that was trained on, over all epochs",
     "rtfx": "audio_seconds / train_seconds",
-    "provenance.KEY": "SHA-256 of what the bundle computes with, and its decoder",
+    "provenance.KEY": "SHA-256 of the weights and the language models; the decoder",
     "versions.KEY": "of Python and the libraries",
     "git_commit": "of sbkit; `-dirty`: with changes; null outside of git",
     "machine.cpu": "its name",

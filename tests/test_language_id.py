@@ -151,7 +151,7 @@ def test_user_task_is_loaded_from_its_bundle(trained: Path, bundle: Path) -> Non
     torch.testing.assert_close(loaded.predict([clip[:9000]])[0], log_probs[1])
     with pytest.raises(SbkitError, match="`sbkit transcribe` cannot run this kind of bundle: lang"):
         loaded.transcribe([clip])
-    for command in (["transcribe", str(bundle), "talk.wav"], ["tune", str(trained)]):
+    for command in (["transcribe", str(bundle), "talk.wav"], ["tune", str(trained), "--out=new"]):
         with pytest.raises(SbkitError, match="Use: sbkit run FOLDER identify"):
             sbkit([*command, *IMPORT])
 

@@ -11,6 +11,7 @@ import soundfile
 import torch
 from speechbrain import Stage
 
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.document import read_document
@@ -19,7 +20,6 @@ from sbkit.config.overrides import parse_command
 from sbkit.data.batch import TextCollate
 from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import COSTS, compare_runs
-from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.export import onnx_format
 from sbkit.run import export_and_test
@@ -191,7 +191,11 @@ def test_score_repeats_the_run(model: str, overfitted: Path, bundle: Path, tmp_p
     at_the_end_of_training, scored = summary["test"]["test"], scores["test"]["test"]
     for name in ("provenance", "versions", "machine"):
         assert scores[name] == summary[name]
-    assert read_records(tmp_path)[SETTINGS]["sample_rate"] == 16_000  # `compare` reads them
+    weights = checksum(overfitted / "bundle/model.safetensors")
+    assert scores["provenance"]["weights"] == weights
+    decoder = read_json(run / "bundle/config.json")["decoder"]
+    assert scores["provenance"]["decoder"].items() <= decoder.items()
+    assert scores["values"]["sample_rate"] == 16_000  # `compare` reads them
     for slices in scored.pop("report_by").values():
         utterances = sum(scored_slice["utterances"] for scored_slice in slices.values())
         assert utterances == at_the_end_of_training["utterances"]
@@ -202,8 +206,12 @@ def test_score_repeats_the_run(model: str, overfitted: Path, bundle: Path, tmp_p
     pages = [(folder / "report.html").read_text("utf-8") for folder in (tmp_path, run)]
     rows = [re.findall('id="data">(.*?)</script>', page) for page in pages]
     assert rows[0] == rows[1] and 'clip": "//' in rows[0][0]
-    with pytest.raises(SbkitError, match="already has scores"):
-        sbkit(command)
+    (tmp_path / "run").mkdir()
+    for name in ("hyperparams.yaml", "run_config.json"):
+        (tmp_path / "run" / name).touch()
+    for out in (tmp_path, tmp_path / "run"):
+        with pytest.raises(SbkitError, match="is a run or already has scores"):
+            sbkit([*command[:3], "--out", str(out)])
     without_data = ["score", str(overfitted / model), "--out", str(tmp_path / "without_data")]
     if model == "bundle":
         with pytest.raises(SbkitError, match="has no test sets"):
@@ -293,14 +301,14 @@ def test_score_of_the_training_split_names_a_wrong_transcript(
 
 
 @pytest.mark.slow
-def test_tuned_run_gets_another_decoder(
+def test_tune_writes_another_decoder_and_leaves_the_run(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """Language models are trained, their weights chosen on dev, and the export has both.
+    """Language models are trained, and their weights chosen on dev.
 
     The attention decoder of the run no longer rescores. A format is kept, unless it has a link.
     """
-    run, before = tmp_path / "run", tmp_path / "before"
+    run, out = tmp_path / "run", tmp_path / "tuned"
     joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_rescoring=True")
     joint += ("--export_formats=[onnx]",)
     monkeypatch.setattr(export_and_test, "FULL_GRID", SMALL)
@@ -309,86 +317,78 @@ def test_tuned_run_gets_another_decoder(
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (True, ["dev"])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    shutil.copytree(run, before)
+    before = contents_of(run)
     command = ["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--no-attention-rescoring"]
+    with pytest.raises(SbkitError, match="is the model itself or a run's"):
+        sbkit([*command, "--out", str(run / "bundle")])
     capsys.readouterr()
-    with one_thread(), monkeypatch.context() as patch:
-        patch.setattr("sbkit.run.tuning.error_of", lambda *_, **__: 1.0)
-        assert sbkit(command) == 0
+    with one_thread():
+        assert sbkit([*command, "--out", str(out)]) == 0
     output = capsys.readouterr().out
     rates = r"CER \S+ % \(\d+ / \d+ characters\), WER \S+ % \(\d+ / \d+ words\) \(dev\)"
     assert re.search(rf"^before \(beam\): {rates}\n(.*\n)*after \(beam\): {rates}$", output, re.M)
-    assert "keeps its decoder, because the new one is no better" in output
     assert "Resuming" not in output
-    assert contents_of(run) == contents_of(before)
-    with one_thread():
-        assert sbkit([*command, "--force"]) == 0
-    assert contents_of(run / "earlier_bundle") == contents_of(before / "bundle")  # the way back
-    assert contents_of(run / "bundle/onnx") == contents_of(before / "bundle/onnx")
-    decoder = read_json(run / "bundle/config.json")["decoder"]
+    assert contents_of(run) == before
+    assert contents_of(out / "onnx") == contents_of(run / "bundle/onnx")
+    decoder = read_json(out / "config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (False, ["dev"])
     assert decoder["beam_size"] == 4
     assert 0 <= decoder["CER"] <= 1
-    confidence = read_json(run / "bundle/config.json")["confidence"]
+    confidence = read_json(out / "config.json")["confidence"]
     assert confidence["beam"]["weights"] is None  # dev has too few words
-    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
-    bundle = load_bundle(tmp_path / "bundle")
+    bundle = load_bundle(out)
     assert bundle.decoder is not None
     assert asdict(bundle.decoder.weights) == decoder["weights"]
     assert not bundle.decoder.attention_rescoring
     models = bundle.decoder.language_models
     assert models.words is not None
     assert (models.words.order, models.tokens) == (2, None)
-    with pytest.raises(SbkitError, match="sbkit tune RUN, or sbkit tune BUNDLE"):
+    with pytest.raises(SbkitError, match="sbkit tune RUN --out NEW, or sbkit tune BUNDLE"):
         bundle.with_decoder("greedy").with_decoder("beam")
     file, moved = run / "bundle/onnx/model.onnx", tmp_path / "model.pt2"
     file.rename(moved)
     file.symlink_to(moved)
-    capsys.readouterr()
+    (talks := tmp_path / "talks.txt").write_text("it is a pleasure to be here\n")
+    texts = ["--lm-text", f"[{talks}, {workplace.release / 'dev.tsv'}]"]
     with one_thread():
-        assert sbkit([*command, "--force"]) == 0
-    assert "onnx is left out: a link may lead out of the bundle\n" in capsys.readouterr().out
-    assert not (run / "bundle/onnx").exists()
-    assert (run / "earlier_bundle/onnx/model.onnx").readlink() == moved
+        assert sbkit([*command, *texts, "--out", str(out)]) == 0
+    output = capsys.readouterr().out
+    assert "lm_text: 4 sentences left out, because dev " in output
+    assert "onnx is left out: a link may lead out of the bundle\n" in output
+    assert not (out / "onnx").exists()
 
 
 @pytest.mark.slow
-def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+def test_tune_takes_a_bundle(
+    overfitted: Path, bundle: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    run, talks, dev = tmp_path / "moved", tmp_path / "talks.txt", workplace.release / "dev.tsv"
-    assert workplace.train_here(tmp_path / "run", ONE_EPOCH, "--ctc_weight=1.0") == 0
-    (tmp_path / "run").rename(run)
-    talks.write_text("it is a pleasure to be here\nto be or not to be\n")
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
-    exported_card = (tmp_path / "bundle/README.md").read_text()
-    assert re.search("model-index.*% \\|", exported_card, re.DOTALL)
-    texts = ["--lm-text", f"[{talks}, {dev}]"]
-    options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
-    for model, options in options_by_model.items():
-        before, out = contents_of(tmp_path / model), tmp_path / f"{model}-tuned"
-        command = ["tune", str(tmp_path / model), *options, "--word-lm-order=2"]
-        if model == "bundle":
-            with pytest.raises(SbkitError, match="--out is needed"):
-                sbkit(command)
-        with one_thread():
-            sbkit([*command, "--out", str(out)])
-        assert "lm_text: 4 sentences left out, because dev " in capsys.readouterr().out
-        assert contents_of(tmp_path / model) == before
-        bundle = load_bundle(out).with_decoder("beam")
-        assert bundle.decoder is not None
-        assert bundle.decoder.language_models.words is not None
-        assert bundle.decoder.language_models.words.order == 2
-        recognized = bundle.recognize([torch.randn(8000) / 32], times=True)[0]
-        assert [word.text for word in recognized.words] == recognized.text.split()
-    card = (tmp_path / "bundle-tuned/README.md").read_text()
-    assert "The figures of the run are those of another decoder." in card
+    run, dev, out = tmp_path / "run", overfitted / "release/dev.tsv", tmp_path / "tuned"
+    (talks := tmp_path / "talks.txt").write_text("it is a pleasure to be here\nto be or not\n")
+    assert re.search("model-index.*% \\|", (bundle / "README.md").read_text(), re.DOTALL)
+    before = contents_of(bundle)
+    command = ["tune", str(bundle), "--data", str(dev), "--lm-text", f"[{talks}, {dev}]"]
+    with one_thread():
+        sbkit([*command, "--word-lm-order=2", "--out", str(out)])
+    assert "sentences left out, because dev " in capsys.readouterr().out
+    assert contents_of(bundle) == before
+    tuned = load_bundle(out).with_decoder("beam")
+    assert tuned.decoder is not None and tuned.decoder.language_models.words is not None
+    assert tuned.decoder.language_models.words.order == 2
+    recognized = tuned.recognize([torch.randn(8000) / 32], times=True)[0]
+    assert [word.text for word in recognized.words] == recognized.text.split()
+    card = (out / "README.md").read_text()
+    assert "the model was not tested. Measure it: `sbkit score FOLDER test.csv`" in card
     assert not re.search(r"model-index|% \|", card)
-    with pytest.raises(SbkitError, match="`word_lm_order` to 3"):
-        sbkit(["tune", str(run)])
-    with pytest.raises(SbkitError, match="`attention_rescoring` needs"):
-        sbkit(["tune", str(run), "--attention-rescoring", "--word-lm-order=2"])
+    shutil.copytree(overfitted / "run", run)
+    yaml = (run / "hyperparams.yaml").read_text()
+    (run / "hyperparams.yaml").write_text(yaml.replace("ctc_weight: 0.85", "ctc_weight: 1.0"))
+    for model, option, message in (
+        (run, "--beam-size=4", "`word_lm_order` to 3"),
+        (run, "--attention-rescoring", "`attention_rescoring` needs"),
+        (bundle, "--word-lm-order=2", "--data is needed"),
+    ):
+        with pytest.raises(SbkitError, match=message):
+            sbkit(["tune", str(model), option, "--out", str(tmp_path / "new")])
 
 
 # -- other models --------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_transducer_transcribes_and_is_served_but_not_as_ctc(run: Path, tmp_path
         ([*transcribe, "--runtime", "onnx"], "The runtime onnx"),
         ([*transcribe, "--decoder", "beam"], "The decoder beam"),
         ([*transcribe, "--compile", "default"], "`compile`"),
-        (["tune", str(run)], "`sbkit tune`"),
+        (["tune", run, "--out", tmp_path / "x"], "`sbkit tune`"),
         (["segment", talk, text, "--model", bundle, "--out", tmp_path / "x"], "Alignment"),
     ):
         with pytest.raises(SbkitError, match=f"^{feature} needs a model that is decoded by CTC"):

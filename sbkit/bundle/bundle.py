@@ -27,6 +27,7 @@ import numpy as np
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.audio.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
+from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parsing_errors
 from sbkit.base.imports import import_user_modules
@@ -64,6 +65,7 @@ class BundleContents:
     decoder: None for greedy decoding.
     word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
     weights: the bytes of the weights, if they were requested.
+    digests: SHA-256 of the weights and of the language models, if there are any.
     """
 
     config: BundleConfig
@@ -72,6 +74,7 @@ class BundleContents:
     decoder: BeamDecoder | None = None
     word_lm: NgramModel | None = field(default=None, repr=False)
     weights: bytes = field(default=b"", repr=False)
+    digests: Mapping[str, str | None] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         features = {name for fit in self.config.confidence.values() for name in fit.weights}
@@ -245,7 +248,7 @@ class Bundle(BundleContents):
         if name == BEAM and self.decoder is None:
             raise ConfigError(
                 "The decoder beam needs language models and weights, which this model lacks. Tune "
-                "it: sbkit tune RUN, or sbkit tune BUNDLE --data dev.csv --out NEW"
+                "it: sbkit tune RUN --out NEW, or sbkit tune BUNDLE --data dev.csv --out NEW"
             )
         return self
 
@@ -343,9 +346,12 @@ def read_bundle(
     labels: Labels = None
     if task.label_file is not None:
         labels = task.read_labels(folder / task.label_file, files.read(task.label_file))
+    checksums = read_checksums(folder)
+    names = {"weights": WEIGHTS_FILE, "language_models": LANGUAGE_MODELS_FILE}
+    digests = {name: checksums.get(file) for name, file in names.items()}
     options = config.decoder
     if options is None:
-        return BundleContents(config, task, labels, weights=weights)
+        return BundleContents(config, task, labels, weights=weights, digests=digests)
     if not isinstance(labels, Tokenizer):
         raise BundleError(
             f"{folder / CONFIG_FILE} has a decoder, but models of {config.task} have none."
@@ -363,4 +369,4 @@ def read_bundle(
             weights=options["weights"],
             attention_rescoring=options["attention_rescoring"],
         )
-    return BundleContents(config, task, labels, decoder, language_models.words, weights)
+    return BundleContents(config, task, labels, decoder, language_models.words, weights, digests)

@@ -36,7 +36,6 @@ class BundleConfig:
         validation set; None for greedy decoding.
     confidence: for each decoder, the model that turns features of words into probabilities.
     word_offsets: from the frames of tokens to the times of words.
-    provenance: the record that is copied into scores of the bundle.
     """
 
     task: str
@@ -48,7 +47,6 @@ class BundleConfig:
     decoder: Mapping[str, Any] | None = field(default=None, repr=False)
     confidence: Mapping[str, Confidence] = field(default_factory=dict, repr=False)
     word_offsets: WordOffsets = field(default_factory=WordOffsets, repr=False)
-    provenance: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def has_words(self) -> bool:

@@ -35,7 +35,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     resolved = folder.resolve()
     if resolved in _locked:
         raise ConfigError(
-            f"Only one run at a time may save to {folder}, but this process trains or tunes there."
+            f"Only one run at a time may save to {folder}, but this process trains there."
         )
     _require_renaming(folder)
     descriptor = _locked[resolved] = open_lock(folder)

@@ -34,12 +34,13 @@ from sbkit.evaluate.run_results import SUMMARY
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
 BUNDLE = "bundle"  # the folder of the exported model in a run
-# A finished run is tested again if one of these changes.
-TEST_KEYS = frozenset(
+# Read after the last step: they may change until the run has results.
+END_KEYS = frozenset(
     {
         *("decoder", "beam_size", "attention_rescoring"),
         *("word_lm_order", "token_lm_order", "lm_text"),
-        *("average_checkpoints", "eval_precision", "export_formats", "report_by"),
+        *("average_checkpoints", "eval_precision", "eval_batch_seconds"),
+        *("export_formats", "report_by"),
     }
 )
 # The machine, watching and saving: a finished run may be opened with others, but keeps its own.
@@ -57,10 +58,9 @@ MACHINE_KEYS = frozenset(
 MAY_CHANGE = frozenset(
     {
         *MACHINE_KEYS,
-        *TEST_KEYS,
+        *END_KEYS,
         # precision and speed
         *("precision", "compile", "gradient_checkpointing", "find_unused_parameters"),
-        "eval_batch_seconds",
         # length
         *("number_of_epochs", "max_minutes", "optimizer_step_limit", "early_stopping"),
         "valid_interval_steps",
@@ -170,9 +170,7 @@ class RunConfig:
         changes = self.changes(before)
         if has_ended:
             changes = [change for change in changes if change.key not in MACHINE_KEYS]
-            effective = {*TEST_KEYS}
-            if not Path(folder, SUMMARY).exists():
-                effective.add("eval_batch_seconds")
+            effective = set() if Path(folder, SUMMARY).exists() else {*END_KEYS}
             if self.values.get("number_of_epochs") == newest.meta.get("epoch"):
                 effective.add("number_of_epochs")
             given = {d.name for d in _compare(before.values, self.values)}  # not edited files
@@ -180,8 +178,10 @@ class RunConfig:
                 raise ConfigError(
                     f"The run in {folder} trains no further step, so a change has no effect "
                     f"({listed(lost, max_names=MAX_LISTED_DIFFERENCES, separator='; ')}). To train "
-                    "on, raise `number_of_epochs` or `max_minutes`; for another decoder, use "
-                    "`sbkit tune`; for a new run, choose another `output_folder`."
+                    "on, raise `number_of_epochs` or `max_minutes`; for another decoder: sbkit "
+                    f"tune {folder} --out NEW; for another report: sbkit score {folder} --out "
+                    f"NEW; for another format: sbkit export {folder} --out NEW; for a new run, "
+                    "choose another `output_folder`."
                 )
         if not changes:
             return None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_writable, to_json
+from sbkit.base.files import RUN_CONFIG_FILE, is_run, require_writable, to_json
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.versions import __version__
 from sbkit.cli.arguments import Parser
@@ -51,7 +51,7 @@ def add_commands(parser: Parser) -> None:
 
 def score(options: Namespace) -> None:
     """Score a model on tables, or a run on its test sets; print a line for each."""
-    from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_records
+    from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_json
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
     from sbkit.runtime.score_report import ScoreReport
@@ -63,8 +63,10 @@ def score(options: Namespace) -> None:
     if out is None and options.report_by:
         raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
     if out is not None:
-        if (out / SUMMARY).exists():
-            raise ConfigError(f"{out} already has scores. Choose another folder for --out.")
+        if (out / SUMMARY).exists() or is_run(out):
+            raise ConfigError(
+                f"{out} is a run or already has scores. Choose another folder for --out."
+            )
         require_writable(out, option="--out")
     with exported_bundle(folder, modules) as source:
         bundle = load_bundle(
@@ -89,10 +91,11 @@ def score(options: Namespace) -> None:
         if out is not None:
             config = bundle.config
             few_settings = {"sample_rate": config.sample_rate, "language": config.language}
+            run_config = read_json(folder / RUN_CONFIG_FILE) or {}
             report.write(
                 note=f"{folder.name}, sbkit {__version__}",
                 model=str(folder),
-                **{SETTINGS: read_records(folder).get(SETTINGS, few_settings)},
+                **{SETTINGS: run_config.get(SETTINGS, few_settings)},
                 provenance=provenance_of(bundle),
                 device=bundle.model.effective.device,
             )
@@ -116,7 +119,8 @@ def _prepare(
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
     prepared: Iterable[tuple[str, datasets.Dataset]]
     if names:
-        as_tested, settings = None, table_settings(folder, options)
+        as_tested = None
+        settings = table_settings(folder, columns=options.columns, encoding=options.encoding)
         sources = (prepare_source(bundle, source, settings) for source in options.data)
         prepared = zip(names, sources, strict=True)
     else:

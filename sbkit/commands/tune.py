@@ -2,7 +2,7 @@
 
 import argparse
 from argparse import Namespace
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
@@ -11,7 +11,7 @@ from sbkit.cli.arguments import Parser
 
 def add_commands(parser: Parser) -> None:
     """Add `tune` and `lm`."""
-    help = "fit another decoder to a validation set, and keep the better one"
+    help = "fit another decoder to a validation set, and write a new bundle with it"
     add = parser.add_command("tune", tune, help, "tables import", logs_to_stdout=True)
     add("models", metavar="RUN|BUNDLE", type=Path, nargs=1, help="a run folder or a bundle")
     lm_text = "text of the language models, '[a.txt, b.txt]' for several, or an ARPA file"
@@ -22,8 +22,7 @@ def add_commands(parser: Parser) -> None:
     rescoring = "rescore with a trained attention decoder"
     add("--attention-rescoring", action=argparse.BooleanOptionalAction, help=rescoring)
     add("--data", metavar="TABLE", type=Path, help="the validation set (default: the run's sets)")
-    add("--out", metavar="DIR", type=Path, help="the new bundle (default: change the run)")
-    add("--force", action="store_true", help="replace even a better decoder")
+    add("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
 
     help = "train an n-gram language model, and write it as ARPA"
     add = parser.add_command("lm", train_language_model, help, "texts")
@@ -39,10 +38,14 @@ def tune(options: Namespace) -> None:
     from sbkit.config.overrides import parse_overrides
     from sbkit.run import tuning
 
-    values = {field.name: getattr(options, field.name) for field in fields(tuning.TuningOptions)}
+    names = (
+        *("out", "data", "lm_text", "word_lm_order", "token_lm_order", "beam_size"),
+        *("attention_rescoring", "columns", "encoding", "user_modules"),
+    )
+    values = {name: getattr(options, name) for name in names}
     if options.lm_text is not None:  # as a YAML has it: a file or a list of files
         values |= parse_overrides([f"--lm_text={options.lm_text}"])
-    tuning.tune(options.models[0], tuning.TuningOptions(**values))
+    tuning.tune(options.models[0], **values)
 
 
 def train_language_model(options: Namespace) -> None:

@@ -246,7 +246,7 @@ def fit_weights(
     splits: Sequence[str] = (),
     by_words: bool = True,
 ) -> FittedWeights:
-    """Choose weights with a low error, as `error_of` defines it.
+    """Choose weights with a low sum of CER and, in a language with words, WER.
 
     ``NUM_TRIALS`` settings, which fill the space of all weights evenly, are tried, and a quadratic
     function is fitted to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
@@ -276,7 +276,7 @@ def fit_weights(
                 "The weights of a decoder cannot be fitted to a validation set without transcripts."
                 " Write them into the YAML."
             )
-        values = np.array([error_of(trial, by_words=by_words) for trial in errors])
+        values = np.array([trial.cer + (trial.wer if by_words else 0) for trial in errors])
         smooth = _fit_quadratic(points, values)
         center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
         best = decoder.with_weights(_weights_at(names, center))
@@ -305,11 +305,6 @@ def count_all_errors(
             errors += count_errors(utterance.text, tokenizer.decode(tokens))
         own.append(errors)
     return [sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own), strict=True)]
-
-
-def error_of(errors: TextErrors, *, by_words: bool) -> float:
-    """Return the error that weights are chosen by: CER, plus WER in a language with words."""
-    return errors.cer + (errors.wer if by_words else 0)
 
 
 def _weights_at(names: Sequence[str], point: Float64s) -> DecoderWeights:

@@ -40,7 +40,6 @@ def write_report(
     clips: Clips,
     metrics: Metrics,
     notes: Sequence[str] = (),
-    provenance: str = "",
     pictures: Iterable[Path | str] = (),
     data: FigureDict | None = None,
 ) -> None:
@@ -48,7 +47,7 @@ def write_report(
 
     test: the figures of each test set, as in `summary.json`.
     utterances: of each test set of a recognizer.
-    notes: lines below the title; provenance: the last line of the page.
+    notes: lines below the title.
     pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
     data: the figures of the data report.
     """
@@ -59,7 +58,6 @@ def write_report(
     content = render_page(
         title=title,
         notes=notes,
-        provenance=provenance,
         test=test,
         sections=[section for section, _ in sections.values()],
         slices={name: [*_slices(figures.get("report_by") or {})] for name, figures in test.items()},

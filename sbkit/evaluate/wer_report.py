@@ -37,7 +37,6 @@ from sbkit.logs.metric import percent
 from sbkit.text.normalization import is_mark
 from sbkit.text.recognized_word import Word
 
-PROVENANCE = "provenance"  # a record beside the figures (`sbkit/evaluate/provenance.py`)
 CAPITALS = "capitals"  # beside punctuation marks
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1

@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from speechbrain.utils.checkpoints import Checkpoint
 from torch import Tensor
 
-from sbkit.base.checksums import CHECKSUMS, checksum, find_damage, read_checksums, write_checksums
+from sbkit.base.checksums import CHECKSUMS, find_damage, read_checksums, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import (
     TEMPORARY_NAMES,
@@ -53,16 +53,10 @@ from sbkit.checkpoint.weights import average, check_same_model, part_names_of_ya
 from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
-from sbkit.evaluate.provenance import make_provenance, read_json
-from sbkit.evaluate.wer_report import PROVENANCE
+from sbkit.evaluate.run_results import read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.export.formats import ParityReports, write_formats
-from sbkit.export.model_card import (
-    UNKNOWN_LICENSE,
-    card_facts,
-    write_card,
-    write_card_without_results,
-)
+from sbkit.export.model_card import FACTS_FILE, UNKNOWN_LICENSE, card_facts, write_card
 from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.models.pretrained.lora import merge_adapters
@@ -103,7 +97,7 @@ def export_run(
     run = Path(run)
     out = Path(out).resolve()
     require_run(run)
-    require_replaceable(out)
+    require_new(out, model=run)
     with exported_bundle(run, user_modules) as source, replacing_bundle(out) as folder:
         copy_files(source, folder)
         if weights is not None:
@@ -120,6 +114,8 @@ def export_run(
         facts = card_facts(run, bundle.task, config, written_formats, license=license)
         if weights is not None:
             facts |= {"weights": Path(weights).name, "run": "FOLDER test.csv"}
+        if weights is not None or source != run / BUNDLE:  # which the test measured
+            facts |= {"results": []}
         write_card(folder, facts)
         for name in written_formats:
             if library := FORMATS[name].library:
@@ -149,7 +145,8 @@ def exported_bundle(
         if (model / LANGUAGE_MODELS_FILE).exists():
             logger.warning(
                 "note: this run has not ended, so its decoder has no weights yet, and the bundle "
-                f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
+                "decodes greedily. Finish the run, or fit the weights: "
+                f"sbkit tune {model} --out NEW"
             )
         import_user_modules(user_modules)  # their source goes into the bundle
         write_bundle(Path(folder), collect_files(model, user_modules))
@@ -196,16 +193,15 @@ def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> 
             shutil.copytree(path, folder / path.name)
 
 
-def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, models: Path | None) -> None:
-    """Copy a bundle with a fitted decoder to ``out``, which may be the same folder.
+def set_decoder(bundle: Path, out: Path, fitted: FittedDecoder, models: Path) -> None:
+    """Copy a bundle with a fitted decoder to ``out``, without the results in its model card.
 
-    The results in the model card are left out. No format contains a decoder.
-
-    models: the file of the decoder's language models; None for greedy decoding.
+    No format contains a decoder. models: the file of the decoder's language models.
     """
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder, formats=FORMATS)
-        write_card_without_results(folder)
+        if (facts := read_json(folder / FACTS_FILE)) is not None:
+            write_card(folder, facts | {"results": [], "run": "FOLDER test.csv"})
         _write_decoder(folder, fitted, models)
 
 
@@ -215,14 +211,8 @@ def _write_decoder(
     if language_models is not None:
         shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
     decoder, confidence = fitted.decoder_record, fitted.confidence_record
-    record = make_provenance(
-        weights=(folder / WEIGHTS_FILE).read_bytes(),
-        decoder=decoder,
-        language_models=None if language_models is None else language_models.read_bytes(),
-        confidence=confidence,
-    )
     config = read_json(folder / CONFIG_FILE)
-    config |= {"decoder": decoder, "confidence": confidence, PROVENANCE: record, **changes}
+    config |= {"decoder": decoder, "confidence": confidence, **changes}
     (folder / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
     write_checksums(folder)
 
@@ -240,6 +230,14 @@ def replace_weights(folder: Path, file: Path) -> None:
 
 
 # The folder that `--out` names
+
+
+def require_new(out: Path, *, model: Path) -> None:
+    """Raise ConfigError if ``out`` is the model itself, the bundle of a run, or not replaceable."""
+    is_of_run = out.name == BUNDLE and is_run(out.parent)
+    if is_of_run or out == model.resolve():
+        raise ConfigError(f"`out` must be a new folder, but {out} is the model itself or a run's.")
+    require_replaceable(out)
 
 
 def require_replaceable(out: Path) -> None:
@@ -311,17 +309,14 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
     files |= sources
-    weights = save(bundle_weights(average(checkpoints, "model"), root, task))
-    files[WEIGHTS_FILE] = weights
+    files[WEIGHTS_FILE] = save(bundle_weights(average(checkpoints, "model"), root, task))
     config = {
         "format": FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **parts,
-        "declared_decoder": hash_declared_decoder(run),
         "decoder": None,
         "confidence": None,
-        PROVENANCE: make_provenance(weights=weights),
         "checkpoints": [
             {key: meta[key] for key in ("epoch", *task.metrics) if key in meta}
             for meta in (checkpoint.meta for checkpoint in checkpoints)
@@ -335,14 +330,6 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         config["language"] = str(root["language"])
     files[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
     return files
-
-
-def hash_declared_decoder(run: Path) -> str:
-    """Hash the decoder and the language models that a run declares; `sbkit tune` keeps the hash."""
-    values, models = read_run_config(run).values, run / LANGUAGE_MODELS_FILE
-    declared = {name: values[name] for name in values if name.split(".")[0] == "decoder"}
-    declared["models"] = checksum(models) if models.is_file() else None
-    return hashlib.sha256(to_json(declared).encode()).hexdigest()
 
 
 def _modules_of(

@@ -17,9 +17,7 @@ from sbkit.base.files import RUN_YAML, to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.run_config import read_run_settings
-from sbkit.evaluate.provenance import describe_difference, read_json
-from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
-from sbkit.evaluate.wer_report import PROVENANCE
+from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric, percent
@@ -48,7 +46,6 @@ def card_facts(
     settings = read_run_settings(run) if (run / RUN_YAML).is_file() else {}
     init_from = ", ".join(map(str, init_sources(settings)))
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
-    differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
     named = config["parts"].items()
     parts = {name: part for name, part in named if isinstance(part, dict) and "new" in part}
     encoder = parts.get("Transformer", {}).get("arguments", {})
@@ -66,8 +63,7 @@ def card_facts(
         "encoder_config": encoder.get("config") or {},
         "ema_decay": settings.get("ema_decay"),
         "splits": data.get("splits"),
-        "results": [] if differs else [*_results(task, summary)],
-        "differs": differs,
+        "results": [*_results(task, summary)],
         "run": _without_folders(str(run)),
         "command": _command(run),
         "settings": {
@@ -152,11 +148,3 @@ def _command(run: Path) -> str:
 def _without_folders(command: str) -> str:
     """Remove what belongs to one machine or user: folders of absolute paths, and keys in URLs."""
     return FOLDERS_OF_ABSOLUTE_PATH.sub("", re.sub(r"://[^/@\s]+@", "://", command))
-
-
-def write_card_without_results(folder: Path) -> None:
-    """Write the card of a bundle anew, if it has one, without its results."""
-    facts = read_json(folder / FACTS_FILE)
-    if facts is not None:
-        differs = "those of another decoder"
-        write_card(folder, facts | {"results": [], "differs": differs, "run": "FOLDER test.csv"})

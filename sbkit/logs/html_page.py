@@ -11,7 +11,6 @@ from sbkit.base.files import to_json
 
 EMPTY_SECTIONS = {  # the contents of sections that a page leaves out
     "notes": (),
-    "provenance": "",
     "clips": {},
     "test": None,
     "sections": (),

@@ -7,9 +7,7 @@ A run that was killed before its bundle was there averages and fits again. What 
 `sbkit export` copies.
 """
 
-import json
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -23,7 +21,7 @@ from torch import nn
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
-from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig
+from sbkit.bundle.config import BundleConfig
 from sbkit.checkpoint.run_config import BUNDLE, read_run_config
 from sbkit.data.batch import Loader
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
@@ -31,12 +29,9 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
-from sbkit.evaluate.provenance import read_json
 from sbkit.evaluate.run_results import SETTINGS
 from sbkit.evaluate.wer import FigureDict
-from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import add_formats, collect_files, copy_files, write_bundle
-from sbkit.export.format_table import FORMATS
+from sbkit.export.export import add_formats, collect_files, write_bundle
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
@@ -70,15 +65,13 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
         return load_bundle(folder, device=device, precision=precision, user_modules=modules)
 
     brain.ping("export")
-    with main_rank_first(), noting_unexportable(run):
-        if rank() == 0:
+    with main_rank_first(), noting_unexportable():
+        if rank() == 0 and not (run / BUNDLE).exists():
             files = collect_files(run)
-            if has_finished_bundle(run / BUNDLE, files, is_fitted=decodes_frames):
-                files = None
     if decodes_frames and gather_over_ranks(files is not None)[0]:
         fitted = fit(setup, brain, decoder, placement)
     brain.ping("export")
-    with main_rank_first(), noting_unexportable(run):
+    with main_rank_first(), noting_unexportable():
         if files is not None:
             bundle = write_and_load(run, files, fitted, load)
     if bundle is None and (run / BUNDLE).exists():
@@ -87,31 +80,15 @@ def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
 
 
 @contextmanager
-def noting_unexportable(run: Path) -> Iterator[None]:
-    """Log why no bundle can hold the model of a run, and remove a bundle of other weights."""
+def noting_unexportable() -> Iterator[None]:
+    """Log why no bundle can hold the model of a run."""
     try:
         yield
     except (BundleError, ConfigError) as error:
-        shutil.rmtree(run / BUNDLE, ignore_errors=True)
         logger.warning(
             "note: the checkpoint itself is tested, by the metrics of a validation, "
             f"and no format is written, because no bundle can hold it. {error}"
         )
-
-
-def has_finished_bundle(bundle: Path, files: Mapping[str, bytes], *, is_fitted: bool) -> bool:
-    """Return whether a bundle was made of these files; its decoder may be one of `sbkit tune`."""
-    config = read_json(bundle / CONFIG_FILE)
-    if config is None or (is_fitted and config["confidence"] is None):
-        return False
-    added = {name: config[name] for name in ("decoder", "confidence", PROVENANCE, "versions")}
-    if config != json.loads(files[CONFIG_FILE]) | added:
-        return False
-    return all(
-        (bundle / name).is_file() and (bundle / name).read_bytes() == content
-        for name, content in files.items()
-        if name != CONFIG_FILE
-    )
 
 
 def fit(
@@ -141,20 +118,12 @@ def write_and_load(
     fitted: FittedDecoder | None,
     load: Callable[[Path], TorchBundle],
 ) -> TorchBundle:
-    """Write the bundle of a run, which gets its name once it is loaded.
-
-    Formats of the same weights are kept, because no format contains a decoder.
-    """
-    out, weights = run / BUNDLE, run / BUNDLE / WEIGHTS_FILE
+    """Write the bundle of a run, which gets its name once it is loaded."""
     has_models = fitted is not None and fitted.decoder is not None
-    with atomic_folder(out) as folder:
-        if weights.is_file() and weights.read_bytes() == files[WEIGHTS_FILE]:
-            copy_files(out, folder, formats=FORMATS)
-            (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)  # of another decoder
+    with atomic_folder(run / BUNDLE) as folder:
         write_bundle(folder, files, fitted, run / LANGUAGE_MODELS_FILE if has_models else None)
         bundle = load(folder)
         fsync_tree(folder)
-        shutil.rmtree(out, ignore_errors=True)
     return bundle
 
 

@@ -36,7 +36,6 @@ from sbkit.checkpoint.run_config import (
     CHECKPOINTS,
     DATA_SETTINGS,
     MACHINE_KEYS,
-    TEST_KEYS,
     folder_override,
     read_run_config,
     require_trusted,
@@ -49,15 +48,15 @@ from sbkit.data.splits import Splits
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.distributed.same_on_ranks import require_same_code, require_shared
 from sbkit.evaluate.report import REPORT
-from sbkit.evaluate.run_results import SUMMARY, read_results
+from sbkit.evaluate.run_results import PROVENANCE, SUMMARY, read_json, read_results
 from sbkit.evaluate.wer import ERROR_RATES, FigureDict
-from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
+from sbkit.evaluate.wer_report import read_utterances, utterances_file
 from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.logs.handlers import TEXT_LOG, TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.export_and_test import make_bundle, report, score, write_formats
-from sbkit.run.tuning import TuningOptions, tune
+from sbkit.run.tuning import tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
 from sbkit.train.ownership import helper_digests
@@ -237,18 +236,18 @@ class Run:
             self._finish(setup, brain)
         return self.scores
 
-    def tune(self, **options: Any) -> None:
-        """Fit another decoder to the validation sets, and keep it if it is better.
+    def tune(self, *, out: Path | str, data: Path | str | None = None, **options: Any) -> Path:
+        """Fit another decoder to the validation sets; return the folder of a new bundle with it.
 
-        Then there are no `scores` until `test` or `train` has measured it.
-
+        out: the folder to write; an earlier bundle there is replaced.
+        data: a table, as the validation set.
         options: `lm_text="talks.txt"`, `word_lm_order=3`, `beam_size=64` and the others of
-            `sbkit.run.tuning.TuningOptions`.
+            `sbkit.run.tuning.tune`.
         """
         self._require_model()
-        files = {name: Path(options[name]) for name in ("data", "out") if options.get(name)}
-        options |= {"user_modules": self._user_modules(), **files}
-        tune(self.folder, TuningOptions(**options), self.values)
+        options |= {"values": self.values, "user_modules": self._user_modules()}
+        data = None if data is None else Path(data)
+        return tune(self.folder, out=Path(out), data=data, **options)
 
     def export(self, out: Path | str, **options: Any) -> ParityReports:
         """Copy the bundle of the run, with a model card and further formats; return their reports.
@@ -278,11 +277,9 @@ class Run:
         kind), the `decoder`, and perhaps the same figures of `greedy` decoding and of `normalized`
         texts, `marks`, `confidence` and `notes`. Other tasks have their metrics.
 
-        Raises BundleError if the run was not tested yet with its present values and its decoder.
+        Raises BundleError if the run was not tested yet.
         """
-        changes = self._require_own_folder()
-        if not (self.folder / SUMMARY).is_file() or not TEST_KEYS.isdisjoint(changes):
-            raise BundleError(f"{self.folder} has no scores yet. Call `train()`, or `test()`.")
+        self._require_own_folder()
         scores: Mapping[str, FigureDict] = read_results(self.folder)["test"]
         return scores
 
@@ -334,10 +331,10 @@ class Run:
         is_of_run = folder_override(self.values.yaml_file)
         return self._named if is_of_run else self.values.user_modules()
 
-    def _require_own_folder(self) -> set[str]:
-        """Return the keys that may differ from those of the run in the folder, and do."""
+    def _require_own_folder(self) -> None:
+        """Raise ConfigError if the run in the folder has other values."""
         if not self.values.has_checkpoint():
-            return set()
+            return
         before = read_run_config(self.folder)
         values = replace(self.values, given_recipe=None)  # results need no Brain of the user's
         values = values.with_overrides(recipe=before.values["recipe"])
@@ -348,7 +345,6 @@ class Run:
             splits = self.prepare_splits()
         config = values.make_run_config(splits)
         config.check_resumable(self.folder, has_ended=(self.folder / SUMMARY).is_file())
-        return {change.key for change in config.changes(before)}
 
     def _require_model(self) -> None:
         if not (self.values.has_checkpoint() or (self.folder / BUNDLE).exists()):
@@ -418,12 +414,9 @@ class Run:
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
 
     def _has_results(self) -> bool:
-        try:
-            results = read_results(self.folder)
-        except BundleError:
-            return False
-        is_whole = (self.folder / BUNDLE).exists() or not results.get(PROVENANCE)
-        return is_whole and (self.folder / REPORT).is_file()
+        summary = read_json(self.folder / SUMMARY) or {}
+        is_whole = (self.folder / BUNDLE).exists() or not summary.get(PROVENANCE)
+        return bool(summary) and is_whole and (self.folder / REPORT).is_file()
 
     @contextmanager
     def _session(self) -> Iterator[TextLog]:
@@ -515,20 +508,20 @@ def set_results_aside(folder: Path) -> None:
 
 
 def write_config(setup: RunSetup, helpers: Mapping[str, str] | None, *, has_ended: bool) -> None:
-    """Write the configuration of the run, and remove results that it would not give.
+    """Write the configuration of the run, and remove an unmeasured bundle of other values.
 
     has_ended: no step is trained, so the values that only training reads stay.
     """
+    is_outdated = False
     values, config = setup.values, setup.make_run_config(helpers)
     if has_ended:
         before = read_run_config(values.folder)
         values = values.with_overrides(**config.changed_keys(before, MACHINE_KEYS))
         config = replace(setup, values=values).make_run_config(before.helpers)
+        is_outdated = not (values.folder / SUMMARY).exists() and bool(config.changes(before))
     with main_rank_first():
         if rank() == 0:
-            if values.has_checkpoint():
-                changes = config.changes(read_run_config(values.folder))
-                if not TEST_KEYS.isdisjoint(change.key for change in changes):
-                    (values.folder / SUMMARY).unlink(missing_ok=True)
+            if is_outdated:
+                shutil.rmtree(values.folder / BUNDLE, ignore_errors=True)
             config.write(values.folder)
             save_yaml(values.folder / RUN_YAML, values.yaml_file, values.overrides)

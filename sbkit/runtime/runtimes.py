@@ -137,7 +137,7 @@ def load_bundle(
     if runtime == ONNX and bundle.decoder and bundle.decoder.attention_rescoring:
         raise ConfigError(
             f"The decoder rescores with the attention decoder, which the runtime {runtime} lacks. "
-            "Choose the decoder greedy, or run `sbkit tune RUN --no-attention-rescoring`."
+            "Choose the decoder greedy, or run `sbkit tune RUN --no-attention-rescoring --out NEW`."
         )
     return bundle.opened_by(call)
 

@@ -17,12 +17,11 @@ from sbkit.bundle.task import Labels, Task
 from sbkit.data.data_report import encode_clips
 from sbkit.distributed.ranks import gather_on_main_rank
 from sbkit.evaluate.intervals import interval_figures
-from sbkit.evaluate.provenance import Provenance, describe_provenance, read_json
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
-from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
+from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.evaluate.slices import LENGTH, length_group, measure_slices, write_slices
 from sbkit.evaluate.wer import ErrorCounts, FigureDict
-from sbkit.evaluate.wer_report import PROVENANCE, utterances_file
+from sbkit.evaluate.wer_report import utterances_file
 from sbkit.logs.curves import CURVES
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.progress import ping, progress_bar
@@ -140,11 +139,11 @@ class ScoreReport:
             for note in entry.get("notes", ())
         ]
 
-    def write(self, *, note: str, device: str, provenance: Provenance | None, **facts: Any) -> None:
+    def write(self, *, note: str, device: str, **facts: Any) -> None:
         """Write the page and the summary of all test sets.
 
-        note: a line of the page about the model; device: where it was tested; provenance: of the
-        tested bundle; facts: further ones for the summary, about the model and its training.
+        note: a line of the page about the model; device: where it was tested; facts: further ones
+        for the summary, about the model and its training.
         """
         folder = self.folder
         utterances = {
@@ -165,13 +164,11 @@ class ScoreReport:
                 *(p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))),
             ],
             notes=[*self.notes, note],
-            provenance=describe_provenance(provenance),
         )
         accelerator = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
         summary = {
             "test": self.entries,
             **facts,
-            PROVENANCE: provenance,
             "versions": versions(),
             "git_commit": git_commit(Path(__file__).parent),
             "machine": {

@@ -78,12 +78,11 @@ def name_of(source: Path) -> str:
     return source.absolute().stem
 
 
-def table_settings(model: Path, options: object) -> dict[str, object]:
-    """Return the columns and the encoding of tables: those of a command, else those of a run."""
+def table_settings(model: Path, **given: object) -> dict[str, object]:
+    """Return the columns and the encoding of tables: those that are given, else those of a run."""
     declares = not (model / CONFIG_FILE).exists() and is_run(model)
     declared = read_run_settings(model) if declares else {}
-    values = {name: getattr(options, name) for name in ("columns", "encoding")}
-    return {name: declared.get(name) if v is None else v for name, v in values.items()}
+    return {name: declared.get(name) if v is None else v for name, v in given.items()}
 
 
 class TestSource(Corpus):

@@ -21,7 +21,6 @@ from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
 from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
-from sbkit.evaluate.provenance import Provenance, text_settings
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.language_models import describe_seen
 from sbkit.logs.progress import ping, progress_bar
@@ -129,10 +128,10 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
     return description
 
 
-def provenance_of(bundle: TorchBundle) -> Provenance:
-    """Return the provenance of a bundle with the chosen decoder."""
+def provenance_of(bundle: TorchBundle) -> FigureDict:
+    """Return the hashes of a bundle, and the settings of the chosen decoder."""
     settings = None if bundle.decoder is None else bundle.decoder.plain()
-    return {**(bundle.config.provenance or {}), "decoder": text_settings(settings)}
+    return {**bundle.digests, "decoder": settings}
 
 
 def sample_validation(

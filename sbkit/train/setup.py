@@ -24,7 +24,6 @@ heartbeat-N            while process N trains: where it is; after a hang, its st
 checkpoints/           the last checkpoint and the best ones
 bundle/                the exported model with its fitted decoder, which the test measured
 bundle-EPOCH/          the bundle after that epoch of a run that was continued
-earlier_bundle/        the bundle that the last `sbkit tune` replaced
 wer_SET.txt            every utterance of a test set of a recognizer, with its errors, for people
 utterances_SET.jsonl   the same for programs
 suspicious_SET.tsv     utterances that were recognized as another text with confidence, if any

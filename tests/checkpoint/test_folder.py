@@ -13,7 +13,6 @@ from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import open_lock, try_lock
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import locked_folder
-from sbkit.run.tuning import TuningOptions, tune
 from tests.attacks.hostile import flip
 from tests.checkpoint.saves import checkpointer, cut, line, recovered, save, training
 
@@ -75,15 +74,15 @@ def test_second_run_in_folder_is_refused_until_first_ends(tmp_path: Path) -> Non
 
 
 def test_second_lock_of_a_process_is_refused_and_leaves_the_first(tmp_path: Path) -> None:
-    """Its end released that of the first, as of `sbkit tune` in the process of a run."""
+    """Its end released that of the first."""
     run, link = tmp_path / "run", tmp_path / "link"
     run.mkdir()
     link.symlink_to(run)
     lock = open_lock(run)  # as another process opens it
     with suppress(KeyboardInterrupt), locked_folder(run):
         for folder in (run, link, run / "../run"):
-            with pytest.raises(ConfigError, match=f"{folder}, but this process trains or tunes"):
-                tune(folder, TuningOptions())
+            with pytest.raises(ConfigError, match=f"{folder}, but this process trains there"):
+                locked_folder(folder).__enter__()
         assert not try_lock(lock)
         raise KeyboardInterrupt
     assert try_lock(lock)
@@ -95,7 +94,7 @@ def test_checkpointer_that_is_done_keeps_no_other_out(tmp_path: Path) -> None:
     first, second = checkpointer(tmp_path, line(2.0)), checkpointer(tmp_path, line(3.0))
     with suppress(KeyboardInterrupt), first.claimed():
         first.save_checkpoint()
-        with pytest.raises(ConfigError, match="this process trains or tunes there"):
+        with pytest.raises(ConfigError, match="this process trains there"):
             second.save_checkpoint()
         raise KeyboardInterrupt
     second.save_checkpoint()

@@ -1,7 +1,7 @@
 """A run is resumed only with the configuration that it began with."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import MACHINE_KEYS, MAY_CHANGE, TEST_KEYS, RunConfig
+from sbkit.checkpoint.run_config import END_KEYS, MACHINE_KEYS, MAY_CHANGE, RunConfig
 from sbkit.config.hparams import resolve
 from sbkit.evaluate.run_results import SUMMARY
 
@@ -86,8 +86,9 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
 
 def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
     """Its folder used to say bf16 of a run in fp32 that was opened with it."""
-    run, training = begun(tmp_path), MAY_CHANGE - TEST_KEYS - MACHINE_KEYS | {"opt_class.betas"}
+    run, training = begun(tmp_path), MAY_CHANGE - END_KEYS - MACHINE_KEYS | {"opt_class.betas"}
     assert training >= {"precision", "compile", "lr", "early_stopping"}
+    end = {*END_KEYS, "decoder.weights"}
     names = (*MAY_CHANGE, "opt_class.betas", "decoder.weights")
     values = dict.fromkeys(names, 5) | {"lm_text": "a.txt"}
     RunConfig(values, files={"a.txt": "hello"}).write(run)
@@ -96,16 +97,21 @@ def test_ended_run_takes_only_what_has_an_effect(tmp_path: Path) -> None:
         config = RunConfig(values | {"lm_text": file} | changes, files={file: text})
         return config.check_resumable(run, has_ended=True)
 
-    assert note(eval_batch_seconds=6) is not None  # for a test that has not ended
-    (run / SUMMARY).write_text("{}")
-    for key in training:
-        with pytest.raises(SbkitError, match=rf"\({key}: 5 before, 6 now\). To train on, raise"):
-            note(**{key: 6})
-    assert None not in [note(**{key: 6}) for key in (*TEST_KEYS, "decoder.weights")]
-    assert {note(**{key: 6}) for key in MACHINE_KEYS} == {None}
-    assert note(number_of_epochs=TRAINED_EPOCHS) is not None
+    def require_refused(keys: Iterable[str]) -> None:
+        for key in keys:
+            with pytest.raises(SbkitError, match=rf"\({key}: .* now\). To train on, raise"):
+                note(**{key: 6})
+
+    assert None not in [note(**{key: 6}) for key in end]  # for a test that has not ended
+    require_refused(training)
     with pytest.raises(SbkitError, match=r"lm_text: other content of a.txt before, a.txt now"):
         note("other")
+    (run / SUMMARY).write_text("{}")
+    require_refused({*training, *end})
+    with pytest.raises(SbkitError, match=f"sbkit tune {run} --out NEW; .*another `output_folder`"):
+        note(beam_size=6)
+    assert {note(**{key: 6}) for key in MACHINE_KEYS} == {None}
+    assert note(number_of_epochs=TRAINED_EPOCHS) is not None
     assert note(file="moved.txt") is None
 
 

@@ -23,7 +23,6 @@ from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.pool import ClipDecoder, DecoderInput, DecoderPool
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.word_times import Confidence
-from sbkit.evaluate.provenance import text_settings
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels
 from sbkit.models.loss import attention_loss
@@ -306,10 +305,6 @@ def test_pool_needs_no_main_block_and_need_not_be_closed(
         check=False,
     )
     assert (process.stdout, process.stderr) == (f"{len(TEXTS)}\n", "")
-
-
-def test_provenance_has_every_setting_of_the_beam(beam: BeamDecoder) -> None:
-    assert text_settings(beam.plain()) == beam.plain()
 
 
 def test_decoder_with_sentences_as_words_is_pickled(beam: BeamDecoder) -> None:

@@ -63,7 +63,7 @@ def test_table_and_largest_changes(runs: list[str], capsys: Captured) -> None:
 def test_compare_names_differing_settings_and_seen_sentences(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    """Of three runs, one has a key that the others lack; the last is a folder of scores."""
+    """Of three runs, one has a key that the others lack."""
     settings = {
         **{"output_folder": "a", "lr": 0.1, "d_model": 144, "amsgrad": False},
         **{"lin.in_features": 144, "CNN.causal": False, "tokenizer.file": "<output_folder>/x"},
@@ -80,12 +80,8 @@ def test_compare_names_differing_settings_and_seen_sentences(
         seen = {"seen": 1, "of": 2}
         summary["test"]["test"][SEEN] = seen if change else None
         summary["test"]["test"]["decoder"] = "beam" if change else "greedy"
+        summary["values"] = settings | change
         (folder / "summary.json").write_text(json.dumps(summary))
-        record = {"values": settings | change}
-        (folder / "run_config.json").write_text(json.dumps(record))
-    (folders[2] / "run_config.json").unlink()
-    scores = json.loads((folders[2] / "summary.json").read_text()) | record
-    (folders[2] / "summary.json").write_text(json.dumps(scores))
     assert sbkit(["compare", *map(str, folders)]) == 0
     lines = capsys.readouterr().out.splitlines()
     seen_line = "The language model has seen 1 of 2 test sentences (50.0 %)"

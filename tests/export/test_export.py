@@ -1,17 +1,25 @@
 """Export of runs: an earlier bundle is replaced, and nothing else is."""
 
+import json
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.export.export import export_run, replacing_bundle
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, DecoderWeights
+from sbkit.export.export import collect_files, export_run, replacing_bundle, write_bundle
+from sbkit.lm.language_models import digest_of, save
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.text.tokenizer import Tokenizer
+from tests.runs import read_json
 from tests.runtime.bundles import ROOT, make_run
 
 
@@ -23,6 +31,21 @@ def run(plain_bundle: Path) -> Path:
 @pytest.fixture
 def bundle(plain_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(plain_bundle, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def tested(tmp_path: Path) -> Path:
+    """A run that was tested with a beam of 8."""
+    run = make_run(tmp_path / "run")
+    tokenizer = Tokenizer(model_file=run / "tokenizer.model")
+    save({}, run / "lm.safetensors", metadata={"tokenizer": digest_of(tokenizer)})
+    decoder = {"beam_size": 8, "attention_rescoring": False, "weights": asdict(DecoderWeights())}
+    fitted: Any = SimpleNamespace(decoder_record=decoder, confidence_record=None)
+    (run / "bundle").mkdir()
+    write_bundle(run / "bundle", collect_files(run), fitted, run / "lm.safetensors")
+    summary = {"test": {"test": {"decoder": "beam", "WER": 0.2575}}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    return run
 
 
 def names(folder: Path) -> set[str]:
@@ -54,6 +77,32 @@ def test_changed_bundle_is_not_replaced(run: Path, bundle: Path, file: str, word
     with pytest.raises(SbkitError, match=f"is neither: {words}"):
         export_run(run, bundle)
     assert (bundle / file).read_text() == "mine"
+
+
+def test_card_has_the_results_of_the_bundle_that_was_tested_only(tested: Path) -> None:
+    bundle, file = tested.parent / "bundle", tested.parent / "soup.safetensors"
+    for out in (tested / "bundle", tested):
+        with pytest.raises(SbkitError, match="is the model itself or a run's"):
+            export_run(tested, out)
+    export_run(tested, bundle)
+    assert "| test | beam | WER | 25.75 % |" in (bundle / "README.md").read_text()
+
+    weights = {n: t + 1 for n, t in load_file(bundle / "model.safetensors").items()}
+    save_file(weights, file)
+    export_run(tested, bundle, weights=file)
+    card = (bundle / "README.md").read_text()
+    assert "25.75" not in card and "Measure it: `sbkit score FOLDER test.csv`" in card
+    assert "- weights: those of soup.safetensors" in card
+    assert load_bundle(bundle).decoder is None and not (bundle / "lm.safetensors").exists()
+    assert read_json(bundle / "config.json")["checkpoints"] == []
+    assert load_file(bundle / "model.safetensors").keys() == weights.keys()
+    save_file(weights | {"0.x": torch.ones(2)}, file)
+    with pytest.raises(SbkitError, match=r"soup.* of another model: .* \(0.x: 2 instead of none"):
+        export_run(tested, bundle, weights=file)
+
+    shutil.rmtree(tested / "bundle")  # its checkpoint decodes greedily
+    export_run(tested, bundle)
+    assert "25.75" not in (bundle / "README.md").read_text()
 
 
 def test_replacing_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bundle: Path) -> None:

@@ -68,7 +68,7 @@ def test_card_has_data_results_licenses_and_command(run: Path) -> None:
 def test_card_of_an_empty_run_folder_says_unknown(tmp_path: Path) -> None:
     card = card_of(tmp_path)
     assert 'license: "unknown"' in card and "fill it in before you publish" in card
-    assert "Unknown: the run was not tested." in card and "no report of its data" in card
+    assert "Unknown: the model was not tested." in card and "no report of its data" in card
 
 
 def test_card_says_how_its_formats_are_loaded(run: Path) -> None:

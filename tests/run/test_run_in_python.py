@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,15 +24,12 @@ from sbkit.base.files import open_lock, try_lock
 from sbkit.base.machine import NvidiaDriver
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.overrides import parse_overrides
-from sbkit.export import huggingface_format, onnx_format
 from sbkit.export.export import exported_bundle
 from sbkit.lm import training
 from sbkit.logs.run_log import read_log
-from sbkit.run import export_and_test
 from sbkit.run.run import Run
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text import tokenizer
-from tests.export.test_formats import off_by
 from tests.runs import (
     ROOT,
     TINY,
@@ -44,12 +40,9 @@ from tests.runs import (
     rows_of,
     stopped_after,
 )
-from tests.runtime.bundles import SMALL as SMALL_GRID
-from tests.runtime.bundles import parity_report
 from tests.train.lines import brain_of
 
 YAML = ROOT / "hparams/ctc.yaml"
-RECORDS = ("run_config.json", "summary.json")
 SMALL = {**parse_overrides(TINY), "number_of_epochs": 2}
 Overrides = dict[str, object]
 
@@ -143,7 +136,7 @@ RESULTS: dict[str, Callable[[Run], object]] = {
     "train": Run.train,
     "scores": lambda run: run.scores,
     "model": lambda run: run.model,
-    "tune": Run.tune,
+    "tune": lambda run: run.tune(out=run.folder.parent / "tuned"),
 }
 
 
@@ -203,14 +196,19 @@ def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, resu
         use(Run(YAML, {**finished, "lr": 0.004}))
     with pytest.raises(SbkitError, match="begun with another configuration.*d_model"):
         use(Run(YAML, {**finished, "d_model": 48}))
+    with pytest.raises(SbkitError, match="beam_size.*another decoder: sbkit tune .* --out NEW"):
+        use(Run(YAML, {**finished, "beam_size": 4}))
     assert Run.open(folder_of(finished)).settings["lr"] == 0.002
 
 
 def test_run_without_a_model_says_so(tmp_path: Path) -> None:
     run = Run(YAML, {"output_folder": tmp_path})
-    for use in (lambda: run.model, run.tune, lambda: run.export(tmp_path / "bundle")):
+    out = tmp_path / "bundle"
+    for use in (lambda: run.model, lambda: run.tune(out=out), lambda: run.export(out)):
         with pytest.raises(SbkitError, match=r"has no model yet. Call `train\(\)`."):
             use()
+    with pytest.raises(TypeError, match="'out'"):
+        run.tune()  # type: ignore[call-arg]
 
 
 @pytest.mark.slow
@@ -228,69 +226,12 @@ def test_interrupted_run_goes_on_with_the_next_call(finished: Overrides, tmp_pat
 
 
 @pytest.mark.slow
-def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
-    finished: Overrides,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A format that fails is named before the test, and the others are written only once."""
-    monkeypatch.setattr(export_and_test, "FULL_GRID", SMALL_GRID)
-    monkeypatch.setattr(onnx_format, "write_onnx", off_by(0.0))
-    monkeypatch.setattr(huggingface_format, "write_huggingface", off_by(1.0))
-    folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
-    run = Run.open(folder, {"export_formats": ["onnx"]})
-    run.train()
-    assert parity_report(folder / "bundle", "onnx")["fp32"]["written"]
-    before = (folder / "bundle/onnx/model.onnx").stat().st_mtime_ns
-
-    (text := tmp_path / "text.txt").write_text("please hold on\n")
-    decoder = {"beam_size": 3, "word_lm_order": 2, "lm_text": str(text), "log_every": 7}
-    run = Run.open(folder, {**decoder, "export_formats": ["onnx", "huggingface"]})
-    caplog.clear()
-    run.test()
-    assert read_json(folder / "bundle/config.json")["decoder"]["beam_size"] == 3
-    assert (folder / "bundle/onnx/model.onnx").stat().st_mtime_ns == before
-    lines = [line for line in caplog.messages if re.match("huggingface|writing|test: CER", line)]
-    assert lines[0] == "writing huggingface"
-    assert lines[1].startswith("huggingface (fp32) is not written: ")
-    assert lines[-1].startswith("test: CER")
-    assert len(run.history) == 2
-
-    kept = contents_of(folder)
-    assert [read_json(folder / name)["values"]["beam_size"] for name in RECORDS] == [3, 3]
-    assert [read_json(folder / name)["values"]["log_every"] for name in RECORDS] == [1, 1]
-    text.write_text("all circuits are busy\n")
-    with pytest.raises(SbkitError, match=r"\(lm_text: other content of .* before, .* now\)"):
-        Run.open(folder).train()
-    assert contents_of(folder) == kept
-
-
-@pytest.mark.slow
-def test_tuned_decoder_is_measured_as_it_is(finished: Overrides, tmp_path: Path) -> None:
-    """The scores of the earlier decoder used to stay, whichever way they were asked for."""
-    folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
-    run = Run.open(folder)
-    for measure, beam_size in ((Run.test, 4), (Run.train, 5)):
-        run.tune(word_lm_order=2, beam_size=beam_size, force=True)
-        assert not (folder / "report.html").exists()
-        with pytest.raises(SbkitError, match="those of another decoder .*`test"):
-            _ = run.scores
-        tuned = (folder / "bundle/config.json").read_bytes()
-        measure(Run.open(folder))
-        assert (folder / "bundle/config.json").read_bytes() == tuned
-        assert run.scores["test"]["decoder"] == "beam"
-        assert f"decoder beam, beam {beam_size}, " in (folder / "report.html").read_text()
-        (test,) = (r for r in read_log(folder / "train_log.jsonl") if r["kind"] == "test")
-        assert (test["decoder"], test["CER"]) == ("beam", run.scores["test"]["CER"])
-    run.export(tmp_path / "bundle")
-    assert "| test | beam | CER |" in (tmp_path / "bundle/README.md").read_text()
-
-    Run.open(folder, {"beam_size": 3, "word_lm_order": 2}).test()  # the YAML declares another one
-    assert read_json(folder / "bundle/config.json")["decoder"]["beam_size"] == 3
-    run.tune(word_lm_order=2, beam_size=4, force=True)
-    Run.open(folder, {"number_of_epochs": 3}).train()  # the tuned one is of other weights
-    assert read_json(folder / "bundle/config.json")["decoder"]["beam_size"] == 3
+def test_tuned_decoder_has_a_bundle_of_its_own(finished: Overrides, tmp_path: Path) -> None:
+    run = Run.open(folder_of(finished))
+    before = contents_of(run.folder)
+    out = run.tune(out=tmp_path / "tuned", word_lm_order=2, beam_size=4)
+    assert read_json(out / "config.json")["decoder"]["beam_size"] == 4
+    assert contents_of(run.folder) == before
 
 
 @pytest.mark.slow

@@ -61,9 +61,7 @@ def segment(options: Namespace) -> None:
     digest = hashlib.sha256("\n".join([str(options.lines), *lines]).encode()).hexdigest()
     with (
         Transcriber(bundle=bundle, times=False, detector=detector) as transcriber,
-        open_clip_table(
-            options.out / TABLE_FILE, {**(bundle.config.provenance or {}), **settings}
-        ) as table,
+        open_clip_table(options.out / TABLE_FILE, {**bundle.digests, **settings}) as table,
     ):
         table.require_unchanged([recording])
         if digest not in {row["transcript"] for row in table.rows.get(recording, ())}:

@@ -104,7 +104,7 @@ class StreamingRecognizer(PickledAsCall):
         if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
             raise BundleError(
                 "The decoder rescores with the attention decoder, which takes whole clips. Choose "
-                "the decoder greedy, or run `sbkit tune RUN --no-attention-rescoring`."
+                "the decoder greedy, or run `sbkit tune RUN --no-attention-rescoring --out NEW`."
             )
         self.decoder: Decoder = decoder
         self.initial_state = self.model.start()
