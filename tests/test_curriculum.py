@@ -1,6 +1,7 @@
 """A recipe that plans its own steps trains on any hardware, and resumes within an epoch."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,10 +86,12 @@ def test_sampler_that_does_not_fit_is_refused(
     tmp_path: Path,
     yaml: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     old: str,
     new: str,
     sentence: str,
 ) -> None:
+    monkeypatch.delitem(sys.modules, "my_curriculum", raising=False)  # of another case
     (tmp_path / "my_curriculum.py").write_text(IMPORTS + RECIPE.replace(old, new))
     workplace.train_here(tmp_path / "run", *OPTIONS, "--check=true", "--sorted_epochs=4", yaml=yaml)
     assert re.search(sentence, " ".join(capsys.readouterr().err.split()))

@@ -226,7 +226,7 @@ def prepare_labels(folder: Path, **tables: list[str | None]) -> dict[str, list[s
         (folder / f"{name}.csv").write_text("\n".join(rows))
     manifest = {k: [str(folder / f"{n}.csv") for n in tables if n.startswith(k)] for k in SPLITS}
     settings = {"manifest": manifest, "columns": {"text": None}, "recognizer": None}
-    splits = prepare_speech(read_settings(ROOT / "hparams/vad.yaml", {}) | settings)
+    splits = prepare_speech({**read_settings(ROOT / "hparams/vad.yaml", {}), **settings})
     return {name: [*split["speech"]] for name, split in splits.named().items()}
 
 
@@ -259,8 +259,8 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
     bundle = make_bundle(tmp_path)
     settings = read_settings(ROOT / "hparams/vad.yaml", {"data_folder": str(workplace.release)})
     with pytest.raises(SbkitError, match="none is not a bundle"):
-        prepare_speech(settings | {"recognizer": str(tmp_path / "none")})
-    test = prepare_speech(settings | {"recognizer": str(bundle)}).test["test"]
+        prepare_speech({**settings, "recognizer": str(tmp_path / "none")})
+    test = prepare_speech({**settings, "recognizer": str(bundle)}).test["test"]
     recognizer = load_bundle(bundle)
     for row in read_rows(test, range(len(test))):
         (words,) = recognizer.align([row["audio"]], [row["text"]])
