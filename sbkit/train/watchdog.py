@@ -44,7 +44,8 @@ class Watchdog:
             # faulthandler writes to one file. In a session of its own, because Ctrl-C or torchrun
             # would end it with the rank.
             self._tee = subprocess.Popen(
-                ["tee", "-a", self._path],
+                ["tee", "-a", self._path.name],
+                cwd=self._path.parent,
                 stdin=subprocess.PIPE,
                 stdout=STDERR,
                 start_new_session=True,
