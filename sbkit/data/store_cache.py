@@ -25,7 +25,7 @@ from sbkit.data.shard import AUDIO, AudioLocation
 class StoreCache:
     """Copies of the files of a store; each process of a machine has one of these.
 
-    folder: on a disk with room for the shards. Their names follow from their content, so that a
+    folder: on a disk with room for the shards. Their names follow from what they are made of, so a
         copy stays valid, also for other runs.
     """
 
