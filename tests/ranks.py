@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 
 import train
 from recipes.asr.recipe import AsrBrain
-from sbkit.base.errors import OtherRankError, StopRequestedError
+from sbkit.base.errors import StopRequestedError
 from sbkit.base.process import exit_code, run_main
 from sbkit.data.filesystem import ByteRange, read_ranges
 from sbkit.distributed.ranks import process_group, rank, world_size
@@ -35,13 +35,13 @@ from tests.runtime.bundles import SMALL
 ACCUMULATIONS = (1, 4)
 
 
-def run(*arguments: str) -> None:
+def run(*arguments: str) -> int:
     """Run train.py within the existing process group."""
     with (
         patch("sbkit.run.run.process_group", lambda device: nullcontext()),
         patch.object(sys, "argv", ["train.py", *arguments]),
     ):
-        train.main()
+        return train.main()
 
 
 def exact(folder: Path, finished: Path, arguments: Sequence[str]) -> None:
@@ -156,11 +156,10 @@ def main() -> None:
 
 def code_of_run(*arguments: str) -> str:
     try:
-        run(*arguments)
-    except (OtherRankError, StopRequestedError) as error:
+        return str(run(*arguments))
+    except StopRequestedError as error:
         print(error)
         return str(exit_code(error))
-    return "0"
 
 
 if __name__ == "__main__":
