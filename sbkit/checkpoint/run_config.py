@@ -178,9 +178,8 @@ class RunConfig:
                 raise ConfigError(
                     f"The run in {folder} trains no further step, so a change has no effect "
                     f"({listed(lost, max_names=MAX_LISTED_DIFFERENCES, separator='; ')}). To train "
-                    "on, raise `number_of_epochs` or `max_minutes`; for another decoder: sbkit "
-                    f"tune {folder} --out NEW; for another report: sbkit score {folder} --out "
-                    f"NEW; for another format: sbkit export {folder} --out NEW; for a new run, "
+                    "on, raise `number_of_epochs` or `max_minutes`; for another decoder, report or "
+                    f"format, sbkit tune, score or export {folder} with --out NEW; for a new run, "
                     "choose another `output_folder`."
                 )
         if not changes:

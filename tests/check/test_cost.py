@@ -85,7 +85,8 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
 ) -> None:
     """Of a test set, which is decoded whole; those of dev are greedily."""
     evaluated = note_calls(monkeypatch, RealSteps, "evaluate", lambda _, batch: batch.ids)
-    monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.1)
+    monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.8)
+    monkeypatch.setattr(segments, "OVERLAP_SECONDS", 0.4)
     values = run.values.with_overrides(eval_batch_seconds=1.0)  # every clip is longer
     (finding,) = cost_findings(replace(run, data=replace(run.data, values=values)))
     ids = run.data.splits.test["test"]["id"][:]
