@@ -164,7 +164,7 @@ ZERO_KEYS = ("mask_time_prob", "mask_channel_prob", "ema_decay")
 
 def check_learning(run: CheckedRun) -> Iterator[Finding]:
     """Report a model that does not learn a few clips, the signs, and what to try."""
-    with preserve_rng(run.data.placement.device), quiet():
+    with preserve_rng(run.own.placement.device), quiet():
         learner = Learner(run)
         losses = learner.train()
         values, description = learner.evaluate(losses)
@@ -193,7 +193,7 @@ def check_learning(run: CheckedRun) -> Iterator[Finding]:
     if values.get(TOKENS_WRITTEN, 1.0) < MAX_SILENT_SHARE:
         sign += ", nearly only blanks are written"
     yield Finding(
-        where=causes[0].where if causes else run.declared.place("model"),
+        where=causes[0].where if causes else run.spec.place("model"),
         problem=f"The clips are not learned ({description}): {sign}",
         fix=fix,
         stops=outcome == "failed",
@@ -205,7 +205,7 @@ class Learner:
 
     def __init__(self, run: CheckedRun) -> None:
         self._run = run
-        root = run.declared.document.root
+        root = run.spec.document.root
         setup = build_again(run.own, **{key: 0.0 for key in ZERO_KEYS if key in root})
         nulls = dict.fromkeys(setup.hparams.keys() & NULL_OBJECTS)
         setup = replace(setup, hparams=setup.hparams.with_values(nulls))
@@ -224,7 +224,7 @@ class Learner:
         brain = self._brain
         optimizers = [*(brain.optimizers_dict or {}).values()]
         highest = self._run.highest_factor
-        torch.manual_seed(int(self._run.values.settings["seed"]))
+        torch.manual_seed(int(self._run.spec.settings["seed"]))
         losses: list[float] = []
         deadline = time.monotonic() + TRAINING_SECONDS
         while len(losses) < MAX_STEPS:

@@ -31,22 +31,18 @@ def check(options: Namespace) -> int:
     from sbkit.base.messages import printable_json
     from sbkit.check.can_learn import check_learning
     from sbkit.check.check import CHECKS, check_run, summary
-    from sbkit.check.checked_run import DeclaredRun
-    from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
-    from sbkit.distributed.device import count_local_devices, device_counter_for
     from sbkit.logs.handlers import quiet
-    from sbkit.train.setup import read_values
+    from sbkit.train.setup import declare_run
 
     overrides = parse_overrides(options.overrides)
     target = options.target
     if options.learn and target is not None:
         raise ConfigError("`--learn` trains on this machine, but --target names another one.")
     checks = (*CHECKS, check_learning) if options.learn else CHECKS
-    count = count_local_devices if target is None else device_counter_for(target)
-    values = read_values(options.yaml, overrides, count=count)
+    spec = declare_run(options.yaml, overrides, target=target)
     with quiet():
-        result = check_run(DeclaredRun(values, target), checks=checks)
+        result = check_run(spec, checks=checks)
     findings = result.findings
     cost = result.measured.cost  # None if it could not be measured
     test = result.measured.learning  # None if it was not made, or if no step can run
@@ -61,8 +57,7 @@ def check(options: Namespace) -> int:
     else:
         lines = [*result.measured.initial_weights]
         if options.defaults:
-            defaults = resolve(options.yaml, overrides).defaults
-            lines += [f"`{key}` is {values.settings[key]!r} by default." for key in defaults]
+            lines += [f"`{key}` is {spec.settings[key]!r} by default." for key in spec.defaults]
         print(*findings, *lines, summary(findings), sep="\n")
         if cost is not None:
             print(cost)
@@ -74,19 +69,18 @@ def check(options: Namespace) -> int:
 
 def print_config(options: Namespace) -> None:
     """Print a YAML as one file."""
-    from sbkit.config.hparams import resolve
+    from sbkit.config.hparams import read_spec
     from sbkit.config.overrides import parse_overrides
 
     if options.parts:
         from sbkit.check.check import open_checked_run
-        from sbkit.check.checked_run import DeclaredRun
         from sbkit.check.parts import part_lines
         from sbkit.logs.handlers import quiet
-        from sbkit.train.setup import read_values
+        from sbkit.train.setup import declare_run
 
-        values = read_values(options.yaml, parse_overrides(options.overrides))
-        with quiet(), open_checked_run(DeclaredRun(values)) as run:
+        spec = declare_run(options.yaml, parse_overrides(options.overrides))
+        with quiet(), open_checked_run(spec) as run:
             print(*part_lines(run), sep="\n")
         return
-    resolved = resolve(options.yaml, parse_overrides(options.overrides))
-    print(resolved.one_file if options.all else resolved.one_file_without_defaults, end="")
+    spec = read_spec(options.yaml, parse_overrides(options.overrides))
+    print(spec.one_file if options.all else spec.one_file_without_defaults, end="")

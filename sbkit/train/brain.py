@@ -904,7 +904,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         norms = [m for m in self.modules.modules() if isinstance(m, GlobalNorm) and not m.frames]
         if compute is None or not norms:
             return
-        assert self.loaders is not None, "make the Brain by run.make_brain(run.make_loaders())"
+        assert self.loaders is not None, "make the Brain by run.make_brain()"
         loader = self.loaders.measure
         inputs = inputs_of_statistics(loader, compute, type(self).__module__, self.device)
         batches = self.watched(loader, "measure")

@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.module_spec import MAX_DEPTH, build_from_spec
 from sbkit.bundle.task import load_task
 from sbkit.checkpoint.weights import limit_parameters
-from sbkit.config.hparams import resolve
+from sbkit.config.hparams import read_spec
 from sbkit.export.export import describe_parts
 from tests.attacks.hostile import watched
 
@@ -87,7 +87,7 @@ def real_parts() -> Iterator[dict[str, Any]]:
     labels = SimpleNamespace(vocab_size=12, size=12)
     for name, path in TASKS.items():
         task, settings = load_task(path), {"data_folder": "", "output_folder": ""}
-        root = resolve(ROOT / f"hparams/{name}.yaml", settings).tree
+        root = read_spec(ROOT / f"hparams/{name}.yaml", settings).tree
         objects = {} if task.label_file is None else {task.label_key: labels}
         yield describe_parts(root, objects, task)["parts"]
 
