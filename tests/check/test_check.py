@@ -197,7 +197,7 @@ def test_dry_run_of_a_healthy_step_trains_everything(workplace: Workplace, tmp_p
         assert trial.trained == {id(p) for p in healthy.model.parameters()}
         assert (trial.error, trial.created, trial.unsaved) == (None, [], [])
         random_state = torch.get_rng_state()
-        assert check_run(healthy.declared, data=healthy.data, checks=[]).findings == []
+        assert check_run(healthy.spec, data=healthy.data, checks=[]).findings == []
         assert torch.equal(torch.get_rng_state(), random_state)
     assert not (tmp_path / "run").exists()
     assert not module._global_forward_hooks
