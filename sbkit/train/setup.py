@@ -355,7 +355,8 @@ def load_initial_weights(setup: RunSetup) -> list[str]:
     if sources := init_sources(values.settings):
         root = resolve_yaml(values.yaml_file, values.overrides).tree
         with concerning("init_from"):
-            lines += initialize_from(sources, hparams, setup.recipe, root)
+            parts = (*setup.recipe.brain.parts, *setup.recipe.brain.optional_parts)
+            lines += initialize_from(sources, hparams, setup.recipe, root, parts)
     return lines
 
 
