@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from recipes.asr.recipe import Asr
+from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.config.hparams import resolve
+from sbkit.config.hparams import Settings, resolve
 from sbkit.export.export import describe_parts
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.setup import make_brain
@@ -76,7 +76,7 @@ class NamingRecipe(Asr, Naming):
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
     setup: Any = SimpleNamespace(
         recipe=NamingRecipe(),
-        hparams=dict.fromkeys(("model", "opt_class", "checkpointer")),
+        hparams=Settings(dict.fromkeys(("model", "opt_class", "checkpointer"))),
         placement=SimpleNamespace(device="cpu"),
     )
     with pytest.raises(SbkitError, match="`network` .* a SimpleNamespace, .* a str"):
@@ -99,4 +99,4 @@ def test_export_refuses_a_task_whose_module_imports_recipes() -> None:
     root = resolve(ROOT / "hparams/ctc.yaml", {"data_folder": "", "output_folder": ""}).tree
     objects = {"tokenizer": SimpleNamespace(vocab_size=12)}
     with pytest.raises(SbkitError, match="a module that imports nothing of `recipes`"):
-        describe_parts(root, objects, Importing())
+        describe_parts(root, objects, Importing(), [*AsrBrain.parts, *AsrBrain.optional_parts])

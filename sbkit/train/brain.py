@@ -42,7 +42,7 @@ from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
-from sbkit.config.hparams import SettingAttributes, Settings
+from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
@@ -187,8 +187,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         hparams: Mapping[str, object] | None = None,
         run_opts: RunOptions | Mapping[str, object] | None = None,
         checkpointer: SpeechBrainCheckpointer | None = None,
-        *,
-        task: Task | None = None,
     ) -> None:
         """Make the modules, the network, the step and the evaluation.
 
@@ -196,10 +194,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
             modules: by name, as attributes of `self.modules`. They are moved to the device.
             opt_class: makes the optimizer from the parameters; None for a Brain that only
                 evaluates, or makes its optimizers in `init_optimizers`.
-            hparams: the values of the YAML, as attributes of `self.hparams`.
+            hparams: the values of the YAML, as attributes of `self.hparams`; `recipe` may be the
+                task: what the model predicts, and how it is scored.
             run_opts: such as `{"device": "cuda:0", "precision": "bf16"}`; they replace `hparams`.
             checkpointer: saves each epoch; None to save nothing.
-            task: what the model predicts, and how it is scored: the recipe of the run.
         """
         declared = hparams or {}
         options = read_run_options(declared, run_opts)
@@ -259,7 +257,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if checkpointer is not None and self.training_step.moving_average.decay:
             checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
         self._reset_position()
-        self.task = task
+        self.task = recipe if isinstance(recipe := declared.get(RECIPE), Task) else None
         if type(self).parts:
             self.network = self.make_model()
 
@@ -268,8 +266,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         settings, task = self.hparams.settings, self.task
         if task is None:
             raise ConfigError(
-                f"{type(self).__name__} declares `parts` but got no `task`. Pass `**options` on "
-                "from its `__init__`, or pass task=Asr()."
+                f"{type(self).__name__} declares `parts`, so its `hparams` need the task as "
+                f"`{RECIPE}`, such as Asr()."
             )
         optional = [name for name in self.optional_parts if settings.get(name) is not None]
         parts = {name: settings[name] for name in (*self.parts, *optional)}

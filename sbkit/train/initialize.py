@@ -374,7 +374,6 @@ def _class_name(spec: Mapping[str, Plain]) -> str | None:
     return next((str(spec[key]) for key in TAG_KEYS if ARGUMENTS_KEY in spec and key in spec), None)
 
 
-
 # ---- pretrained encoders
 
 

@@ -35,7 +35,6 @@ summary-EPOCH.json     the results after that epoch of a run that was continued
 report.html            the results as one page with audio, which loads nothing from elsewhere
 """
 
-import inspect
 import logging
 import shutil
 from collections.abc import Mapping
@@ -366,23 +365,17 @@ def make_brain(setup: RunSetup, *, can_fit: bool = False, **run_opts: Any) -> Br
     can_fit: it will train on the loaders of the setup.
     run_opts: take precedence over the YAML.
     """
-    recipe, hparams = setup.recipe, setup.hparams
+    recipe, hparams = setup.recipe, setup.hparams.with_values({RECIPE: setup.recipe})
     if isinstance(hparams.get("decoder"), BeamDecoder):
         recipe.require_frames("`decoder` in the YAML")
     opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
-    arguments = {
-        "modules": {"model": hparams["model"]},
-        "opt_class": opt_class,
-        "hparams": hparams,
-        "run_opts": {"device": setup.placement.device, **run_opts},
-        "checkpointer": hparams["checkpointer"],
-    }
-    parameters = inspect.signature(recipe.brain).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    if takes_any or "task" in parameters:  # one with SpeechBrain's own signature does not
-        arguments["task"] = recipe
-    brain: Brain = recipe.brain(**arguments)
-    brain.task = recipe
+    brain = recipe.brain(
+        modules={"model": hparams["model"]},
+        opt_class=opt_class,
+        hparams=hparams,
+        run_opts={"device": setup.placement.device, **run_opts},
+        checkpointer=hparams["checkpointer"],
+    )
     if recipe.has_model and not isinstance(brain.network, recipe.model_class()):
         raise ConfigError(
             f"`network` of the Brain must be a {recipe.model_class().__name__}, which bundles of "
