@@ -171,8 +171,9 @@ def from_plain(cls: type[Fields], values: Any) -> Fields:
     """Make a dataclass from what JSON holds of its fields; a ValueError names the wrong field."""
     if not isinstance(values, dict):
         raise ValueError(f"it is {repr(values)[:40]}, which has no fields")
-    names = {field.name for field in fields(cls)}
-    required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
+    class_: Any = cls
+    names = {field.name for field in fields(class_)}
+    required = {f.name for f in fields(class_) if f.default is f.default_factory is MISSING}
     for name in sorted((required - values.keys()) | (values.keys() - names)):
         raise ValueError(f"its {name} is {'unknown' if name in values else 'missing'}")
     kinds = get_type_hints(cls)

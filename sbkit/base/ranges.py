@@ -283,7 +283,7 @@ def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] =
         raise ConfigError(error)
 
 
-def ranges_of(name: str) -> Mapping[str, Range]:
+def ranges_of(name: str) -> Mapping[str | int, Range]:
     """Return the ranges that the class of a dotted name declares for its arguments, or a recipe."""
     try:
         builder: Any = pydoc.locate(name)

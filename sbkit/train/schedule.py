@@ -106,7 +106,8 @@ def _adapt(declared: Any, rate: Any, *, higher_is_better: bool) -> Schedule:
 
 def _adapt_torch(declared: Callable[..., LRScheduler], rate: float) -> Schedule:
     """Return torch's scheduler by optimizer steps; one with `total_steps` spans the whole run."""
-    has_length = issubclass(getattr(declared, "func", declared), OneCycleLR)
+    kind: Any = getattr(declared, "func", declared)
+    has_length = issubclass(kind, OneCycleLR)
     lengths = {"total_steps", "epochs", "steps_per_epoch"} & {*getattr(declared, "keywords", ())}
     if has_length and lengths:
         raise TypeError(f"{min(lengths)} is the length of the run, which sbkit knows: leave it out")
