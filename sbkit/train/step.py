@@ -82,6 +82,12 @@ class TrainingStep:
         self._modules.train()
         self.freezing.set_mode()
 
+    def freeze(self, step: int) -> None:
+        """Freeze and release the parts that change after an optimizer step."""
+        if self.freezing.advance(step):
+            self.train_mode()
+            self.ddp.renew()
+
     # -- the phases -----------------------------------------------------------------------------
 
     def begin(self) -> None:
