@@ -211,8 +211,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
             run_opts: such as `{"device": "cuda:0", "precision": "bf16"}`; they replace `hparams`.
             checkpointer: saves each epoch; None to save nothing.
         """
-        declared = hparams or {}
-        options = read_run_options(declared, run_opts)
+        settings = hparams if isinstance(hparams, Settings) else Settings(hparams or {})
+        options = read_run_options(settings, run_opts)
         placement = resolve(options.get("device"), options.get("precision", "fp32"))
         if options.get("device") is None and placement.device.type == "cpu":
             warn_of_unused_gpu("torch")
@@ -222,15 +222,13 @@ class Brain(sb.Brain):  # type: ignore[misc]
         options.setdefault("find_unused_parameters", not has_own_step(self))
         check_hooks(type(self), has_own_step=has_own_step(self))
         ranking = best_key(type(self).metrics or LOSS)
-        self.schedule = read_schedule(declared, higher_is_better=ranking.max_key is not None)
-        freezing = Freezing(declared)
+        self.schedule = read_schedule(settings, higher_is_better=ranking.max_key is not None)
+        freezing = Freezing(settings)
         if opt_class is not None:
-            opt_class = with_lr_scale(opt_class, declared)
-        # Unlike dict(hparams), `items` marks no key as read. SpeechBrain would log a line for each
-        # option that it gets twice.
-        values = hparams and {n: value for n, value in hparams.items() if n not in options}
+            opt_class = with_lr_scale(opt_class, settings)
+        # `items` marks no key as read. SpeechBrain would log a line for each option that it gets twice.
+        values = {name: value for name, value in settings.items() if name not in options}
         super().__init__(modules, opt_class, values, options, checkpointer)
-        settings = declared if isinstance(declared, Settings) else Settings(declared)
         self.hparams = SettingAttributes(settings)
         self.device = placement.device
         self.device_type = placement.device.type
