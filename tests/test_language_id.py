@@ -19,7 +19,7 @@ import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
 from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
-from sbkit.checkpoint.run_config import read_run_config
+from sbkit.checkpoint.run_config import read_description
 from sbkit.commands.cli import run as sbkit
 from sbkit.runtime.runtimes import load_bundle
 from tests.runs import Workplace, last_parameters, read_json, records_of, rows_of, stopped_after
@@ -216,4 +216,4 @@ def test_other_languages_change_the_run_and_unknown_ones_are_refused(
     write_table(changed / "dev.csv", workplace, ("en", "it"))
     assert train(workplace, changed, tmp_path / "other") == BAD_INPUT
     assert "it" in capsys.readouterr().err
-    assert read_run_config(trained).labels
+    assert read_description(trained).labels

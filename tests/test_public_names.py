@@ -12,7 +12,7 @@ from sbkit import HOMES
 from sbkit.audio.io import read_audio, write_wav
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
-from sbkit.config.hparams import load_hparams, read_settings
+from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.evaluate.compare import compare_runs
 from sbkit.export.export import export_run
 from sbkit.lm.arpa import read_arpa, write_arpa
@@ -45,7 +45,7 @@ def test_public_functions_take_paths_as_strings(tmp_path: Path) -> None:
     export_run(run, bundle)
     assert read_bundle(bundle).config == load_bundle(bundle).config
     yaml = f"{run}/hyperparams.yaml"
-    assert {*read_settings(yaml, {})} < {*load_hparams(yaml, {})}
+    assert {*read_spec(yaml).settings} < {*load_hparams(yaml, {})}
     model = train("call the office", order=2).model  # one sentence, not letters
     write_arpa(model, f"{tmp_path}/lm.arpa")
     assert read_arpa(f"{tmp_path}/lm.arpa").words == (*SPECIAL, "call", "office", "the")

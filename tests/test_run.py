@@ -26,7 +26,7 @@ from sbkit.run import export_and_test
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize
-from sbkit.train.setup import make_brain, prepare_run, read_values
+from sbkit.train.setup import declare_run, make_brain, prepare_run
 from tests.export.test_formats import off_by
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
@@ -235,11 +235,11 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
     with one_thread(), Transcriber.load(bundle, device="cpu", decoder="greedy") as transcriber:
         encoded = [(segment, part.log_probs) for segment, part in transcriber.encode(recording)]
         text = transcriber.transcribe(recording).text
-    values = read_values(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
-    setup = prepare_run(values)
+    spec = declare_run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
+    setup = prepare_run(spec)
     brain = make_brain(setup, noprogressbar=True)
     brain.on_evaluate_start(min_key="CER")
-    batch = TextCollate(setup.labels)([row_of("talk", audio, text=text)])
+    batch = TextCollate(setup.data.labels)([row_of("talk", audio, text=text)])
     brain.modules.eval()
     brain.on_stage_start(stage)
     loss = brain.evaluate_batch(batch, stage)
@@ -421,11 +421,11 @@ def test_every_yaml_takes_a_step(
         family, config = ("whisper", {}) if is_whisper else ("wav2vec2", FRAMES)
         options.append(f"--pretrained={make_folder(tmp_path / 'tiny', family, **config)}")
     file, overrides = parse_command([str(yaml), *small, *folders, *options])
-    setup = prepare_run(read_values(file, overrides))
+    setup = prepare_run(declare_run(file, overrides))
     hparams = setup.hparams
     before = [value.detach().clone() for value in hparams["model"].parameters()]
     changed = Settings({**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None})
-    brain = make_brain(replace(setup, hparams=changed), can_fit=True, optimizer_step_limit=1)
+    brain = make_brain(replace(setup, hparams=changed), optimizer_step_limit=1)
     brain.fit(hparams["epoch_counter"], setup.loaders.train)
     assert brain.optimizer_step == 1
     assert 0 < brain.training_metrics.so_far.loss < 1000

@@ -9,7 +9,7 @@ import pytest
 from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.config.hparams import Settings, resolve
+from sbkit.config.hparams import Settings, read_spec
 from sbkit.export.export import describe_parts
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.setup import make_brain
@@ -75,7 +75,7 @@ class NamingRecipe(Asr, Naming):
 
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
     setup: Any = SimpleNamespace(
-        recipe=NamingRecipe(),
+        data=SimpleNamespace(recipe=NamingRecipe()),
         hparams=Settings(dict.fromkeys(("model", "opt_class", "checkpointer"))),
         placement=SimpleNamespace(device="cpu"),
     )
@@ -96,7 +96,7 @@ def test_bundles_store_the_first_class_that_is_no_recipe() -> None:
 
 def test_export_refuses_a_task_whose_module_imports_recipes() -> None:
     """A machine that runs bundles has no recipes; this module imports them."""
-    root = resolve(ROOT / "hparams/ctc.yaml", {"data_folder": "", "output_folder": ""}).tree
+    root = read_spec(ROOT / "hparams/ctc.yaml", {"data_folder": "", "output_folder": ""}).tree
     objects = {"tokenizer": SimpleNamespace(vocab_size=12)}
     with pytest.raises(SbkitError, match="a module that imports nothing of `recipes`"):
         describe_parts(root, objects, Importing(), [*AsrBrain.parts, *AsrBrain.optional_parts])

@@ -21,7 +21,7 @@ from recipes.AsteriskPrompts.corpus import AsteriskPrompts
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
-from sbkit.train.setup import RunSetup, make_brain, prepare_run, read_values
+from sbkit.train.setup import PreparedRun, declare_run, make_brain, prepare_run
 from tools.bench import Figures
 from tools.bench_gpu import COPIES, write_split
 
@@ -41,7 +41,7 @@ def make_side(name: str, yaml: Path, arguments: Sequence[str], folder: Path) -> 
     if not overrides.get("data_folder"):
         overrides["data_folder"] = str(convert(folder / "release"))
     overrides = {"check": False, "output_folder": str(folder / name), **overrides}
-    setup = prepare_run(read_values(yaml, overrides))
+    setup = prepare_run(declare_run(yaml, overrides))
     if name == "sbkit":
         return SbkitSide(setup)
     from tools.bench_speechbrain import SpeechBrainSide  # only its own toolkit is imported
@@ -71,9 +71,9 @@ def convert(release: Path) -> Path:
 class SbkitSide:
     """Train as `Brain.fit` does, without writing files."""
 
-    def __init__(self, setup: RunSetup) -> None:
+    def __init__(self, setup: PreparedRun) -> None:
         self._setup = setup
-        self.brain = make_brain(setup, can_fit=True)
+        self.brain = make_brain(setup)
         self.brain.on_fit_start()
         self.brain.training_step.train_mode()
         self.model = self.brain.modules

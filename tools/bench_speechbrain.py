@@ -30,7 +30,7 @@ from torchaudio.transforms import Resample
 from sbkit.data.corpus import corpus_of
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import PreparedRun
 
 BLANK, UNKNOWN, BOS, EOS = 0, 1, 2, 3  # of sbkit's tokenizers
 RATE = 16_000
@@ -142,12 +142,12 @@ def read_wav(wav: str) -> Tensor:
     return torch.Tensor(Resample(info.sample_rate, RATE)(sb.dataio.dataio.read_audio(wav)))
 
 
-def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
+def items_of(setup: PreparedRun) -> dict[str, dict[str, Any]]:
     """Return the training clips of sbkit, with their normalized texts, by id."""
-    paths = {clip.id: clip.path for clip in corpus_of(setup.values.settings).clips("train")}
-    rows = setup.splits.train
+    paths = {clip.id: clip.path for clip in corpus_of(setup.spec.settings).clips("train")}
+    rows = setup.data.splits.train
     ids, texts = (read_column(rows, name) for name in ("id", "text"))
-    seconds = sample_counts(rows) / setup.values.settings["sample_rate"]
+    seconds = sample_counts(rows) / setup.spec.settings["sample_rate"]
     return {
         id: {"wav": str(paths[id]), "text": text, "duration": duration}
         for id, text, duration in zip(ids, texts, seconds.tolist(), strict=True)
@@ -173,17 +173,17 @@ def make_loader(dataset: Any, settings: Mapping[str, Any]) -> Any:
 class SpeechBrainSide:
     """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels as sbkit."""
 
-    def __init__(self, setup: RunSetup) -> None:
-        self._tokenizer = setup.labels
+    def __init__(self, setup: PreparedRun) -> None:
+        self._tokenizer = setup.data.labels
         self.brain = self._make_brain(setup)
         self.model = self.brain.modules.train()
         dataset = make_dataset(items_of(setup), self._tokenizer)
-        self._loader = make_loader(dataset, setup.values.settings)
+        self._loader = make_loader(dataset, setup.spec.settings)
         self.batches = self._batches()
 
-    def _make_brain(self, setup: RunSetup) -> Any:
+    def _make_brain(self, setup: PreparedRun) -> Any:
         """Make the recipe's Brain with as many parameters as the run's model."""
-        settings = setup.values.settings
+        settings = setup.spec.settings
         device = str(setup.placement.device)
         num_parameters = sum(p.numel() for p in setup.hparams["model"].parameters())
         modules = modules_of_size(settings, self._tokenizer.vocabulary.size, num_parameters)

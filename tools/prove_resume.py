@@ -34,7 +34,7 @@ from sbkit.base.process import run_main
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import UNFINISHED
 from sbkit.config.document import read_document
-from sbkit.config.hparams import resolve
+from sbkit.config.hparams import read_spec
 from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def parameters(run: Path) -> dict[str, torch.Tensor]:
 
 def with_frequent_saves(yaml: Path, folder: Path) -> Path:
     """Write a YAML that saves every other step; the command line cannot change the interval."""
-    text = resolve(yaml, {}).one_file
+    text = read_spec(yaml).one_file
     copy = folder / yaml.name
     copy.write_text(re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text))
     return copy

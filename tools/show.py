@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sbkit.base.process import run_main
-from sbkit.config.hparams import read_settings
+from sbkit.config.hparams import read_spec
 from sbkit.config.overrides import parse_command
 from sbkit.text.normalization import normalize
 
 
 def folder(arguments: Sequence[str]) -> str:
     """Name the folder that a training command will write to."""
-    return str(read_settings(*parse_command(arguments))["output_folder"])
+    return str(read_spec(*parse_command(arguments)).settings["output_folder"])
 
 
 def clip(arguments: Sequence[str]) -> str:
@@ -24,7 +24,7 @@ def clip(arguments: Sequence[str]) -> str:
     # Only this command needs torch and datasets, whose imports take seconds.
     from sbkit.data.corpus import corpus_of
 
-    settings = read_settings(Path(arguments[0]) / "hyperparams.yaml", {})
+    settings = read_spec(Path(arguments[0]) / "hyperparams.yaml").settings
     longest = max(corpus_of(settings).clips("test"), key=lambda clip: len(clip.sentence))
     return f"{longest.path}\t{normalize(longest.sentence, settings['language'])}"
 

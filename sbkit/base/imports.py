@@ -177,6 +177,11 @@ def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
     return frozenset(names)
 
 
+def dotted_path(kind: type) -> str:
+    """Return the path that a class is imported by."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def search_folders(folders: Collection[str] = ()) -> None:
     """Search the folders of a YAML for modules: after Python's, and before those of other YAMLs.
 

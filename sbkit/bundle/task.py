@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.imports import dotted_path
 from sbkit.logs.metric import LOSS, Metrics
 
 Labels = Any  # the object that a task makes from its label file
@@ -212,11 +213,6 @@ class Task:
             raise BundleError(
                 f"`sbkit {command}` cannot run this kind of bundle: {self.model_name}. {use}"
             )
-
-
-def dotted_path(kind: type) -> str:
-    """Return the path that `load_task` imports a class by."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def load_task(name: str, *, user_modules: frozenset[str] = frozenset()) -> Task:

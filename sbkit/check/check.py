@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
@@ -22,25 +21,25 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import nearest, plural
-from sbkit.check import can_learn, cost, data, dry_run, parameters, settings
+from sbkit.check import causes, cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import (
     CPU_OPTIONS,
     ON_CPU,
     CheckedRun,
-    DeclaredRun,
     Finding,
     Measurements,
+    has_device,
 )
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError
+from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
 from sbkit.train.setup import (
-    RunData,
-    RunValues,
+    PreparedData,
     build_run,
+    choose_placement,
     make_brain,
     prepare_data,
     write_label_files,
@@ -50,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 Findings = Iterable[Finding] | None  # None: the check only raises
 Check = Callable[[CheckedRun], Findings]
-Checked = TypeVar("Checked", DeclaredRun, CheckedRun)
+Checked = TypeVar("Checked", RunSpec, CheckedRun)
 
 # Nothing is built for them.
 CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement, settings.check_needs)
@@ -63,7 +62,7 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread),
     *(settings.check_freezing, settings.check_schedule),
-    can_learn.check_causes,
+    causes.check_causes,
     *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
 )
@@ -71,7 +70,7 @@ CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps c
     {
         *(parameters.check_optimizers, data.check_alignment, dry_run.check_steps),
         *(dry_run.check_causality, dry_run.check_padding, dry_run.check_unused),
-        *(cost.check_cost, can_learn.check_learning, settings.check_export),
+        *(cost.check_cost, settings.check_export),
     }
 )
 
@@ -84,11 +83,10 @@ class CheckResult:
 
     findings: list[Finding]
     measured: Measurements = field(default_factory=Measurements)
-    data: RunData | None = None  # if it could be prepared
 
 
 def check_run(
-    declared: DeclaredRun, *, data: RunData | None = None, checks: Sequence[Check] = CHECKS
+    spec: RunSpec, *, data: PreparedData | None = None, checks: Sequence[Check] = CHECKS
 ) -> CheckResult:
     """Check a run, and return each finding once.
 
@@ -96,15 +94,15 @@ def check_run(
     """
     findings: list[Finding] = []
     for check_values in CHECKS_OF_VALUES:
-        findings += _run(check_values, declared)
+        findings += _run(check_values, spec)
     if any(finding.stops and finding.check == "ranges" for finding in findings):
         return CheckResult(findings=_unique(findings))
     with ExitStack() as stack:
         stack.enter_context(preserve_rng(ON_CPU.device))
         try:
-            run = stack.enter_context(open_checked_run(declared, data))
+            run = stack.enter_context(open_checked_run(spec, data))
         except Exception as error:  # whatever a part or a recipe raises
-            problem = _to_finding(error, declared, "run")
+            problem = _to_finding(error, spec, "run")
             if problem.where not in {finding.where for finding in findings if finding.stops}:
                 findings.append(problem)
             return CheckResult(findings=_unique(findings))
@@ -115,22 +113,23 @@ def check_run(
                 advance(1)
     reported = {f.where for f in findings if f.stops and f.check not in CONSEQUENCES}
     findings = [f for f in findings if f.check not in CONSEQUENCES or f.where not in reported]
-    return CheckResult(findings=_unique(findings), measured=run.measured, data=run.data)
+    return CheckResult(findings=_unique(findings), measured=run.measured)
 
 
 @contextmanager
-def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iterator[CheckedRun]:
+def open_checked_run(spec: RunSpec, data: PreparedData | None = None) -> Iterator[CheckedRun]:
     """Prepare the data of a run, unless that is done, and yield it with what the checks try.
 
     The objects are built in a scratch folder: one of the user's may write when it is made.
     """
+    placement = choose_placement(spec) if has_device(spec) else ON_CPU
     if data is None:
-        data = prepare_data(declared.values, None if declared.has_device else ON_CPU)
+        data = prepare_data(spec)
     with TemporaryDirectory(prefix="sbkit-check") as scratch:
         with quiet(), reporting(show_progress=False):
-            write_label_files(data, Path(scratch))
-            values = data.values.with_overrides(**{OUTPUT_FOLDER: scratch})
-            own = build_run(replace(data, values=values))
+            own_spec = spec.with_overrides(**{OUTPUT_FOLDER: scratch})
+            write_label_files(own_spec, data)
+            own = build_run(own_spec, data, placement)
             if not isinstance(model := own.hparams["model"], nn.ModuleList):
                 raise ConfigError(
                     f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}.",
@@ -141,7 +140,7 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
             helpers = helper_digests(brain)
             trial = dry_run.take_small_steps(own, brain, reached)
         run = CheckedRun(
-            declared=declared,
+            spec=spec,
             data=data,
             own=own,
             brain=brain,
@@ -155,14 +154,10 @@ def open_checked_run(declared: DeclaredRun, data: RunData | None = None) -> Iter
         yield run
 
 
-def check_before_training(values: RunValues, data: RunData | None = None) -> RunData:
-    """Check a run before its first step: log the notes, raise ConfigError for errors.
-
-    Returns the data of the run.
-    """
+def check_before_training(spec: RunSpec, data: PreparedData) -> None:
+    """Check a run before its first step: log the notes, raise ConfigError for errors."""
     with single_rank(), MainProcessContext():  # SpeechBrain would wait for the other ranks
-        result = check_run(DeclaredRun(values), data=data)
-    findings = result.findings
+        findings = check_run(spec, data=data).findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
         if not finding.stops:
@@ -172,8 +167,6 @@ def check_before_training(values: RunValues, data: RunData | None = None) -> Run
     if errors:
         print(*errors, sep="\n", file=sys.stderr)
         raise ConfigError(f"`sbkit check` found {len(errors)} errors, printed above.")
-    assert result.data is not None  # or a finding says why
-    return result.data
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -196,24 +189,24 @@ def _unique(findings: Iterable[Finding]) -> list[Finding]:
 def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Finding]:
     """Yield the findings of a check, which draws random numbers of its own."""
     name = check.__name__.removeprefix("check_")
-    declared = checked.declared if isinstance(checked, CheckedRun) else checked
+    spec = checked.spec if isinstance(checked, CheckedRun) else checked
     try:
         with preserve_rng(ON_CPU.device), reporting(show_progress=False):
             findings = [*(check(checked) or ())]
         for finding in findings:
             yield replace(finding, check=name)
     except SbkitError as error:
-        yield _to_finding(error, declared, name)
+        yield _to_finding(error, spec, name)
     except Exception as error:
         yield Finding(
             check=name,
-            where=declared.place(),
+            where=spec.place(),
             problem=f"The check `{name}` did not complete ({type(error).__name__}: {error})",
             stops=False,
         )
 
 
-def _to_finding(error: Exception, declared: DeclaredRun, check: str) -> Finding:
+def _to_finding(error: Exception, spec: RunSpec, check: str) -> Finding:
     """Turn an error into a finding at the file or the key that it concerns.
 
     An error of the data without any is at the key of the data.
@@ -227,13 +220,13 @@ def _to_finding(error: Exception, declared: DeclaredRun, check: str) -> Finding:
     keys = error.keys or (("data_folder",) if isinstance(error, DataError) else ())
     misspelled: list[str] = []
     if isinstance(error, MissingSettingError):
-        unread = settings.unread_keys(declared, declared.values.settings.names_read)
+        unread = settings.unread_keys(spec, spec.settings.names_read)
         misspelled = [key for key in unread if nearest(key, keys)]
     place = f"{error.file}:{error.line}" if error.line else error.file
     problem = str(error).removeprefix(f"{error.file}: ").rstrip(".")
     return Finding(
         check=check,
-        where=place or declared.place(*(misspelled[:1] or keys)),
+        where=place or spec.place(*(misspelled[:1] or keys)),
         problem=problem,
         fix=f"Is `{misspelled[0]}` meant for it?" if misspelled else "",
     )

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
-from sbkit.config.document import Document, Keys, dotted, merges, read_document
-from sbkit.config.hparams import insert_defaults
+from sbkit.config.document import Keys
+from sbkit.config.hparams import RunSpec
 from sbkit.data.sampler import RankSampler
-from sbkit.distributed.device import parse_device, resolve
+from sbkit.distributed.device import device_counter_for, parse_device, resolve
 from sbkit.train.brain import Brain
 from sbkit.train.schedule import highest_factor, read_schedule
-from sbkit.train.setup import RunData, RunSetup, RunValues, choose_placement
+from sbkit.train.setup import PreparedData, PreparedRun, choose_placement
 
 ON_CPU = resolve("cpu", "fp32")
 CPU_OPTIONS: dict[str, Any] = {
@@ -66,49 +66,18 @@ class Finding:
         return printable(text if is_located else f"{text} ({self.where})")
 
 
-@dataclass(frozen=True)
-class DeclaredRun:
-    """A YAML to check, as it is declared: findings stand at its lines.
+def finding_at(spec: RunSpec, *keys: str | int, **options: Any) -> Finding:
+    """Make a finding at the line of a key."""
+    return Finding(where=spec.place(*keys), **options)
 
-    target: the machine to check for, such as cuda:8; None for this one.
-    """
 
-    values: RunValues
-    target: str | None = None
-
-    @cached_property
-    def document(self) -> Document:
-        """The YAML without overrides."""
-        document = read_document(self.values.yaml_file)
-        insert_defaults(document, self.values.given_overrides)
-        return document
-
-    @property
-    def has_device(self) -> bool:
-        """Return whether this machine has the device and the precision of the run."""
-        try:
-            choose_placement(self.values)
-        except SbkitError:
-            return False
-        return self.target is None
-
-    def place(self, *keys: str | int) -> str:
-        """Return "override of KEY" if the key is overridden, else FILE:LINE."""
-        if keys == ("data_folder",) and self.values.settings.get("manifest"):
-            keys = ("manifest",)  # which is read instead
-        override: object = self.values.given_overrides
-        declared: object = self.document.root
-        for depth, key in enumerate(keys, start=1):
-            if not isinstance(override, Mapping) or key not in override:
-                break
-            override = override[key]
-            declared = declared.get(key) if isinstance(declared, Mapping) else None
-            if not (declared and merges(override, keys[:depth])):
-                return f"override of {dotted(keys[:depth])}"
-        return self.document.place(keys)
-
-    def finding(self, *keys: str | int, **options: Any) -> Finding:
-        return Finding(where=self.place(*keys), **options)
+def has_device(spec: RunSpec) -> bool:
+    """Return whether this machine has the device and the precision of the run."""
+    try:
+        choose_placement(spec)
+    except SbkitError:
+        return False
+    return spec.target is None
 
 
 @dataclass
@@ -183,28 +152,12 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearningTest:
-    """The result of training on a few clips.
-
-    outcome: passed, failed or unfinished.
-    losses: the training loss of each step.
-    values: the metrics of the clips afterwards.
-    """
-
-    outcome: str
-    description: str
-    losses: list[float]
-    values: dict[str, float]
-
-
 @dataclass(kw_only=True)
 class Measurements:
     """What the checks measure besides their findings, for `sbkit check` to print."""
 
     initial_weights: list[str] = field(default_factory=list)  # lines about where training starts
     cost: Cost | None = None
-    learning: LearningTest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,19 +171,15 @@ class CheckedRun:
     trial: what small steps of the Brain show.
     """
 
-    declared: DeclaredRun
-    data: RunData
-    own: RunSetup
+    spec: RunSpec
+    data: PreparedData
+    own: PreparedRun
     brain: Brain
     optimizers: list[Optimizer]
     reached: Sequence[tuple[Keys, object]] = field(repr=False)
     helpers: Mapping[str, str]
     trial: DryRun
     measured: Measurements = field(default_factory=Measurements)
-
-    @property
-    def values(self) -> RunValues:
-        return self.data.values
 
     @property
     def model(self) -> nn.ModuleList:
@@ -264,17 +213,18 @@ class CheckedRun:
     @property
     def num_processes(self) -> int:
         """The number of torchrun's processes, or one for each device of the target."""
-        if self.declared.target is None:
+        target = self.spec.target
+        if target is None:
             return int(os.environ.get("WORLD_SIZE", "1"))
-        return max(1, self.values.count(parse_device(self.declared.target).type))
+        return max(1, device_counter_for(target)(parse_device(target).type))
 
     @property
     def accumulation(self) -> int:
         """The micro-batches of each process in a step."""
-        return int(self.values.settings.get("grad_accumulation_factor", 1))
+        return int(self.spec.settings.get("grad_accumulation_factor", 1))
 
     def finding(self, *keys: str | int, **options: Any) -> Finding:
-        return self.declared.finding(*keys, **options)
+        return finding_at(self.spec, *keys, **options)
 
     def note(self, *keys: str | int, **options: Any) -> Finding:
         return self.finding(*keys, stops=False, **options)

@@ -24,7 +24,7 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
-from sbkit.check.checked_run import ON_CPU, CheckedRun, Cost, Finding, megabytes
+from sbkit.check.checked_run import ON_CPU, CheckedRun, Cost, Finding, has_device, megabytes
 from sbkit.check.dry_run import begin_training, small_batch, take_step
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -52,17 +52,17 @@ PROBED_SHARE = 1 / 8
 
 def check_cost(run: CheckedRun) -> Iterator[Finding]:
     """Report a batch that is too large for the memory, or checkpoints too large for the disk."""
-    if not run.declared.has_device or run.sampler is None:
+    if not has_device(run.spec) or run.sampler is None:
         return  # nothing can be measured for another machine
     cost = run.measured.cost = measure_cost(run, run.sampler)
     if cost.fp32_step_seconds is not None and cost.fp32_step_seconds < cost.step_seconds:
         yield run.note(
             "precision",
             problem=f"On this CPU, the largest step takes {cost.step_seconds} s in "
-            f"{run.data.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
+            f"{run.own.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
             fix="Set `precision: fp32`.",
         )
-    folder = run.values.folder
+    folder = run.spec.folder
     files = [file for file in (folder / CHECKPOINTS).rglob("*") if file.is_file()]
     missing_bytes = cost.disk_bytes - sum(file.stat().st_size for file in files)
     free_bytes = shutil.disk_usage(nearest_existing(folder)).free
@@ -92,7 +92,7 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
 
-    placement = run.data.placement
+    placement = run.own.placement
     device_bytes = _memory_of(placement.device)
     with real_steps(run) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
@@ -112,7 +112,7 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     train_samples = sum(int(samples.sum()) for samples in padded)
     valid_samples = sum(map(padded_samples, valid_batches)) / num_processes
     epoch_seconds = step_seconds * (train_samples + valid_samples) / padded_samples(largest)
-    settings = run.values.settings
+    settings = run.spec.settings
     num_checkpoints = int(settings.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
     max_seconds = 60 * settings.get("max_minutes", 0) or math.inf
     return Cost(
@@ -180,7 +180,7 @@ def recordings_to_cut(run: CheckedRun) -> dict[str, list[str]]:
     splits = run.data.splits
     cuts_dev = run.brain.evaluates_segments  # a recognizer decodes only those of test sets whole
     evaluated = splits.test if cuts_dev else splits.evaluated()
-    settings = run.values.settings
+    settings = run.spec.settings
     max_samples = longest_whole(settings["eval_batch_seconds"], settings["sample_rate"])
     return {
         name: rows.select(longer)["id"][:]
@@ -319,7 +319,7 @@ class RealSteps:
 @contextmanager
 def real_steps(run: CheckedRun) -> Iterator[RealSteps]:
     """Yield steps of a new Brain, on the device and in the precision of the run."""
-    with preserve_rng(run.data.placement.device):
+    with preserve_rng(run.own.placement.device):
         steps = RealSteps(run)
         try:
             steps.reset_peak()

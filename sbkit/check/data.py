@@ -169,7 +169,7 @@ def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     subsampling = find_subsampling(run.own.hparams) if transcripts else None
     if subsampling is None:
         return
-    fastest = fastest_percent(run.values.settings.get("speeds") or [1.0])
+    fastest = fastest_percent(run.spec.settings.get("speeds") or [1.0])
     too_short = {
         name: split.too_short(subsampling, fastest if name == TRAIN else 100)
         for name, split in transcripts.items()
@@ -177,7 +177,7 @@ def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     num_too_short = sum(map(len, too_short.values()))
     num_utterances = sum(len(split.tokens) for split in transcripts.values())
     fits_unchanged = not any(len(split.too_short(subsampling)) for split in transcripts.values())
-    milliseconds = 1000 * samples_to_seconds(subsampling.stride, run.values.settings["sample_rate"])
+    milliseconds = 1000 * samples_to_seconds(subsampling.stride, run.spec.settings["sample_rate"])
     yield from _finding_of_rows(
         run,
         too_short,
@@ -207,7 +207,7 @@ def check_masks(run: CheckedRun) -> Iterator[Finding]:
             problem=f"Utterances are shorter than the {length} frames of a mask, so never masked",
             fix="Lower `mask_time_length`, or leave it.",
         )
-    hidden = run.values.settings["encoder_config"]["hidden_size"]
+    hidden = run.spec.settings["encoder_config"]["hidden_size"]
     if channel_share > 0 and width > hidden:
         yield run.note(
             "mask_channel_length",
@@ -221,7 +221,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
 
     Utterances of train count at the slowest speed, and with what `concat_prob` may join to them.
     """
-    settings = run.values.settings
+    settings = run.spec.settings
     positions = (settings.get("encoder_config") or {}).get("max_source_positions")
     if positions is None:
         return
@@ -255,8 +255,8 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
 def check_data(run: CheckedRun) -> Iterator[Finding]:
     """Find rows left out, and clips, sentences and speakers that two splits share."""
     splits = run.data.splits
-    rate = run.values.settings["sample_rate"]
-    facts = measure_data(splits, sample_rate=rate, language=run.values.settings.get("language"))
+    rate = run.spec.settings["sample_rate"]
+    facts = measure_data(splits, sample_rate=rate, language=run.spec.settings.get("language"))
     yield from _check_changes(run, [*facts["splits"].values()])
     max_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
     is_unusual = len(splits.out_of_range) > max_usual
@@ -354,7 +354,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
     by_kind = defaultdict[str, list[Facts]](list)
     for change in chain.from_iterable(split["changes"] for split in splits):
         by_kind[change["kind"]].append(change)
-    language = str(run.values.settings.get("language"))
+    language = str(run.spec.settings.get("language"))
     counts = sum((Counter(split["characters"]) for split in splits), Counter[str]())
     letters = Counter({char: count for char, count in counts.items() if char.isalpha()})
     scripts = {*map(script_of, orthography(language).letters)}  # none for most languages

@@ -40,7 +40,7 @@ from sbkit.train.evaluation import mean_over_ranks
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.optimizers import named_parameters
 from sbkit.train.schedule import set_rate
-from sbkit.train.setup import RunSetup, build_again, make_brain
+from sbkit.train.setup import PreparedRun, build_again, make_brain
 from sbkit.train.step import as_loss
 
 MAX_ROWS = 32  # read to find a short utterance, and one that is LENGTH_RATIO times as long
@@ -60,7 +60,9 @@ ZERO_FIX = "Look for round(), sign(), clamp() or a factor of 0 between it and th
 MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in another order
 
 
-def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, object]]) -> DryRun:
+def take_small_steps(
+    own: PreparedRun, brain: Brain, reached: Sequence[tuple[Keys, object]]
+) -> DryRun:
     """Take small steps, and return what they show.
 
     reached: what can be reached from the objects and the Brain, before `forward` makes parts.
@@ -112,7 +114,7 @@ class _Unreported(TrainingProgress):
     def report_epoch(self, figures: EpochFigures) -> None: ...
 
 
-def _run_epoch(own: RunSetup, brain: Brain, batch: object, run: DryRun) -> None:
+def _run_epoch(own: PreparedRun, brain: Brain, batch: object, run: DryRun) -> None:
     """Take two steps, as the first may break the second, and more if layers are dropped; validate.
 
     The rate is 0, because the other checks need the initial weights, and no checkpoint is saved.
@@ -136,7 +138,7 @@ def _run_epoch(own: RunSetup, brain: Brain, batch: object, run: DryRun) -> None:
     if not run.trained:  # a loss that is not finite, as `check_steps` says, or a later step
         run.trained = learning
     brain.training_metrics.progress = _Unreported(total_epochs=1, total_steps=1)
-    checkpointer, brain.checkpointer = brain.checkpointer, Checkpointer(own.values.folder / "trial")
+    checkpointer, brain.checkpointer = brain.checkpointer, Checkpointer(own.spec.folder / "trial")
     brain.on_stage_end(Stage.TRAIN, mean_over_ranks([loss]), 1)
     brain.on_stage_start(Stage.VALID, 1)
     losses = brain.evaluate_splits({"valid": [batch]}, Stage.VALID, phase="valid")
@@ -201,7 +203,7 @@ def _losses_of(brain: Brain, batch: object) -> Tensor:
         return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
-def short_rows(setup: RunSetup) -> list[Row]:
+def short_rows(setup: PreparedRun) -> list[Row]:
     """Return two short utterances of the training data; one is longer, to have padding."""
     loader = setup.loaders.train
     num_rows = min(MAX_ROWS, len(loader.dataset))  # type: ignore[arg-type]
@@ -212,7 +214,7 @@ def short_rows(setup: RunSetup) -> list[Row]:
     return [shortest, *long_enough[:1]]
 
 
-def small_batch(setup: RunSetup) -> object:
+def small_batch(setup: PreparedRun) -> object:
     """Collate two short utterances of the training data."""
     return setup.loaders.train.collate_fn(short_rows(setup))
 
@@ -225,7 +227,7 @@ def check_shapes(run: CheckedRun) -> Iterator[Finding]:
     trial = run.trial
     failing = [id(module) for module in trial.running[-1:]]
     path = next((keys for keys, part in run.reached if id(part) in failing), ())
-    keys = path if path and path[0] in run.declared.document.root else ()
+    keys = path if path and path[0] in run.spec.document.root else ()
     if isinstance(trial.error, SbkitError):
         with concerning(*keys):
             raise trial.error

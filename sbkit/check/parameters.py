@@ -35,7 +35,7 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
             learning |= {reported} if parameter.requires_grad else set()
     for path, size in unowned_sizes.items():
         name = dotted(path)
-        is_in_yaml = path[0] in run.declared.document.root
+        is_in_yaml = path[0] in run.spec.document.root
         if is_in_yaml and not isinstance(objects[path], list | tuple | dict):
             fix = f"Add `!ref <{path[0]}>` to the list of `model`, or take it out of the YAML."
         else:
@@ -67,7 +67,7 @@ def check_helpers(run: CheckedRun) -> Iterator[Finding]:
     for name, digest in helper_digests(run.brain).items():
         if digest != run.helpers.get(name):
             yield run.finding(
-                name if name in run.declared.document.root else "model",
+                name if name in run.spec.document.root else "model",
                 problem=f"`{name}` of `helpers` changes in a step, but is in no checkpoint",
                 fix="Make it a part of `model`, or save its module: in `__init__` of the Brain, "
                 f'`self.checkpointer.add_recoverable("{name}", MODULE)`.',

@@ -61,7 +61,7 @@ def _describe(run: CheckedRun, path: Row, part: nn.Module) -> list[Row]:
         *run.brain.parts,
         *run.brain.optional_parts,
     )
-    device = run.data.placement.device if path[0] in placed_parts else None
+    device = run.own.placement.device if path[0] in placed_parts else None
     tensors = [*parameters, *part.buffers()]
     facts = (
         {trainable} if parameters else (),

@@ -21,24 +21,25 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import BundleContents
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import ClipBatch, load_task
-from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
+from sbkit.check.checked_run import CheckedRun, Finding, finding_at
 from sbkit.checkpoint.checkpointer import PARTS, Checkpointer
-from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
+from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint
 from sbkit.checkpoint.weights import check_same_model, check_weights
 from sbkit.config.document import plain_value, read_document, referenced, tag_of, walk
-from sbkit.config.hparams import resolve
+from sbkit.config.hparams import RunSpec, insert_defaults
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
 from sbkit.data.splits import sample_counts
-from sbkit.distributed.device import check_precision, choose_device, find_device
+from sbkit.distributed.device import check_precision, choose_device, device_counter_for, find_device
 from sbkit.export.export import bundle_weights, describe_parts
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
 from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
 from sbkit.train.optimizers import FREEZE
+from sbkit.train.recipe import load_recipe
 from sbkit.train.schedule import MAX_SCHEDULED_STEPS
-from sbkit.train.setup import load_initial_weights
+from sbkit.train.setup import load_initial_weights, require_own_folder, user_modules_of
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
@@ -47,36 +48,36 @@ MAX_COMPARED_STEPS = 100  # of two plans
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 
 
-def check_ranges(declared: DeclaredRun) -> Iterator[Finding]:
+def check_ranges(spec: RunSpec) -> Iterator[Finding]:
     """Find hyperparameters out of range, and arguments out of the range that their class declares.
 
     An argument is not reported again if the key that holds it is out of range.
     """
-    values = declared.values
     ranges = dict(RANGES)
     with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
-        ranges |= values.load_recipe().ranges
-    setting_problems = dict(out_of_range(values.settings, ranges))
+        ranges |= load_recipe(spec).ranges
+    setting_problems = dict(out_of_range(spec.settings, ranges))
     for key, problem in setting_problems.items():
-        yield declared.finding(key, problem=problem.rstrip("."))
-    argument_problems = resolve(values.yaml_file, values.overrides).arguments_out_of_range()
+        yield finding_at(spec, key, problem=problem.rstrip("."))
+    argument_problems = spec.arguments_out_of_range()
     for keys, problem in argument_problems.items():
         if keys[0] not in setting_problems:
-            yield declared.finding(*keys, problem=problem.rstrip("."))
+            yield finding_at(spec, *keys, problem=problem.rstrip("."))
 
 
-def check_needs(declared: DeclaredRun) -> Iterator[Finding]:
+def check_needs(spec: RunSpec) -> Iterator[Finding]:
     """Note the values of the user that other values turn off, unless they themselves are off."""
-    values = dict(declared.values.settings.items())  # marks no key as read
+    values = dict(spec.settings.items())  # marks no key as read
     all_needs = {name: key.needs for name, key in KEYS.items()}
     with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
-        all_needs |= declared.values.load_recipe().needs
+        all_needs |= load_recipe(spec).needs
     for key, needs in all_needs.items():
         forms = {name: Kind((*form.split(" or "),)) for name, form in needs.items()}
         is_off = forms and not any(values.get(name) in form for name, form in forms.items())
-        if is_off and values.get(key) and _is_given(declared, key):
+        if is_off and values.get(key) and _is_given(spec, key):
             wishes = " or ".join(f"`{name}` {form}" for name, form in needs.items())
-            yield declared.finding(
+            yield finding_at(
+                spec,
                 key,
                 problem=f"`{key}` needs {wishes}, which this run does not have",
                 fix=f"Set that, or leave out `{key}`.",
@@ -84,14 +85,16 @@ def check_needs(declared: DeclaredRun) -> Iterator[Finding]:
             )
 
 
-def _is_given(declared: DeclaredRun, key: str) -> bool:
+def _is_given(spec: RunSpec, key: str) -> bool:
     """Return whether the user has set a key, to another value than a YAML of sbkit."""
-    values, documents = declared.values, [declared.document]
-    if key not in values.given_overrides:
-        is_copy = len(declared.document.texts) == 1  # perhaps
+    if key in spec.given:
+        documents = [read_document(spec.yaml_file)]
+        insert_defaults(documents[0], spec.given)
+    else:
+        is_copy = len(spec.document.texts) == 1  # perhaps
         documents = [read_document(file) for file in BUILT_IN_YAMLS if is_copy]
     values_before = [plain_value(document.root.get(key)) for document in documents]
-    return key in user_keys(declared) and values.settings.get(key) not in values_before
+    return key in user_keys(spec) and spec.settings.get(key) not in values_before
 
 
 def check_unread(run: CheckedRun) -> Iterator[Finding]:
@@ -102,11 +105,11 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     if run.trial.error is not None:
         return  # code that has not run may read any key
     names_read = set[str]().union(
-        *(k.names_read for k in (run.values.settings, run.own.values.settings, run.own.hparams))
+        *(k.names_read for k in (run.spec.settings, run.own.spec.settings, run.own.hparams))
     )
-    document = run.declared.document
+    document = run.spec.document
     candidates = {*names_read, *document.root} - document.own_keys
-    for key in unread_keys(run.declared, names_read):
+    for key in unread_keys(run.spec, names_read):
         fix = f"Correct its name, or take it out.{did_you_mean(key, candidates - {key})}"
         if is_own := _runs_own_code(run):
             fix += " If your code reads it later in the run, list it in the recipe's `ranges`."
@@ -118,18 +121,18 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
         )
 
 
-def user_keys(declared: DeclaredRun) -> Set[str]:
+def user_keys(spec: RunSpec) -> Set[str]:
     """Return the keys that the command line or the YAML itself sets."""
-    is_of_run = folder_override(declared.values.yaml_file)  # which has the keys of its base as well
-    return {*declared.values.given_overrides} | (set() if is_of_run else declared.document.own_keys)
+    document = spec.document  # that of a run folder has the keys of its base as well
+    return {*spec.given} | (set() if document.is_of_run else document.own_keys)
 
 
-def unread_keys(declared: DeclaredRun, names_read: Set[str]) -> Iterator[str]:
+def unread_keys(spec: RunSpec, names_read: Set[str]) -> Iterator[str]:
     """Yield the keys of the user that no reference names and no code has read.
 
     Only keys of the root are tested: a class refuses arguments that it does not take.
     """
-    document, set_by_user = declared.document, user_keys(declared)
+    document, set_by_user = spec.document, user_keys(spec)
     referenced_keys = {str(path[0]) for _, node in walk(document.root) for path in referenced(node)}
     used = names_read | referenced_keys | COMMAND_KEYS
     for key, node in document.root.items():
@@ -150,8 +153,8 @@ def check_freezing(run: CheckedRun) -> Iterator[Finding]:
     """Find parts that stay frozen at random weights or although not `always`, or never are."""
     steps = run.brain.training_step.freezing.steps
     parts = [part for part, (start, end) in steps.items() if start == 0 and end >= run.num_steps]
-    has_weights = any(map(run.values.settings.get, ("pretrained", "init_from")))
-    is_random = not has_weights and not run.values.has_checkpoint()
+    has_weights = any(map(run.spec.settings.get, ("pretrained", "init_from")))
+    is_random = not has_weights and not has_checkpoint(run.spec.folder)
     num_steps = plural(run.num_steps, "step")
     for part in (part for part, (start, _) in steps.items() if start >= run.num_steps):
         problem = f"`freeze` would freeze {part} only after the {num_steps} of the run"
@@ -177,9 +180,9 @@ def check_schedule(run: CheckedRun) -> Iterator[Finding]:
         )
 
 
-def check_placement(declared: DeclaredRun) -> Iterator[Finding]:
+def check_placement(spec: RunSpec) -> Iterator[Finding]:
     """Find a device that the machine lacks, and precisions that the device lacks."""
-    settings, count = declared.values.settings, declared.values.count
+    settings, count = spec.settings, device_counter_for(spec.target)
     device = choose_device(settings.get("device"), count)
     for key in ("device", "precision", "eval_precision"):
         try:
@@ -188,7 +191,7 @@ def check_placement(declared: DeclaredRun) -> Iterator[Finding]:
             else:
                 check_precision(device.type, settings.get(key, "fp32"), key=key)
         except SbkitError as error:
-            yield declared.finding(key, problem=str(error).rstrip("."))
+            yield finding_at(spec, key, problem=str(error).rstrip("."))
 
 
 def check_batches(run: CheckedRun) -> Iterator[Finding]:
@@ -205,13 +208,13 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
                 problem=f"The recipe's sampler plans epoch {run.last_epoch} in two ways",
                 fix="Draw only by numpy.random.default_rng((seed, epoch)).",
             )
-    batch_seconds = run.values.settings["batch_seconds"]
+    batch_seconds = run.spec.settings["batch_seconds"]
     num_processes = run.num_processes
     micro_batches_per_step = num_processes * run.accumulation
     splits = run.data.splits
     of_sources = sum(source.epoch_samples for source in sources_of(splits))
     num_samples = of_sources or int(sample_counts(splits.train).sum())
-    seconds = samples_to_seconds(num_samples, run.values.settings["sample_rate"])
+    seconds = samples_to_seconds(num_samples, run.spec.settings["sample_rate"])
     if len(steps) < MIN_STEPS and seconds < MIN_STEPS * batch_seconds:
         yield run.note(
             "batch_seconds",
@@ -233,48 +236,48 @@ def check_batches(run: CheckedRun) -> Iterator[Finding]:
 @concerning("output_folder")
 def check_run_folder(run: CheckedRun) -> None:
     """Refuse, as training does, a run folder that belongs to another run."""
-    run_folder = run.values.folder
+    run_folder = run.spec.folder
     folder = run_folder / CHECKPOINTS
     if folder.is_dir():
         with quiet():  # training itself logs which checkpoints are damaged
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
-            run.data.check_resumable(run.helpers)
+            require_own_folder(run.spec, run.data, run.helpers)
             check_weights(run.own.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(run: CheckedRun) -> None:
     """Refuse, as training does, a `pretrained` or `init_from` without weights for the model."""
-    if not run.values.has_checkpoint():
+    if not has_checkpoint(run.spec.folder):
         run.measured.initial_weights = load_initial_weights(run.own)
 
 
 @concerning("export_formats")
 def check_formats(run: CheckedRun) -> None:
     """Refuse export formats that models of this task do not have."""
-    declared_formats(run.values.settings, run.data.recipe)
+    declared_formats(run.spec.settings, run.data.recipe)
 
 
 def check_export(run: CheckedRun) -> Iterator[Finding]:
     """Find a model that a bundle cannot hold; build it as a bundle is loaded, and run silence."""
-    recipe, values, labels = run.data.recipe, run.values, run.data.labels
+    recipe, spec, labels = run.data.recipe, run.spec, run.data.labels
     try:
-        modules = values.user_modules()
+        modules = user_modules_of(spec)
         task = load_task(recipe.name, user_modules=modules)
-        root = resolve(values.yaml_file, values.overrides).tree
+        root = spec.tree
         objects = {} if task.label_file is None else {task.label_key: labels}
         names = getattr(run.brain.checkpointer, "meta", {}).get(PARTS, ())
         described = describe_parts(root, objects, task, names)
-        rate = values.settings["sample_rate"]
+        rate = spec.settings["sample_rate"]
         config = BundleConfig(task.name, rate, described["model"], described["parts"])
         network, parts = assemble(BundleContents(config, task, labels), modules)
         weights = bundle_weights(run.model.state_dict(), root, task)
-        check_same_model(weights, network.model.state_dict(), source=f"{values.folder}/bundle")
+        check_same_model(weights, network.model.state_dict(), source=f"{spec.folder}/bundle")
         model = TorchModel(network, parts=parts, sample_rate=rate)
         yield from _try_task(run, TorchBundle(config, task, labels, model=model))
     except SbkitError as error:
         problem = f"No bundle can hold the model. {error}".rstrip(".")
-        stops = recipe.has_model or bool(values.settings.get("export_formats"))
+        stops = recipe.has_model or bool(spec.settings.get("export_formats"))
         yield run.finding(*(error.keys or ("model",)), problem=problem, stops=stops)
 
 

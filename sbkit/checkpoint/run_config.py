@@ -1,11 +1,11 @@
-"""The configuration that a run folder belongs to: the resolved YAML, and hashes of what it uses.
+"""What decides what a run trains, described as JSON, and what differs between two runs.
 
 `run_config.json` is written before anything is trained, and a resumed run is compared with it.
 """
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,18 +15,17 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import (
     RUN_CONFIG_FILE,
-    RUN_YAML,
     from_plain,
-    is_run,
     parsing_errors,
     read_file,
     to_json,
     write_text_atomically,
 )
+from sbkit.base.imports import dotted_path
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.config.document import Keys, dotted, tag_of
-from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, Settings, read_settings, resolve
+from sbkit.config.document import Keys, dotted, referenced, tag_of, text_of, walk
+from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec
 from sbkit.config.reached import NUM_HASH_DIGITS
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.distributed.same_on_ranks import describe_rank
@@ -80,199 +79,195 @@ MISSING = object()  # the value of a key that one of two configurations lacks
 
 
 class Difference(NamedTuple):
-    """A value that differs between two run configurations."""
+    """A thing that differs between two runs.
+
+    is_allowed: a resumed run may have another value.
+    """
 
     name: str
     before: Any
     now: Any
+    is_allowed: bool = False
 
     @property
     def key(self) -> str:
         """The key of the YAML that the value belongs to."""
         return self.name.split(".")[0]
 
-    @property
-    def is_of_optimizer(self) -> bool:
-        return OPTIMIZER_KEY in self.name.split(".")[:-1]
-
     def __str__(self) -> str:
         return f"{self.name}: {_short(self.before)} before, {_short(self.now)} now"
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """A run's YAML as it takes effect, and hashes of its data, labels, code and files.
+class Description:
+    """What decides what a run trains: its YAML as it takes effect, and hashes of all it reads.
 
     Attributes:
         values: the values of the YAML by dotted path, with every reference resolved.
+        references: those that the YAML writes as references, as they stand there.
         data: the hash of each split; None if not known yet, and then not compared.
         labels: the hash of the label file; None if not known yet, and then not compared.
         helpers: hashes of the frozen modules beside the model, by name; None if not known yet.
         is_repeatable: whether another run has the same figures; not if the clock ends it.
         modules, files: hashes of what the YAML reaches, as `list_reached` returns them. One that
             either run lacks is not compared.
-        source: the YAML and its overrides.
     """
 
     values: Mapping[str, Any]
+    references: Mapping[str, str]
     data: Mapping[str, str] | None = None
     labels: str | None = None
     helpers: Mapping[str, str] | None = None
     is_repeatable: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
-    source: tuple[Path, Mapping[str, object]] | None = None
 
-    @staticmethod
-    def from_yaml(
-        yaml_file: Path | str,
-        overrides: Mapping[str, object],
-        *,
-        data: Mapping[str, str] | None = None,
-        label_file: bytes | None = None,
-    ) -> "RunConfig":
-        """Make the configuration of a run from its YAML and overrides.
 
-        data: the fingerprints of its splits; label_file: the content of its label file.
-        """
-        yaml_file = Path(yaml_file)
-        values = _values(yaml_file, overrides)
-        return RunConfig(
-            values=values,
-            data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
-            labels=None if label_file is None else hashlib.sha256(label_file).hexdigest(),
-            is_repeatable=not values.get("max_minutes"),
-            source=(yaml_file, overrides),
+def describe(
+    spec: RunSpec,
+    *,
+    data: Mapping[str, str] | None = None,
+    label_file: bytes | None = None,
+    helpers: Mapping[str, str] | None = None,
+    reached: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
+) -> Description:
+    """Describe a run as far as it is known.
+
+    The paths of files in the run folder start with <output_folder>: a run folder may be moved.
+
+    data: the fingerprints of its splits; label_file: the content of its label file.
+    helpers: hashes of the frozen modules beside the model.
+    reached: what `list_reached` returns.
+    """
+    values = dict(spec.settings.items())  # this marks no key as read
+    others = {key: node for key, node in spec.tree.items() if key not in values}
+    values |= _leaves(others, (), {})
+    if spec.recipe is not None:
+        values[RECIPE] = dotted_path(spec.recipe)
+    folder = values.get(OUTPUT_FOLDER) or ""
+    for key, value in values.items():
+        if folder and isinstance(value, str) and f"{value}/".startswith(f"{folder}/"):
+            values[key] = "<output_folder>" + value[len(folder) :]
+    references = [(keys, node) for keys, node in walk(spec.document.root) if referenced(node)]
+    modules, files = reached
+    return Description(
+        values=json.loads(json.dumps(values, default=str)),
+        references={dotted(keys): f"{tag_of(node)} {text_of(node)}" for keys, node in references},
+        data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
+        labels=None if label_file is None else hashlib.sha256(label_file).hexdigest(),
+        helpers=helpers,
+        is_repeatable=not values.get("max_minutes"),
+        modules=modules,
+        files=files,
+    )
+
+
+def differences(before: Description, now: Description) -> list[Difference]:
+    """List what differs between two runs, without what follows from another value by a reference.
+
+    A file or folder that a value names counts by its content.
+    """
+    before = _with_names_of(now, before)
+    found = [
+        *_hash_differences("the data of `{}`", before.data, now.data),
+        *_hash_differences("the file of labels", before.labels, now.labels),
+        *_hash_differences("the helper `{}`", before.helpers, now.helpers),
+    ]
+    for name in sorted(before.modules.keys() & now.modules.keys()):
+        if before.modules[name] != now.modules[name]:
+            found.append(Difference(f"the module {name}", before.modules[name], now.modules[name]))
+    # An object within another is a part of the model, such as the `decoder` of a codec.
+    texts = [*before.values.values(), *now.values.values()]
+    allowed = {key for key in MAY_CHANGE if f"<{key}>" not in texts}
+    if "lazy" in {described.values.get("audio_store") for described in (before, now)}:
+        allowed -= {"audio_store"}  # its lengths of clips are those of the tables
+    if before.data and now.data:
+        allowed |= DATA_SETTINGS
+    kept = {path for path, text in now.references.items() if before.references.get(path) == text}
+    for found_difference in _compare(_replace_kept(before.values, now.values, kept), now.values):
+        is_of_optimizer = OPTIMIZER_KEY in found_difference.name.split(".")[:-1]
+        is_allowed = found_difference.key in allowed or is_of_optimizer
+        found.append(found_difference._replace(is_allowed=is_allowed))
+    return found
+
+
+def require_resumable(folder: Path, now: Description, *, has_ended: bool = False) -> str | None:
+    """Refuse to resume another run in a folder; describe changed values, if there are any.
+
+    A folder without a checkpoint may hold any run.
+
+    has_ended: no step is trained. What only a step could bring about is refused, too.
+    """
+    newest = newest_checkpoint(folder / CHECKPOINTS)
+    if newest is None:
+        return None
+    before = read_description(folder)
+    found = differences(before, now)
+    if refused := [difference for difference in found if not difference.is_allowed]:
+        count = plural(len(refused), "thing differs", "things differ")
+        raise ConfigError(
+            f"The run in {folder} was begun with another configuration: {count} "
+            f"({_list(refused)}). For a new run, choose another `output_folder`."
         )
-
-    def write(self, folder: Path | str) -> None:
-        record = {name: value for name, value in vars(self).items() if name != "source"}
-        write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
-
-    def check_resumable(self, folder: Path | str, *, has_ended: bool = False) -> str | None:
-        """Refuse to resume another run in ``folder``; describe changed values, if there are any.
-
-        A folder without a checkpoint may hold any run.
-
-        has_ended: no step is trained. What only a step could bring about is refused, too.
-        """
-        newest = newest_checkpoint(Path(folder, CHECKPOINTS))
-        if newest is None:
-            return None
-        before = read_run_config(folder)
-        if refused := [*self.differences(before)]:
-            count = plural(len(refused), "thing differs", "things differ")
-            names = listed(refused, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
+    changes = [difference for difference in found if difference.key not in DATA_SETTINGS]
+    if has_ended:
+        changes = [change for change in changes if change.key not in MACHINE_KEYS]
+        effective = set() if (folder / SUMMARY).exists() else {*END_KEYS}
+        if now.values.get("number_of_epochs") == newest.meta.get("epoch"):
+            effective.add("number_of_epochs")
+        given = {d.name for d in _compare(before.values, now.values)}  # not edited files
+        if lost := [c for c in changes if c.key not in effective or c.name not in given]:
             raise ConfigError(
-                f"The run in {folder} was begun with another configuration: {count} ({names}). "
-                "For a new run, choose another `output_folder`."
+                f"The run in {folder} trains no further step, so a change has no effect "
+                f"({_list(lost)}). To train on, raise `number_of_epochs` or `max_minutes`; for "
+                f"another decoder, report or format, sbkit tune, score or export {folder} with "
+                "--out NEW; for a new run, choose another `output_folder`."
             )
-        changes = self.changes(before)
-        if has_ended:
-            changes = [change for change in changes if change.key not in MACHINE_KEYS]
-            effective = set() if Path(folder, SUMMARY).exists() else {*END_KEYS}
-            if self.values.get("number_of_epochs") == newest.meta.get("epoch"):
-                effective.add("number_of_epochs")
-            given = {d.name for d in _compare(before.values, self.values)}  # not edited files
-            if lost := [c for c in changes if c.key not in effective or c.name not in given]:
-                raise ConfigError(
-                    f"The run in {folder} trains no further step, so a change has no effect "
-                    f"({listed(lost, max_names=MAX_LISTED_DIFFERENCES, separator='; ')}). To train "
-                    "on, raise `number_of_epochs` or `max_minutes`; for another decoder, report or "
-                    f"format, sbkit tune, score or export {folder} with --out NEW; for a new run, "
-                    "choose another `output_folder`."
-                )
-        if not changes:
-            return None
-        lines = ["Resuming with changed values:"]
-        lines += map(str, changes)
-        if any(change.name == "number_of_epochs" for change in changes):
-            lines.append("the learning rate follows the schedule over the new number of epochs")
-        return "\n  ".join(lines)
-
-    def check_same_on_ranks(self) -> None:
-        """Refuse, on all ranks, a rank with another YAML or other data than rank 0."""
-        (first, first_rank), *other_ranks = gather_over_ranks((self, describe_rank()))
-        for other, other_rank in other_ranks:
-            values = other._with_values(other.changed_keys(first, PER_MACHINE))
-            differences = [d for d in _compare(first.values, values) if d.key not in PER_MACHINE]
-            if self.data is not None:
-                differences += other.differences(first)
-            if differences:
-                difference = differences[0]
-                raise ConfigError(
-                    "All processes must train the same model on the same data, but "
-                    f"{difference.name}: {_short(difference.before)} for {first_rank}, "
-                    f"{_short(difference.now)} for {other_rank}."
-                )
-
-    def differences(self, before: "RunConfig") -> Iterator[Difference]:
-        """Yield the differences from an earlier configuration that are not allowed."""
-        before = self._by_content(before)
-        values = [*before.values.values(), *self.values.values()]
-        # An object within another is a part of the model, such as the `decoder` of a codec.
-        allowed = {key for key in MAY_CHANGE if f"<{key}>" not in values}
-        if "lazy" in {config.values.get("audio_store") for config in (before, self)}:
-            allowed -= {"audio_store"}  # its lengths of clips are those of the tables
-        if before.data and self.data:
-            allowed |= DATA_SETTINGS
-            for split, old_hash, new_hash in _compare(before.data, self.data):
-                yield Difference(f"the data of `{split}`", old_hash, new_hash)
-        if None not in (before.labels, self.labels) and before.labels != self.labels:
-            yield Difference("the file of labels", before.labels, self.labels)
-        if before.helpers is not None and self.helpers is not None:
-            for name, old_hash, new_hash in _compare(before.helpers, self.helpers):
-                yield Difference(f"the helper `{name}`", old_hash, new_hash)
-        for name in sorted(before.modules.keys() & self.modules.keys()):
-            if before.modules[name] != self.modules[name]:
-                yield Difference(f"the module {name}", before.modules[name], self.modules[name])
-        kept = self._with_values(self.changed_keys(before, allowed))
-        for difference in _compare(before.values, kept):
-            if difference.key not in allowed and not difference.is_of_optimizer:
-                yield difference
-
-    def changes(self, before: "RunConfig") -> list[Difference]:
-        """List the allowed differences, except those that follow from another through `!ref`."""
-        before = self._by_content(before)
-        changed = self.changed_keys(before, MAY_CHANGE)
-        independent = {d.name for d in _compare(before.values, self._with_values(changed))}
-        return [
-            difference
-            for difference in _compare(before.values, self.values)
-            if (difference.key in MAY_CHANGE or difference.is_of_optimizer)
-            and (difference.key in changed or difference.name in independent)
-        ]
-
-    def _by_content(self, before: "RunConfig") -> "RunConfig":
-        """Return an earlier configuration that names files as this one names the same contents."""
-        names = {digest: name for name, digest in self.files.items()}
-        renamed = {
-            name: names.get(digest, f"other content of {name}")
-            for name, digest in before.files.items()
-            if digest != self.files.get(name) and (name in self.files or digest in names)
-        }
-        return replace(before, values=_replace_texts(before.values, renamed))
-
-    def changed_keys(self, before: "RunConfig", allowed: Set[str]) -> dict[str, Any]:
-        """Return the earlier values of the allowed keys that have another value in this run."""
-        return {
-            key: before.values[key]
-            for key in allowed & before.values.keys() & self.values.keys()
-            if before.values[key] != self.values[key]
-        }
-
-    def _with_values(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return this run's values as they would be if its YAML were given ``values``, too."""
-        if self.source is None or not values:
-            return self.values
-        yaml_file, overrides = self.source
-        return _values(yaml_file, {**overrides, **values})
+    if not changes:
+        return None
+    lines = ["Resuming with changed values:"]
+    lines += map(str, changes)
+    if any(change.name == "number_of_epochs" for change in changes):
+        lines.append("the learning rate follows the schedule over the new number of epochs")
+    return "\n  ".join(lines)
 
 
-def folder_override(yaml_file: Path) -> dict[str, object]:
-    """Return the override that makes the YAML of a moved or copied run be of its folder now."""
-    folder = yaml_file.parent
-    return {OUTPUT_FOLDER: str(folder)} if yaml_file.name == RUN_YAML and is_run(folder) else {}
+def require_same_on_ranks(described: Description) -> None:
+    """Refuse, on all ranks, a rank with another YAML or other data than rank 0."""
+    (first, first_rank), *other_ranks = gather_over_ranks((described, describe_rank()))
+    for other, other_rank in other_ranks:
+        found = [d for d in differences(first, other) if d.key not in PER_MACHINE]
+        if found:
+            raise ConfigError(
+                "All processes must train the same model on the same data, but "
+                f"{found[0].name}: {_short(found[0].before)} for {first_rank}, "
+                f"{_short(found[0].now)} for {other_rank}."
+            )
+
+
+def _list(found: Sequence[Difference]) -> str:
+    return listed(found, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
+
+
+def _hash_differences(
+    name: str, before: Mapping[str, str] | str | None, now: Mapping[str, str] | str | None
+) -> Iterator[Difference]:
+    """Yield the hashes that differ, if both are known; `name` may have a place for their key."""
+    if before is not None and now is not None:
+        old, new = ({"": hash} if isinstance(hash, str) else hash for hash in (before, now))
+        for difference in _compare(old, new):
+            yield difference._replace(name=name.format(difference.name))
+
+
+def _with_names_of(now: Description, before: Description) -> Description:
+    """Return an earlier description that names files as another names the same contents."""
+    names = {digest: name for name, digest in now.files.items()}
+    renamed = {
+        name: names.get(digest, f"other content of {name}")
+        for name, digest in before.files.items()
+        if digest != now.files.get(name) and (name in now.files or digest in names)
+    }
+    return replace(before, values=_replace_texts(before.values, renamed))
 
 
 def require_trusted(
@@ -301,40 +296,22 @@ def require_trusted(
                 )
 
 
-def read_run_settings(run: Path) -> Settings:
-    """Read the plain values of the YAML in a run folder, wherever the folder lies."""
-    file = run / RUN_YAML
-    return read_settings(file, folder_override(file))
+def has_checkpoint(run: Path) -> bool:
+    """Return whether a run has saved anything yet."""
+    return newest_checkpoint(run / CHECKPOINTS) is not None
 
 
-def read_run_tree(run: Path) -> CommentedMap:
-    """Read the YAML in a run folder with its references resolved; nothing is built."""
-    file = run / RUN_YAML
-    return resolve(file, folder_override(file)).tree
-
-
-def read_run_config(folder: Path | str) -> RunConfig:
-    """Read the configuration of the run in a folder."""
-    file = Path(folder, RUN_CONFIG_FILE)
+def read_description(folder: Path) -> Description:
+    """Read the description of the run in a folder."""
+    file = folder / RUN_CONFIG_FILE
     fix = "For a new run, choose another `output_folder`."
     with parsing_errors(file, "be what sbkit wrote when the run began", fix=fix, is_json=True):
-        return from_plain(RunConfig, json.loads(read_file(file)))
+        return from_plain(Description, json.loads(read_file(file)))
 
 
-def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Resolve a YAML, and return its values by dotted path, the settings first.
-
-    The paths of files in the run folder start with <output_folder>: a run folder may be moved.
-    """
-    resolved = resolve(yaml_file, overrides)
-    others = {key: node for key, node in resolved.tree.items() if key not in resolved.settings}
-    values = {**resolved.settings, **dict(_leaves(others, (), {}))}
-    folder = values.get("output_folder") or ""
-    for key, value in values.items():
-        if folder and isinstance(value, str) and f"{value}/".startswith(f"{folder}/"):
-            values[key] = "<output_folder>" + value[len(folder) :]
-    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return plain
+def write_description(folder: Path, described: Description) -> None:
+    """Write the description of a run into its folder."""
+    write_text_atomically(folder / RUN_CONFIG_FILE, to_json(vars(described), indent=1) + "\n")
 
 
 def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[str, Any]]:
@@ -352,6 +329,23 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
         children = node.items() if isinstance(node, Mapping) else enumerate(node)
         for key, child in children:
             yield from _leaves(child, (*keys, key), seen)
+
+
+def _replace_kept(before: Any, now: Any, kept: Set[str], path: str = "") -> Any:
+    """Return an earlier value with the present ones at the paths of unchanged references."""
+    if path in kept:
+        return now
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return {
+            key: _replace_kept(value, now[key], kept, f"{path}.{key}".removeprefix("."))
+            if key in now
+            else value
+            for key, value in before.items()
+        }
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True))
+        return [_replace_kept(*pair, kept, f"{path}.{index}") for index, pair in pairs]
+    return before
 
 
 def _replace_texts(value: Any, texts: Mapping[str, str]) -> Any:

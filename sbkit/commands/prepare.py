@@ -108,15 +108,16 @@ def _write_report(options: Namespace) -> None:
     """Describe what the recipe makes of the corpus."""
     from sbkit.config.overrides import parse_overrides
     from sbkit.data.data_report import write_data_report
-    from sbkit.train.setup import prepare_splits, read_values
+    from sbkit.train.recipe import load_recipe
+    from sbkit.train.setup import declare_run, prepare_splits
 
-    values = read_values(Path(options.source), parse_overrides(options.overrides))
-    splits = prepare_splits(values, values.load_recipe())
+    spec = declare_run(options.source, parse_overrides(options.overrides))
+    splits = prepare_splits(spec, load_recipe(spec))
     file, page = write_data_report(
         splits,
         options.report,
-        sample_rate=values.settings["sample_rate"],
-        language=values.settings.get("language"),
+        sample_rate=spec.settings["sample_rate"],
+        language=spec.settings.get("language"),
     )
     for name, split in json.loads(file.read_text())["splits"].items():
         if clips := split["other_durations"]:

@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from io import StringIO
 from itertools import pairwise
 from operator import getitem
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hyperpyyaml import load_hyperpyyaml
@@ -19,7 +21,6 @@ from ruamel.yaml.nodes import MappingNode, Node
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.files import write_text_atomically
 from sbkit.base.imports import search_folders
 from sbkit.base.ranges import ARGUMENT, KEYS, REQUIRED, ranges_of, refusal, require_in_range
 from sbkit.config.document import (
@@ -31,9 +32,9 @@ from sbkit.config.document import (
     children,
     dotted,
     holds_object,
+    merges,
     plain_value,
     read_document,
-    read_yaml_text,
     referenced,
     remove_tuple_rule,
     resolve_references,
@@ -41,7 +42,7 @@ from sbkit.config.document import (
     text_of,
     walk,
 )
-from sbkit.config.overrides import apply_overrides
+from sbkit.config.overrides import apply_overrides, nest_overrides
 
 OUTPUT_FOLDER = "output_folder"  # the key of the folder that a run writes to
 RECIPE = "recipe"  # the key that names the recipe
@@ -111,13 +112,46 @@ class SettingAttributes:
         return self.settings[name]
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """A YAML as it takes effect."""
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """A YAML with its overrides, as it takes effect; a later edit of the file does not change it.
 
-    document: Document  # with the overrides, and the defaults of keys that the YAML leaves out
-    tree: CommentedMap  # with the references resolved, too
-    defaults: Sequence[str]  # the keys that the YAML leaves out and no override sets
+    Attributes:
+        given: the overrides of the user, nested.
+        overrides: these, and those that the run's folder or its pretrained encoder bring.
+        document: the YAML with the overrides, and the defaults of keys that it leaves out.
+        tree: the same with its references resolved.
+        settings: the plain values of the root.
+        defaults: the keys that the YAML leaves out and no override sets.
+        recipe: the class that replaces the recipe that the YAML names.
+        target: the machine that it is for, such as cuda:8; None for this one.
+    """
+
+    yaml_file: Path
+    given: Mapping[str, object]
+    overrides: Mapping[str, object]
+    document: Document = field(repr=False)
+    tree: CommentedMap = field(repr=False)
+    settings: Settings = field(repr=False)
+    defaults: Sequence[str] = field(repr=False)
+    recipe: type | None = None
+    target: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes."""
+        return Path(str(self.settings[OUTPUT_FOLDER]))
+
+    @property
+    def given_keys(self) -> set[str]:
+        """The keys that the user has set, but not in the YAML."""
+        return {*self.given, *(() if self.recipe is None else (RECIPE,))}
+
+    def with_overrides(self, **overrides: object) -> "RunSpec":
+        """Read the YAML with further overrides, as if they stood in it."""
+        changed = {**self.overrides, **overrides}
+        spec = read_spec(self.yaml_file, changed, recipe=self.recipe, target=self.target)
+        return replace(spec, given=self.given)
 
     @cached_property
     def text(self) -> str:
@@ -137,17 +171,43 @@ class Resolved:
             del root[name]
         return _dump(root)
 
-    @cached_property
-    def settings(self) -> Mapping[str, Any]:
-        """The root-level values that contain no object."""
-        plain = {key: plain_value(node) for key, node in self.tree.items() if key[:2] != "__"}
-        return {key: value for key, value in plain.items() if not holds_object(value)}
-
     @property
     def module_names(self) -> list[str]:
         """The modules and classes that the YAML names."""
         tags = [tag_of(node).partition(":")[2] for _, node in walk(self.tree)]
-        return [*tags, *(str(self.settings.get(key)) for key in (RECIPE, "corpus"))]
+        return [*tags, *(str(plain_value(self.tree.get(key))) for key in (RECIPE, "corpus"))]
+
+    @property
+    def given_modules(self) -> set[str]:
+        """The modules of a recipe given in Python, of its Brain, and of their base classes."""
+        classes = (self.recipe, getattr(self.recipe, "brain", None)) if self.recipe else ()
+        return {base.__module__ for class_ in classes if class_ for base in class_.__mro__}
+
+    def place(self, *keys: str | int) -> str:
+        """Return "override of KEY" if the user has overridden the key, else FILE:LINE."""
+        if keys == ("data_folder",) and self.settings.get("manifest"):
+            keys = ("manifest",)  # which is read instead
+        override: object = self.given
+        for depth, key in enumerate(keys, start=1):
+            if not isinstance(override, Mapping) or key not in override:
+                break
+            override = override[key]
+            has_keys = any(
+                len(p) > depth and p[:depth] == keys[:depth] for p in self.document.places
+            )
+            if not (has_keys and merges(override, keys[:depth])):
+                return f"override of {dotted(keys[:depth])}"
+        return self.document.place(keys)
+
+    @contextmanager
+    def placing_errors(self) -> Iterator[None]:
+        """Let an SbkitError of the block name the line of the key that it concerns."""
+        try:
+            yield
+        except SbkitError as error:
+            if error.keys and not error.file:
+                error.message = f"{error.message} ({self.place(*error.keys)})"
+            raise
 
     def arguments_out_of_range(self) -> dict[Keys, str]:
         """Return an error for each argument out of its class's range, by its keys.
@@ -169,26 +229,42 @@ class Resolved:
         return errors
 
 
-_resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two YAMLs a dozen times
-
-
-def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
-    """Read a file with its overrides, again only if it has changed; do not modify the result.
+def read_spec(
+    yaml_file: Path | str,
+    overrides: Mapping[str, object] = MappingProxyType({}),
+    *,
+    recipe: type | None = None,
+    target: str | None = None,
+) -> RunSpec:
+    """Read a YAML with its overrides; that of a run folder is for the folder where it lies.
 
     From then on, Python finds the modules beside it.
+
+    overrides: by key, such as `lr` or `Transformer.dropout`.
+    recipe: replaces the recipe that the YAML names.
+    target: another machine that the run is for.
     """
-    yaml_file = Path(yaml_file)
-    key = (yaml_file, repr(overrides))
-    resolved = _resolved.get(key)
-    texts = resolved.document.texts if resolved else {}
-    if resolved is None or any(read_yaml_text(file) != text for file, text in texts.items()):
-        document = read_document(yaml_file)
-        defaults = insert_defaults(document, overrides)
-        apply_overrides(document, overrides)
-        resolved = Resolved(document, resolve_references(document), defaults)
-        _resolved[key] = resolved
-    search_folders(resolved.document.module_folders)
-    return resolved
+    document = read_document(yaml_file)
+    given = nest_overrides(overrides)
+    here = {OUTPUT_FOLDER: str(document.path.parent)} if document.is_of_run else {}
+    overrides = {**here, **given}
+    search_folders(document.module_folders)
+    defaults = insert_defaults(document, overrides)
+    apply_overrides(document, overrides)
+    tree = resolve_references(document)
+    plain = {key: plain_value(node) for key, node in tree.items() if key[:2] != "__"}
+    settings = {key: value for key, value in plain.items() if not holds_object(value)}
+    return RunSpec(
+        yaml_file=document.path,
+        given=given,
+        overrides=overrides,
+        document=document,
+        tree=tree,
+        settings=Settings(settings),
+        defaults=defaults,
+        recipe=recipe,
+        target=target,
+    )
 
 
 def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list[str]:
@@ -203,7 +279,6 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
     recipe = str(root[RECIPE])
     is_trusted = recipe.startswith(("sbkit.", "recipes.")) or not document.is_of_run
     for name in overrides.keys() - root.keys() - {*optional}:
-        search_folders(document.module_folders)
         # A run folder may be somebody else's: reading its YAML imports no module of theirs.
         can_ask = is_trusted or recipe.rpartition(".")[0] in sys.modules
         if can_ask and name in ranges_of(recipe):
@@ -220,27 +295,24 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
     return defaults
 
 
-def read_settings(yaml_file: Path | str, overrides: Mapping[str, object]) -> Settings:
-    """Read the root-level values that take effect and contain no object.
-
-    overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.
-    """
-    return Settings(deepcopy(dict(resolve(yaml_file, overrides).settings)))
-
-
 def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Settings:
     """Check the ranges of all values, and build everything that the file declares.
 
-    overrides: as of `read_settings`.
+    overrides: by key, such as `lr` or `Transformer.dropout`.
     Returns the values and objects by their keys in the YAML.
 
     >>> load_hparams(Path("hparams/ctc.yaml"), {})["compute_features"]  # doctest: +SKIP
     Fbank()
     """
-    resolved = resolve(yaml_file, overrides)
-    require_in_range(resolved.settings)
-    for keys, message in resolved.arguments_out_of_range().items():
-        raise ConfigError(f"{message} ({resolved.document.place(keys)})", keys=keys)
+    return build_hparams(read_spec(yaml_file, overrides))
+
+
+def build_hparams(spec: RunSpec) -> Settings:
+    """Check the ranges of all values, and build everything that a YAML declares."""
+    search_folders(spec.document.module_folders)
+    require_in_range(spec.settings)
+    for keys, message in spec.arguments_out_of_range().items():
+        raise ConfigError(f"{message} ({spec.document.place(keys)})", keys=keys)
     path: list[Node] = []  # from the root to what is being built
 
     class TracingLoader(Loader):
@@ -253,14 +325,9 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Sett
             return value
 
     try:
-        return Settings(load_hyperpyyaml(resolved.text, loader=TracingLoader))
+        return Settings(load_hyperpyyaml(spec.text, loader=TracingLoader))
     except Exception as error:  # of any class or function that the YAML names
-        raise _explain(error, path, resolved.document) from error
-
-
-def save_yaml(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
-    """Write the YAML with its overrides as one file, whose references stay."""
-    write_text_atomically(path, resolve(yaml_file, overrides).one_file)
+        raise _explain(error, path, spec.document) from error
 
 
 def _dump(tree: CommentedMap) -> str:

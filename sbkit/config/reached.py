@@ -2,14 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from sbkit.base.imports import user_digests
 from sbkit.base.ranges import KEYS
 from sbkit.config.document import walk
-from sbkit.config.hparams import OUTPUT_FOLDER, Resolved
+from sbkit.config.hparams import OUTPUT_FOLDER, RunSpec
 
 # Other keys of every run name no file, or the data, which has fingerprints, or initial weights.
 FILE_KEY = "lm_text"
@@ -17,22 +16,20 @@ NUM_HASH_DIGITS = 12
 MAX_READ_BYTES = 1 << 32  # of more, sizes stand for contents
 
 
-def list_reached(
-    resolved: Resolved, given_modules: Iterable[str] = ()
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what of the user's a YAML reaches outside of its run folder, but for its data.
+def list_reached(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what of the user's a run reaches outside of its folder, but for its data.
 
     That is hashes of modules by name, and of files and folders by the text that names them: of
-    files and bundles that a value names, and of folders that an argument of an object names.
-
-    given_modules: those of a recipe given in Python. What `__main__` defines has no file.
+    files and bundles that a value names, and of folders that an argument of an object names. What
+    `__main__` defines has no file.
     """
-    digests = user_digests(*given_modules, *resolved.module_names)
-    nodes = [(keys, node) for keys, node in walk(resolved.tree) if isinstance(node, str)]
+    digests = user_digests(*spec.given_modules, *spec.module_names)
+    nodes = [(keys, node) for keys, node in walk(spec.tree) if isinstance(node, str)]
     texts = [(str(node), str(keys[0])) for keys, node in nodes if node.strip("./")]
-    arguments = {text for text, key in texts if key not in resolved.settings}
+    settings = dict(spec.settings.items())  # this marks no key as read
+    arguments = {text for text, key in texts if key not in settings}
     others = {text for text, key in texts if key in KEYS and key != FILE_KEY}
-    run = Path(str(resolved.settings.get(OUTPUT_FOLDER, ""))).resolve()
+    run = Path(str(settings.get(OUTPUT_FOLDER, ""))).resolve()
     names = sorted({text for text, _ in texts} - others)
     files = [name for name in names if _lies_apart(name, run, is_argument=name in arguments)]
     modules = {name: digest[:NUM_HASH_DIGITS] for name, digest in digests.items()}

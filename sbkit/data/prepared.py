@@ -48,8 +48,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.ranges import RANGES, Kind, Range, require_in_range
 from sbkit.base.user_folders import cache_folder
-from sbkit.config.hparams import Settings, read_settings
-from sbkit.config.overrides import nest_overrides
+from sbkit.config.hparams import Settings, read_spec
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.cache import CORPORA_FOLDER, CORPUS_FILE, ENCODING
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
@@ -202,7 +201,7 @@ class Spec:
 
 def read_data_settings(yaml_file: Path, overrides: Mapping[str, object]) -> Settings:
     """Read the values of a YAML; this imports neither its recipe nor torch."""
-    settings = read_settings(yaml_file, nest_overrides(overrides))
+    settings = read_spec(yaml_file, overrides).settings
     require_in_range(settings, {**RANGES, **DATA_RANGES})
     return settings
 

@@ -53,8 +53,13 @@ def count_local_devices(device_type: str) -> int:
     return int(backend.device_count()) if backend.is_available() else 0
 
 
-def device_counter_for(target: str) -> DeviceCounter:
-    """Return a counter for another machine: `cuda:8` has eight such devices, `cpu` no GPU."""
+def device_counter_for(target: str | None) -> DeviceCounter:
+    """Return a counter for another machine: `cuda:8` has eight such devices, `cpu` no GPU.
+
+    None is this machine.
+    """
+    if target is None:
+        return count_local_devices
     device = parse_device(target, key="--target")
     count = 1 if device.index is None else device.index
     if count == 0:  # meant as the first GPU, it would check for the CPU without a word

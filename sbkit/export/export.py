@@ -23,6 +23,7 @@ from torch import Tensor
 from sbkit.base.checksums import CHECKSUMS, find_damage, read_checksums, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import (
+    RUN_YAML,
     TEMPORARY_NAMES,
     atomic_folder,
     fsync_tree,
@@ -34,6 +35,7 @@ from sbkit.base.files import (
     to_json,
 )
 from sbkit.base.imports import (
+    dotted_path,
     import_user_modules,
     imported_modules,
     source_of,
@@ -45,10 +47,11 @@ from sbkit.base.versions import versions
 from sbkit.bundle.allowed_classes import ALLOWED_MODULES
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
-from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, dotted_path, load_task
+from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
-from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, read_run_config, read_run_tree
+from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, read_description
 from sbkit.checkpoint.weights import average, check_same_model, part_names_of_yaml
+from sbkit.config.hparams import read_spec
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.run_results import read_json
@@ -291,7 +294,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
 
     user_modules: the modules that `--import` names; None for all that the model needs.
     """
-    root = read_run_tree(run)
+    root = read_spec(run / RUN_YAML).tree
     checkpoints = read_checkpoints(run)
     task_name = checkpoints[0].meta[TASK]
     task = load_task(task_name, user_modules=_modules_of(task_name, {}, user_modules))
@@ -300,7 +303,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
     if task.label_file is not None:
         file = run / task.label_file
         files[file.name] = read_file(file)
-        if read_run_config(run).labels != hashlib.sha256(files[file.name]).hexdigest():
+        if read_description(run).labels != hashlib.sha256(files[file.name]).hexdigest():
             raise BundleError(f"{file} has changed since the run was trained.")
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
     parts = describe_parts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))

@@ -16,7 +16,7 @@ import jinja2
 from sbkit.base.files import RUN_YAML, to_json
 from sbkit.base.messages import printable
 from sbkit.bundle.task import Task
-from sbkit.checkpoint.run_config import read_run_settings
+from sbkit.config.hparams import read_spec
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.logs.handlers import TEXT_LOG
@@ -43,7 +43,7 @@ def card_facts(
 
     config: the content of the bundle's config.json.
     """
-    settings = read_run_settings(run) if (run / RUN_YAML).is_file() else {}
+    settings = read_spec(run / RUN_YAML).settings if (run / RUN_YAML).is_file() else {}
     init_from = ", ".join(map(str, init_sources(settings)))
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     named = config["parts"].items()

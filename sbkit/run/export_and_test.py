@@ -22,7 +22,7 @@ from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import atomic_folder, fsync_tree
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import BundleConfig
-from sbkit.checkpoint.run_config import BUNDLE, read_run_config
+from sbkit.checkpoint.run_config import BUNDLE, read_description
 from sbkit.data.batch import Loader
 from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -42,40 +42,40 @@ from sbkit.runtime.score_sets import BATCH_SECONDS
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, sample_validation
 from sbkit.runtime.torch_model import TorchBundle, TorchModel
 from sbkit.train.brain import Brain
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import PreparedRun, user_modules_of
 
 logger = logging.getLogger(__name__)
 
 
-def make_bundle(setup: RunSetup, brain: Brain) -> TorchBundle | None:
+def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
     """Make a bundle of the weights in memory, unless an earlier start has written it; load it.
 
     Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
     """
-    run, decodes_frames = setup.values.folder, setup.recipe.decodes_frames
-    decoder = declared_decoder(setup.hparams) if decodes_frames else None
-    placement = Placement(brain.device, setup.values.settings["eval_precision"])
+    folder, decodes_frames = run.spec.folder, run.data.recipe.decodes_frames
+    decoder = declared_decoder(run.hparams) if decodes_frames else None
+    placement = Placement(brain.device, run.spec.settings["eval_precision"])
     files: Mapping[str, bytes] | None = None
     fitted: FittedDecoder | None = None
     bundle: TorchBundle | None = None
 
-    def load(folder: Path) -> TorchBundle:
+    def load(source: Path) -> TorchBundle:
         device, precision = brain.device, placement.precision
-        modules = setup.values.user_modules()
-        return load_bundle(folder, device=device, precision=precision, user_modules=modules)
+        modules = user_modules_of(run.spec)
+        return load_bundle(source, device=device, precision=precision, user_modules=modules)
 
     brain.ping("export")
     with main_rank_first(), noting_unexportable():
-        if rank() == 0 and not (run / BUNDLE).exists():
-            files = collect_files(run)
+        if rank() == 0 and not (folder / BUNDLE).exists():
+            files = collect_files(folder)
     if decodes_frames and gather_over_ranks(files is not None)[0]:
-        fitted = fit(setup, brain, decoder, placement)
+        fitted = fit(run, brain, decoder, placement)
     brain.ping("export")
     with main_rank_first(), noting_unexportable():
         if files is not None:
-            bundle = write_and_load(run, files, fitted, load)
-    if bundle is None and (run / BUNDLE).exists():
-        bundle = load(run / BUNDLE)
+            bundle = write_and_load(folder, files, fitted, load)
+    if bundle is None and (folder / BUNDLE).exists():
+        bundle = load(folder / BUNDLE)
     return bundle
 
 
@@ -92,20 +92,20 @@ def noting_unexportable() -> Iterator[None]:
 
 
 def fit(
-    setup: RunSetup, brain: Brain, decoder: BeamDecoder | None, placement: Placement
+    run: PreparedRun, brain: Brain, decoder: BeamDecoder | None, placement: Placement
 ) -> FittedDecoder:
     """Fit a decoder, and the confidences of words, with the weights in memory."""
-    settings, valid = setup.values.settings, setup.splits.valid
-    task, rate = setup.recipe, settings["sample_rate"]
+    settings, valid = run.spec.settings, run.data.splits.valid
+    task, rate = run.data.recipe, settings["sample_rate"]
     config = BundleConfig(task.name, rate, (), {}, language=settings.get("language"))
-    for part in setup.hparams.values():
+    for part in run.hparams.values():
         if isinstance(part, nn.Module):  # also the features, which `model` may lack
             part.eval()
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
-        bundle = TorchBundle(config, task, setup.labels, model=model)
+        bundle = TorchBundle(config, task, run.data.labels, model=model)
         rescores = decoder is not None and decoder.attention_rescoring
-        seconds = batch_seconds_of(setup)
+        seconds = batch_seconds_of(run)
         sample = sample_validation(bundle, valid, with_attention=rescores, batch_seconds=seconds)
         brain.leave_if_asked()
         aligner = bundle.decoder_pool.decoder.aligner
@@ -127,16 +127,16 @@ def write_and_load(
     return bundle
 
 
-def write_formats(setup: RunSetup) -> None:
+def write_formats(run: PreparedRun) -> None:
     """Write the missing ones of the formats that the YAML declares; log which of them fail."""
-    run = setup.values.folder
+    folder = run.spec.folder
     try:
-        declared = declared_formats(setup.values.settings, setup.recipe)
-        names = [name for name in declared if not (run / BUNDLE / name / PARITY_FILE).exists()]
+        declared = declared_formats(run.spec.settings, run.data.recipe)
+        names = [name for name in declared if not (folder / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
         with single_rank():
-            modules = setup.values.user_modules()
-            reports = add_formats(run, names, FULL_GRID, modules) if names else {}
+            modules = user_modules_of(run.spec)
+            reports = add_formats(folder, names, FULL_GRID, modules) if names else {}
         failures = describe_failures(reports)
     except SbkitError as error:
         failures = [f"No format is written: {error}"]
@@ -144,15 +144,15 @@ def write_formats(setup: RunSetup) -> None:
         logger.warning(failure)
 
 
-def score(setup: RunSetup, brain: Brain, bundle: TorchBundle | None, name: str) -> ScoredSet:
+def score(run: PreparedRun, brain: Brain, bundle: TorchBundle | None, name: str) -> ScoredSet:
     """Score the bundle on a test set; without a bundle or metrics, validate the checkpoint."""
-    splits = setup.loaders.splits
+    splits = run.loaders.splits
     if bundle is not None and type(brain).metrics:
-        scorer = BundleScorer(bundle, batch_seconds=batch_seconds_of(setup))
+        scorer = BundleScorer(bundle, batch_seconds=batch_seconds_of(run))
         count, as_tested = brain.max_evaluated_batches, splits.as_tested
         scored = scorer.score(name, splits.test[name], as_tested=as_tested, max_batches=count)
     else:
-        results = validate(brain, setup.loaders.test[name])
+        results = validate(brain, run.loaders.test[name])
         scored = ScoredSet.gather(name, splits.test[name], results)
     brain.leave_if_asked()
     return scored
@@ -170,21 +170,21 @@ def validate(brain: Brain, loader: Loader) -> dict[int, Any]:
     return dict(zip(chain.from_iterable(rows), results, strict=True))
 
 
-def batch_seconds_of(setup: RunSetup) -> float:
+def batch_seconds_of(run: PreparedRun) -> float:
     """Return the padded audio of a batch outside of training."""
-    return float(setup.values.settings.get("eval_batch_seconds", BATCH_SECONDS))
+    return float(run.spec.settings.get("eval_batch_seconds", BATCH_SECONDS))
 
 
 def report(
-    setup: RunSetup, brain: Brain, bundle: TorchBundle | None, sets: Sequence[ScoredSet]
+    run: PreparedRun, brain: Brain, bundle: TorchBundle | None, sets: Sequence[ScoredSet]
 ) -> None:
     """Write the results into the run folder, and log a line for each test set."""
-    run, settings = setup.values.folder, setup.values.settings
+    folder, settings = run.spec.folder, run.spec.settings
     test_report = ScoreReport(
-        run,
-        setup.recipe,
+        folder,
+        run.data.recipe,
         sample_rate=settings["sample_rate"],
-        labels=setup.labels,
+        labels=run.data.labels,
         metrics=brain.evaluator.metrics if type(brain).metrics else None,
         measure=brain.evaluator.measure if type(brain).metrics else None,
         report_by=settings["report_by"] or (),
@@ -198,7 +198,7 @@ def report(
         test_report.add(scored, **facts)
 
     newest = max(brain.tested, key=lambda meta: meta["unixtime"], default=dict[str, Any]())
-    run_log = RunLog(run, resume_step=brain.optimizer_step)
+    run_log = RunLog(folder, resume_step=brain.optimizer_step)
     for name, entry in test_report.entries.items():
         metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
         run_log.write(
@@ -217,11 +217,11 @@ def report(
         weights = f"mean of {len(brain.tested)} checkpoints"
     parameters = sum(p.numel() for p in brain.modules.parameters())
     training = brain.training_metrics.of_run
-    draw_curves(run / LOG_FILE, run / CURVES, brain.evaluator.metrics)
+    draw_curves(folder / LOG_FILE, folder / CURVES, brain.evaluator.metrics)
     test_report.write(
         note=f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}",
-        model=str(run),
-        **{SETTINGS: read_run_config(run).values},
+        model=str(folder),
+        **{SETTINGS: read_description(folder).values},
         provenance=None if bundle is None else provenance_of(bundle),
         parameters=parameters,
         train_seconds=round(training.wall_seconds, 1),

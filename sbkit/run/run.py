@@ -20,15 +20,16 @@ from torch import nn
 
 from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, ExportError, SbkitError
-from sbkit.base.files import RUN_YAML
+from sbkit.base.files import RUN_YAML, write_text_atomically
 from sbkit.base.machine import warn_of_unused_gpu
 from sbkit.base.messages import plural
 from sbkit.base.process import drop_unwritable
+from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.base.stores import wait_for_store
 from sbkit.base.user_folders import prepare_user
 from sbkit.bundle.config import require_run
 from sbkit.check.check import check_before_training, check_run
-from sbkit.check.checked_run import DeclaredRun, Finding
+from sbkit.check.checked_run import Finding
 from sbkit.checkpoint.folder import locked_folder, newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import (
@@ -36,11 +37,16 @@ from sbkit.checkpoint.run_config import (
     CHECKPOINTS,
     DATA_SETTINGS,
     MACHINE_KEYS,
-    folder_override,
-    read_run_config,
+    describe,
+    differences,
+    has_checkpoint,
+    read_description,
+    require_resumable,
+    require_same_on_ranks,
     require_trusted,
+    write_description,
 )
-from sbkit.config.hparams import OUTPUT_FOLDER, Settings, save_yaml
+from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings
 from sbkit.data.batch import Loaders
 from sbkit.data.data_report import log_data, write_data_report
 from sbkit.data.read_manifests import store_rows
@@ -60,18 +66,21 @@ from sbkit.run.tuning import tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
 from sbkit.train.ownership import helper_digests
-from sbkit.train.recipe import Recipe
+from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.setup import (
-    RunData,
-    RunSetup,
-    RunValues,
+    PreparedData,
+    PreparedRun,
     build_run,
     choose_placement,
+    declare_run,
+    describe_run,
     load_initial_weights,
     make_brain,
     prepare_data,
     prepare_splits,
-    read_values,
+    require_own_folder,
+    require_unedited_modules,
+    user_modules_of,
     write_label_files,
 )
 from sbkit.train.stopping import is_finished
@@ -88,7 +97,7 @@ class Run:
     0.242
 
     Attributes:
-        values: the YAML as it takes effect.
+        spec: the YAML as it takes effect.
         position: the epoch and the step at which `train` has ended; zeros before it trains.
     """
 
@@ -132,27 +141,27 @@ class Run:
                 except SbkitError as error:
                     raise DataError(f"`corpus[{split!r}]`: {error}") from error
             overrides |= {"manifest": files, "data_folder": None, "corpus": None}
-        self.values = read_values(yaml_file, overrides, recipe=recipe)
+        self.spec = declare_run(yaml_file, overrides, recipe=recipe)
         self.position = (0, 0)
-        self._setup: RunSetup | None = None  # once it is made
+        self._prepared: PreparedRun | None = None  # once it is made
         self._named: frozenset[str] = frozenset()  # the user's modules
 
     @property
     def settings(self) -> Settings:
         """The plain values of the YAML, which cannot be changed any more."""
-        return self.values.settings
+        return self.spec.settings
 
     @property
     def folder(self) -> Path:
         """Where the run writes, the value of `output_folder`."""
-        return self.values.folder
+        return self.spec.folder
 
     def __repr__(self) -> str:
         return self._call
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to another process, or into a copy, without what has been made so far."""
-        return {**vars(self), "_setup": None}
+        return {**vars(self), "_prepared": None}
 
     @classmethod
     def open(
@@ -189,30 +198,29 @@ class Run:
         Raises KeyboardInterrupt after Ctrl-C or another signal: the next call goes on. Raises
         ExportError, with all results written, if no bundle can hold the model.
         """
-        values = self.values
-        values.require_unedited()
-        values.require_in_range()
+        spec = self.spec
+        require_unedited_modules(spec)
+        require_in_range(spec.settings, {**RANGES, **load_recipe(spec).ranges})
         with self._session() as text_log:
-            placement = choose_placement(values)
+            placement = choose_placement(spec)
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
-            if self.settings.get("device") is None and placement.device.type == "cpu":
+            if spec.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
             with main_rank_first():  # which makes the labels, that the others find
-                is_checked = rank() == 0 and values.settings.get("check", True)
-                data = wait_for_store(
-                    lambda: check_first(values) if is_checked else prepare_data(values, placement)
-                )
-                write_labels(data)
-            setup = self._setup = build_run(data)  # the objects of the YAML, and the loaders
-            brain = open_run_folder(setup)
+                with spec.placing_errors():
+                    data = wait_for_store(lambda: prepare_data(spec))
+                check_first(spec, data)
+                write_labels(spec, data)
+            run = self._prepared = build_run(spec, data, placement)
+            brain = open_run_folder(run)
             text_log.open()
             brain.on_epoch = on_epoch
             try:
-                brain.fit(setup.hparams["epoch_counter"], setup.loaders.train, setup.loaders.valid)
-                self._finish(setup, brain)
+                brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
+                self._finish(run, brain)
             finally:
                 self.position = brain.position
-        if setup.recipe.has_model and not (self.folder / BUNDLE).exists():
+        if data.recipe.has_model and not (self.folder / BUNDLE).exists():
             raise ExportError(
                 f"The run in {self.folder} has ended, and its checkpoint is tested, but no bundle "
                 f"can hold its model: {TEXT_LOG} says why. Correct that, and train anew."
@@ -220,20 +228,21 @@ class Run:
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
-        self.values.require_unedited()
+        require_unedited_modules(self.spec)
         with quiet():
-            return check_run(DeclaredRun(self.values)).findings
+            return check_run(self.spec).findings
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
         with self._session() as text_log:
-            setup = self.prepare()
-            setup.make_run_config().check_resumable(self.folder, has_ended=True)
+            run = self.prepare()
+            described = describe_run(run.spec, run.data)
+            require_resumable(self.folder, described, has_ended=True)
             text_log.open()
-            write_config(setup, None, has_ended=True)
-            brain = make_brain(setup, can_fit=True)
+            write_yaml(run, None, has_ended=True)
+            brain = make_brain(run)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
-            self._finish(setup, brain)
+            self._finish(run, brain)
         return self.scores
 
     def tune(self, *, out: Path | str, data: Path | str | None = None, **options: Any) -> Path:
@@ -245,7 +254,7 @@ class Run:
             `sbkit.run.tuning.tune`.
         """
         self._require_model()
-        options |= {"values": self.values, "user_modules": self._user_modules()}
+        options |= {"spec": self.spec, "user_modules": self._user_modules()}
         data = None if data is None else Path(data)
         return tune(self.folder, out=Path(out), data=data, **options)
 
@@ -296,7 +305,7 @@ class Run:
         if not file.is_file():
             raise BundleError(f"{self.folder} has no texts of a test set {name}.")
         self._require_trusted()
-        corpus = self.values.load_recipe().corpus(self.settings)
+        corpus = load_recipe(self.spec).corpus(self.settings)
         clips = () if corpus is None else corpus.clips(name)
         paths = {clip.id: str(clip.path) for clip in clips}
         rows: list[dict[str, Any]] = [
@@ -323,72 +332,65 @@ class Run:
 
     def _require_trusted(self) -> None:
         """Read the YAML of a run folder as data, but not one that the user has written."""
-        if folder_override(self.values.yaml_file):
-            require_trusted(self.settings, self.values.given_keys, self._named)
+        if self.spec.document.is_of_run:
+            require_trusted(self.settings, self.spec.given_keys, self._named)
 
     def _user_modules(self) -> frozenset[str]:
         """Return the modules that were named, or that a YAML of the user's names."""
-        is_of_run = folder_override(self.values.yaml_file)
-        return self._named if is_of_run else self.values.user_modules()
+        return self._named if self.spec.document.is_of_run else user_modules_of(self.spec)
 
     def _require_own_folder(self) -> None:
         """Raise ConfigError if the run in the folder has other values."""
-        if not self.values.has_checkpoint():
+        if not has_checkpoint(self.folder):
             return
-        before = read_run_config(self.folder)
-        values = replace(self.values, given_recipe=None)  # results need no Brain of the user's
-        values = values.with_overrides(recipe=before.values["recipe"])
-        is_moved = any(self.settings.get(key) != before.values.get(key) for key in DATA_SETTINGS)
+        before = read_description(self.folder)
         splits: Splits | None = None
-        if is_moved:
-            self._require_trusted()
+        if any(self.settings.get(key) != before.values.get(key) for key in DATA_SETTINGS):
+            self._require_trusted()  # the data may have been moved
             splits = self.prepare_splits()
-        config = values.make_run_config(splits)
-        config.check_resumable(self.folder, has_ended=(self.folder / SUMMARY).is_file())
+        now = describe(self.spec, data=None if splits is None else splits.fingerprints)
+        # Results need no Brain of the user's.
+        now = replace(now, values={**now.values, RECIPE: before.values[RECIPE]})
+        require_resumable(self.folder, now, has_ended=(self.folder / SUMMARY).is_file())
 
     def _require_model(self) -> None:
-        if not (self.values.has_checkpoint() or (self.folder / BUNDLE).exists()):
+        if not (has_checkpoint(self.folder) or (self.folder / BUNDLE).exists()):
             raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
         self._require_own_folder()
 
     # -- its steps ------------------------------------------------------------------------------
 
-    def prepare(self) -> RunSetup:
+    def prepare(self) -> PreparedRun:
         """Make all that the run needs, unless that is done, and write its labels, nothing else."""
-        self.values.require_unedited()
-        if self._setup is None:
+        require_unedited_modules(self.spec)
+        if self._prepared is None:
             with main_rank_first():
-                data = prepare_data(self.values)
-                write_labels(data)
-            self._setup = build_run(data)
-            require_same_on_ranks(data)
-        return self._setup
+                data = prepare_data(self.spec)
+                write_labels(self.spec, data)
+            self._prepared = build_run(self.spec, data, choose_placement(self.spec))
+            require_same_run(self.spec, data)
+        return self._prepared
 
     def prepare_splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
-        self.values.require_unedited()
-        return prepare_splits(self.values, self.values.load_recipe())
+        require_unedited_modules(self.spec)
+        return prepare_splits(self.spec, load_recipe(self.spec))
 
     def make_loaders(self) -> Loaders:
         """Plan the batches of every split."""
         return self.prepare().loaders
 
-    def make_brain(self, loaders: Loaders | None = None, **run_opts: Any) -> Brain:
-        """Make a Brain with the weights that the YAML names; `loaders`: to `fit` it, after a check.
+    def make_brain(self, **run_opts: Any) -> Brain:
+        """Check the run, write what describes it, and make its Brain with initial weights.
 
         run_opts: take precedence over the YAML.
         """
-        setup = self.prepare()
-        if loaders is not None:
-            with main_rank_first():
-                if rank() == 0 and self.settings.get("check", True):
-                    check_first(self.values, setup)
-            return open_run_folder(setup, **run_opts)
-        if not self.values.has_checkpoint():
-            load_initial_weights(setup)
-        return make_brain(setup, **run_opts)
+        run = self.prepare()
+        with main_rank_first():
+            check_first(run.spec, run.data)
+        return open_run_folder(run, **run_opts)
 
-    def _finish(self, setup: RunSetup, brain: Brain) -> None:
+    def _finish(self, run: PreparedRun, brain: Brain) -> None:
         """Export and test the best weights, unless the results are there; rank 0 writes."""
         logger.info(f"run folder: {self.folder}")
         if self._has_results():
@@ -396,18 +398,18 @@ class Run:
         else:
             with brain.guarded():
                 brain.load_tested_weights()
-                bundle = make_bundle(setup, brain)  # with a decoder fitted to these weights
+                bundle = make_bundle(run, brain)  # with a decoder fitted to these weights
             # Not watched: an exporter may work for longer than `stall_seconds` without a sign of
             # life. A signal ends it at once, and no format is half-written.
             with main_rank_first():
                 if rank() == 0 and bundle is not None:
-                    write_formats(setup)
+                    write_formats(run)
             with brain.guarded():
-                sets = [score(setup, brain, bundle, name) for name in setup.loaders.test]
+                sets = [score(run, brain, bundle, name) for name in run.loaders.test]
                 if rank() == 0:
-                    report(setup, brain, bundle, sets)
+                    report(run, brain, bundle, sets)
             if type(brain).evaluate is not Brain.evaluate:
-                brain.evaluate(setup.loaders.test)
+                brain.evaluate(run.loaders.test)
         if (page := self.folder / REPORT).is_file():
             logger.info(f"report: {page}")
         if (self.folder / BUNDLE).exists():
@@ -421,7 +423,7 @@ class Run:
     @contextmanager
     def _session(self) -> Iterator[TextLog]:
         """Log to the screen and the run folder, lock it, join the other processes."""
-        device = choose_placement(self.values).device
+        device = choose_placement(self.spec).device
         with (
             drop_unwritable("stdout", "stderr") if logger.hasHandlers() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
@@ -434,64 +436,64 @@ class Run:
                     lock.enter_context(locked_folder(self.folder))
             require_shared(self.folder)
             if world_size() > 1:
-                self.values.make_run_config().check_same_on_ranks()
+                require_same_on_ranks(describe(self.spec))
             yield text_log
 
 
 # -- steps of a run, in their order ----------------------------------------------------------------
 
 
-def check_first(values: RunValues, data: RunData | None = None) -> RunData:
-    """Check a run before its first step; return its data, prepared unless that is done."""
-    data = check_before_training(values, data)
-    gc.collect()
-    return_freed_memory()
-    return data
+def check_first(spec: RunSpec, data: PreparedData) -> None:
+    """Check a run before its first step, on rank 0."""
+    if rank() == 0 and spec.settings.get("check", True):
+        check_before_training(spec, data)
+        gc.collect()
+        return_freed_memory()
 
 
-def write_labels(data: RunData) -> None:
+def write_labels(spec: RunSpec, data: PreparedData) -> None:
     """Write the labels, the first files in the run folder, unless it is another run's."""
-    note = data.check_resumable()
+    note = require_own_folder(spec, data)
     if rank() == 0:
         if note:
             logger.info(note)
-        write_label_files(data)
+        write_label_files(spec, data)
 
 
-def require_same_on_ranks(data: RunData) -> None:
+def require_same_run(spec: RunSpec, data: PreparedData) -> None:
     """Raise ConfigError, on all ranks, if one has other data, labels or code."""
-    data.make_run_config().check_same_on_ranks()
+    require_same_on_ranks(describe_run(spec, data))
     require_same_code()
 
 
-def open_run_folder(setup: RunSetup, **run_opts: Any) -> Brain:
+def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
     """Make the Brain with initial weights, write what describes its run, set results aside."""
-    values = setup.values
-    require_same_on_ranks(setup)
-    if not values.has_checkpoint():
-        for line in load_initial_weights(setup):
+    spec, data = run.spec, run.data
+    require_same_run(spec, data)
+    if not has_checkpoint(spec.folder):
+        for line in load_initial_weights(run):
             logger.info(line)
-    setup.hparams["checkpointer"].check_same_model()
-    brain = make_brain(setup, can_fit=True, **run_opts)
+    run.hparams["checkpointer"].check_same_model()
+    brain = make_brain(run, **run_opts)
     helpers = helper_digests(brain)
-    setup.make_run_config(helpers).check_same_on_ranks()
-    setup.check_resumable(helpers)
-    was_finished = is_finished(values.folder, values.settings)
+    require_same_on_ranks(describe_run(spec, data, helpers))
+    require_own_folder(spec, data, helpers)
+    was_finished = is_finished(spec.folder, spec.settings)
     with main_rank_first():
         if rank() == 0:
             if not was_finished:
-                set_results_aside(values.folder)
-            log_data(setup.loaders.splits, values.folder, values.settings["sample_rate"])
-            corpus = setup.recipe.corpus(values.settings)
+                set_results_aside(spec.folder)
+            log_data(run.loaders.splits, spec.folder, spec.settings["sample_rate"])
+            corpus = data.recipe.corpus(spec.settings)
             write_data_report(
-                setup.loaders.splits,
-                values.folder,
-                sample_rate=values.settings["sample_rate"],
-                language=values.settings.get("language"),
+                run.loaders.splits,
+                spec.folder,
+                sample_rate=spec.settings["sample_rate"],
+                language=spec.settings.get("language"),
                 corpus=corpus and corpus.describe(),
             )
             return_freed_memory()  # of the report, which training does not need
-    write_config(setup, helpers, has_ended=was_finished)
+    write_yaml(run, helpers, has_ended=was_finished)
     return brain
 
 
@@ -507,21 +509,24 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_config(setup: RunSetup, helpers: Mapping[str, str] | None, *, has_ended: bool) -> None:
-    """Write the configuration of the run, and remove an unmeasured bundle of other values.
+def write_yaml(run: PreparedRun, helpers: Mapping[str, str] | None, *, has_ended: bool) -> None:
+    """Write the YAML and the description of a run; remove an unmeasured bundle of other values.
 
     has_ended: no step is trained, so the values that only training reads stay.
     """
     is_outdated = False
-    values, config = setup.values, setup.make_run_config(helpers)
+    spec, described = run.spec, describe_run(run.spec, run.data, helpers)
+    folder = spec.folder
     if has_ended:
-        before = read_run_config(values.folder)
-        values = values.with_overrides(**config.changed_keys(before, MACHINE_KEYS))
-        config = replace(setup, values=values).make_run_config(before.helpers)
-        is_outdated = not (values.folder / SUMMARY).exists() and bool(config.changes(before))
+        before = read_description(folder)
+        changed = {d.key for d in differences(before, described)} & MACHINE_KEYS & {*before.values}
+        spec = spec.with_overrides(**{key: before.values[key] for key in changed})
+        described = describe_run(spec, run.data, before.helpers)
+        is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, described))
+        is_outdated = is_changed and not (folder / SUMMARY).exists()
     with main_rank_first():
         if rank() == 0:
             if is_outdated:
-                shutil.rmtree(values.folder / BUNDLE, ignore_errors=True)
-            config.write(values.folder)
-            save_yaml(values.folder / RUN_YAML, values.yaml_file, values.overrides)
+                shutil.rmtree(folder / BUNDLE, ignore_errors=True)
+            write_description(folder, described)
+            write_text_atomically(folder / RUN_YAML, spec.one_file)

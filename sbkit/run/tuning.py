@@ -19,6 +19,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import RUN_YAML, require_writable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import require_trusted
+from sbkit.config.hparams import RunSpec
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column
 from sbkit.decoding.beam import BeamDecoder
@@ -35,7 +36,8 @@ from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_sets import name_of, prepare_source, table_settings
 from sbkit.runtime.scoring import sample_validation
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.train.setup import RunValues, prepare_splits, read_values
+from sbkit.train.recipe import load_recipe
+from sbkit.train.setup import declare_run, prepare_splits
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ def tune(
     model: Path,
     *,
     out: Path,
-    values: RunValues | None = None,
+    spec: RunSpec | None = None,
     data: Path | None = None,
     lm_text: str | Sequence[str] | None = None,
     word_lm_order: int | None = None,
@@ -58,7 +60,7 @@ def tune(
     """Fit another decoder to a validation set; return the folder of a new bundle with it.
 
     out: the folder of the new bundle.
-    values: of the run; by default those of the YAML in its folder.
+    spec: of the run; by default the YAML in its folder.
     data: a table, as the validation set; by default the run's own sets.
     lm_text: text of the language models, a list of texts or an ARPA file.
     word_lm_order, token_lm_order: n of the n-grams; 0 for none.
@@ -75,13 +77,13 @@ def tune(
         bundle = load_bundle(source, user_modules=user_modules)
         bundle.task.require_prediction("text", command="tune")
         bundle.task.require_frames("`sbkit tune`")
-        if values is None and not is_bundle:
-            values = read_values(model / RUN_YAML, {})
+        if spec is None and not is_bundle:
+            spec = declare_run(model / RUN_YAML, {})
         splits: Splits | None = None
-        if values is not None:
-            require_trusted(values.settings, values.given_keys, user_modules)
-            splits = prepare_splits(values, values.load_recipe())
-        settings: Mapping[str, Any] = {} if values is None else values.settings
+        if spec is not None:
+            require_trusted(spec.settings, spec.given_keys, user_modules)
+            splits = prepare_splits(spec, load_recipe(spec))
+        settings: Mapping[str, Any] = {} if spec is None else spec.settings
         tables = table_settings(model, columns=columns, encoding=encoding)
         sets: Mapping[str, datasets.Dataset]
         if data is not None:

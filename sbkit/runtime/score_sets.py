@@ -14,7 +14,8 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import RUN_YAML, is_run
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import read_run_settings, require_trusted
+from sbkit.checkpoint.run_config import require_trusted
+from sbkit.config.hparams import read_spec
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
 from sbkit.data.corpus import Corpus, Row, SettingValues
@@ -59,10 +60,11 @@ def prepare_test_sets(
 
     user_modules: modules that the user trusts; None if the run itself asks, in its training.
     """
-    settings = read_run_settings(run)
+    spec = read_spec(run / RUN_YAML)
+    settings = spec.settings
     if user_modules is not None:
         require_trusted(settings, (), user_modules)
-    splits = load_recipe(settings, run / RUN_YAML).prepare_splits(settings)
+    splits = load_recipe(spec).prepare_splits(settings)
     if split is not None:
         named = splits.named()
         if split not in named:
@@ -81,7 +83,7 @@ def name_of(source: Path) -> str:
 def table_settings(model: Path, **given: object) -> dict[str, object]:
     """Return the columns and the encoding of tables: those that are given, else those of a run."""
     declares = not (model / CONFIG_FILE).exists() and is_run(model)
-    declared = read_run_settings(model) if declares else {}
+    declared = read_spec(model / RUN_YAML).settings if declares else {}
     return {name: declared.get(name) if v is None else v for name, v in given.items()}
 
 

@@ -226,7 +226,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         freezing = Freezing(settings)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, settings)
-        # `items` marks no key as read. SpeechBrain would log a line for each option that it gets twice.
+        # SpeechBrain would log a line for each option that it gets twice.
         values = {name: value for name, value in settings.items() if name not in options}
         super().__init__(modules, opt_class, values, options, checkpointer)
         self.hparams = SettingAttributes(settings)
@@ -791,7 +791,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         norms = [m for m in self.modules.modules() if isinstance(m, GlobalNorm) and not m.frames]
         if compute is None or not norms:
             return
-        assert self.loaders is not None, "make the Brain by run.make_brain(run.make_loaders())"
+        assert self.loaders is not None, "make the Brain by run.make_brain()"
         loader = self.loaders.measure
         inputs = inputs_of_statistics(loader, compute, type(self).__module__, self.device)
         batches = self.watched(loader, "measure")

@@ -41,13 +41,7 @@ from sbkit.bundle.module_spec import (
 )
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import (
-    CHECKPOINTS,
-    read_run_config,
-    read_run_settings,
-    read_run_tree,
-)
+from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint, read_description
 from sbkit.checkpoint.weights import (
     average,
     describe_tensor,
@@ -57,7 +51,7 @@ from sbkit.checkpoint.weights import (
     to_part_name,
 )
 from sbkit.config.document import Keys, dotted, holds_object, plain_value, read_document
-from sbkit.config.hparams import read_settings
+from sbkit.config.hparams import read_spec
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
@@ -218,7 +212,7 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
             weights = load_safetensors(files.read(WEIGHTS_FILE))
             parts = [*files.config.model]
         elif (source / CHECKPOINTS).is_dir():
-            parts = part_names_of_yaml(read_run_tree(source))
+            parts = part_names_of_yaml(read_spec(source / RUN_YAML).tree)
             checkpointer = Checkpointer(source / CHECKPOINTS)
             best = checkpointer.find_averaged() or checkpointer.find_whole(1)
             if not best:
@@ -260,7 +254,7 @@ def settings_of_yaml(root: Mapping[str, Any]) -> PartSettings:
 
 def _settings_of_source(source: Path) -> PartSettings:
     if not (source / WEIGHTS_FILE).is_file():
-        return settings_of_yaml(read_run_tree(source))
+        return settings_of_yaml(read_spec(source / RUN_YAML).tree)
     config = BundleFiles(source).config
     facts = {"sample_rate": config.sample_rate, "language": config.language}
     return {**config.parts, **facts, "text": _text(config.text_table)}
@@ -385,7 +379,7 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
             parts = BundleFiles(source).config.parts
             config = parts.get("Transformer", {}).get("arguments", {}).get("config")
         elif (source / RUN_YAML).is_file():
-            config = read_run_config(source).values.get("encoder_config")
+            config = read_description(source).values.get("encoder_config")
     return config
 
 
@@ -402,12 +396,12 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     if isinstance(config, dict) and not holds_object(config):  # the YAML refers to sizes in it
         sizes = complete_config(config, source_file=f"`{ENCODER_CONFIG}`")
         overrides = {**overrides, ENCODER_CONFIG: sizes}
-    settings = read_settings(yaml_file, overrides)
+    settings = read_spec(yaml_file, overrides).settings
     if ENCODER_CONFIG not in settings:
         return dict(overrides)
     run = Path(settings["output_folder"])
-    if newest_checkpoint(run / CHECKPOINTS) is not None:
-        return {**overrides, ENCODER_CONFIG: read_run_config(run).values[ENCODER_CONFIG]}
+    if has_checkpoint(run):
+        return {**overrides, ENCODER_CONFIG: read_description(run).values[ENCODER_CONFIG]}
     config = _config_of_new_run(settings)
     if config["sample_rate"] != settings["sample_rate"]:
         raise ConfigError(
@@ -447,5 +441,5 @@ def text_table_of(model: Path) -> Orthography:
     """Return the text table of a bundle or a run, the general one for any other folder."""
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.text_table
-    settings = read_run_settings(model) if (model / RUN_YAML).is_file() else {}
+    settings = read_spec(model / RUN_YAML).settings if (model / RUN_YAML).is_file() else {}
     return text_table(str(settings.get("language", "und")), settings.get("text"))

@@ -8,15 +8,13 @@ imported, including from a file beside the YAML.
 
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.imports import search_folders
+from sbkit.base.imports import dotted_path, search_folders
 from sbkit.base.ranges import Range
-from sbkit.bundle.task import Task, dotted_path
-from sbkit.config.document import read_document
-from sbkit.config.hparams import Settings
+from sbkit.bundle.task import Task
+from sbkit.config.hparams import RECIPE, RunSpec, Settings
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
 from sbkit.data.sampler import StepSampler
@@ -96,15 +94,18 @@ def _is_task(kind: type) -> bool:
     return issubclass(kind, Task) and not issubclass(kind, Recipe)
 
 
-def load_recipe(settings: Settings, yaml_file: Path) -> Recipe:
-    """Import the recipe that a YAML names."""
-    name = settings.get("recipe")
+def load_recipe(spec: RunSpec) -> Recipe:
+    """Make the recipe of a run: the one given in Python, or the one that its YAML names."""
+    if spec.recipe is not None:
+        given: Recipe = spec.recipe()
+        return given
+    name, yaml_file = spec.settings.get(RECIPE), spec.yaml_file
     if not isinstance(name, str) or "." not in name:
         raise ConfigError(
             f"`recipe` in {yaml_file} must be MODULE.NAME of a recipe, but is {name!r}. Write "
             "`recipe: recipes.asr.recipe.Asr`."
         )
-    search_folders(read_document(yaml_file).module_folders)
+    search_folders(spec.document.module_folders)
     module, _, attribute = name.rpartition(".")
     try:
         recipe = getattr(import_module(module), attribute, None)

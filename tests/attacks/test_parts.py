@@ -16,7 +16,7 @@ from sbkit.bundle.module_spec import MAX_DEPTH, build_from_spec
 from sbkit.bundle.task import load_task
 from sbkit.checkpoint.weights import limit_parameters
 from sbkit.config.document import tag_of
-from sbkit.config.hparams import read_settings, resolve
+from sbkit.config.hparams import read_spec
 from sbkit.export.export import describe_parts
 from sbkit.train.recipe import load_recipe
 from tests.attacks.hostile import watched
@@ -81,13 +81,12 @@ def real_parts() -> Iterator[dict[str, Any]]:
     """Describe the parts of each task's model, as an export does."""
     labels = SimpleNamespace(vocab_size=12, size=12)
     for name in ("ctc", "ctc_speechbrain", "vad", "codec", "tts"):
-        file, settings = ROOT / f"hparams/{name}.yaml", {"data_folder": "", "output_folder": ""}
-        root = resolve(file, settings).tree
-        recipe = load_recipe(read_settings(file, settings), file)
+        spec = read_spec(ROOT / f"hparams/{name}.yaml", {"data_folder": "", "output_folder": ""})
+        recipe = load_recipe(spec)
         names = (*recipe.brain.parts, *recipe.brain.optional_parts)
-        names = tuple(name for name in names if tag_of(root.get(name)))
+        names = tuple(name for name in names if tag_of(spec.tree.get(name)))
         objects = {} if recipe.label_file is None else {recipe.label_key: labels}
-        yield describe_parts(root, objects, load_task(recipe.name), names)["parts"]
+        yield describe_parts(spec.tree, objects, load_task(recipe.name), names)["parts"]
 
 
 def mutate(plain: Any, draw: random.Random, foreign: list[Any]) -> Any:

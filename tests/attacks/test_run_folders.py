@@ -13,9 +13,10 @@ import pytest
 from sbkit.base import imports
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import RUN_YAML
 from sbkit.checkpoint.checkpointer import AveragedCheckpoints
-from sbkit.checkpoint.run_config import read_run_settings
 from sbkit.commands.cli import run
+from sbkit.config.hparams import read_spec
 from sbkit.export.export import export_run
 from sbkit.run.run import Run
 from tests.attacks.hostile import DAMAGES, refused
@@ -95,7 +96,7 @@ def test_reading_the_yaml_of_a_run_imports_no_recipe(folder: Path) -> None:
     yaml.write_text(re.sub(r"(?m)^output_folder:.*\n", "", yaml.read_text()))
     set_in_yaml(folder, "recipe", NAMES["recipe"])
     with pytest.raises(SbkitError):
-        read_run_settings(folder)
+        read_spec(folder / RUN_YAML)
     with pytest.raises(SbkitError):
         Run.open(folder)
     assert "evil" not in sys.modules

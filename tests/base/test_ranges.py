@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 from speechbrain.core import RunOptions
 
+from recipes.vad.recipe import Vad
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import KEYS, ranges_of, require_in_range
-from sbkit.check.can_learn import NULL_OBJECTS, ZERO_KEYS
+from sbkit.base.ranges import KEYS, RANGES, ranges_of, require_in_range
 from sbkit.check.checked_run import CPU_OPTIONS
 from sbkit.checkpoint.run_config import MAY_CHANGE, PER_MACHINE
 from sbkit.config.document import WHOLE_KEYS, read_document, tag_of, walk
-from sbkit.config.hparams import load_hparams
+from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import NAMED_VALUES
 from sbkit.data.prepared import DATA_KEYS
 from sbkit.models.encoder import AUDIO_KEYS
 from sbkit.train.brain import REFUSED_OPTIONS, Brain
-from sbkit.train.setup import read_values
 from tests.runs import ROOT
 
 
@@ -57,14 +56,14 @@ def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> Non
     file = tmp_path / "vad.yaml"
     file.write_text(re.sub(rf"(?m)^{key}:.*\n", "", declared) + line)  # some leave the key out
     with pytest.raises(ConfigError, match=text):
-        read_values(file, {}).require_in_range()
+        require_in_range(read_spec(file).settings, {**RANGES, **Vad.ranges})
 
 
 def test_lists_of_keys_and_arguments_name_those_that_exist() -> None:
     """A renamed one would stay in a list, without an effect."""
     yamls = [read_document(file).root for file in (ROOT / "hparams").glob("*.yaml")]
     lists = [MAY_CHANGE, PER_MACHINE, WHOLE_KEYS, NAMED_VALUES, DATA_KEYS, AUDIO_KEYS]
-    lists += [CPU_OPTIONS, NULL_OBJECTS, ZERO_KEYS, REFUSED_OPTIONS]
+    lists += [CPU_OPTIONS, REFUSED_OPTIONS]
     lists += [ranges_of(yaml["recipe"]) for yaml in yamls]
     assert {*chain(*lists)} <= {*KEYS, *RunOptions().as_dict(), *chain(*yamls)}
     names = {tag_of(node).partition("!new:")[2] for yaml in yamls for _, node in walk(yaml)}

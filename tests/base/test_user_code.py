@@ -13,6 +13,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.imports import import_user_modules
 from sbkit.export.export import source_files
 from sbkit.run.run import Run
+from sbkit.train.setup import require_unedited_modules
 from tests.runs import ROOT
 
 PROCESS = """
@@ -131,9 +132,9 @@ def test_run_is_refused_if_its_module_was_imported_and_then_edited(
 def test_constant_that_was_edited_after_a_run_is_noticed(tmp_path: Path) -> None:
     """The edit has the same length, and a bundle still gets what the module runs."""
     import_lab(tmp_path)
-    run_in(tmp_path).values.require_unedited()
+    require_unedited_modules(run_in(tmp_path).spec)
     write(tmp_path / "edited_lab", plots="")  # which the run does not need
-    run_in(tmp_path).values.require_unedited()
+    require_unedited_modules(run_in(tmp_path).spec)
     write(tmp_path / "edited_lab", sizes="SIZE = 64")
     with pytest.raises(ConfigError, match=EDITED.format("lab.sizes")):
         run_in(tmp_path).train()
@@ -141,7 +142,7 @@ def test_constant_that_was_edited_after_a_run_is_noticed(tmp_path: Path) -> None
     assert held.decode() == SIZES
     import_user_modules(["edited_lab.sizes"], {tmp_path / "bundle": {"edited_lab.sizes": held}})
     (tmp_path / "edited_lab/sizes.py").unlink()
-    run_in(tmp_path).values.require_unedited()
+    require_unedited_modules(run_in(tmp_path).spec)
 
 
 def test_recipe_of_a_cell_is_refused_once_the_file_of_its_base_was_edited(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_recipe_of_a_cell_is_refused_once_the_file_of_its_base_was_edited(tmp_pa
     sys.path.append(str(tmp_path))
     derived = type("Derived", (import_module("edited_recipe").Mine,), {"__module__": "__main__"})
     run = Run(ROOT / "hparams/ctc.yaml", recipe=derived)
-    run.values.require_unedited()
+    require_unedited_modules(run.spec)
     write(tmp_path, edited_recipe=recipe + "x = 1\n")
     with pytest.raises(ConfigError, match=EDITED.format("recipe")):
         run.check()
@@ -160,11 +161,11 @@ def test_module_of_that_name_beside_another_yaml_is_refused(tmp_path: Path) -> N
     for name, size in (("a", 32), ("b", 64)):
         write(tmp_path / name, edited_models=f"class Encoder:\n    size = {size}\n")
     first, second = (run_in(tmp_path / name, "edited_models.Encoder") for name in "ab")
-    first.values.require_unedited()
+    require_unedited_modules(first.spec)
     assert import_module("edited_models").Encoder.size == 32
     with pytest.raises(ConfigError, match="was imported from .*/a/.* needs .*/b/edited_models.py"):
         second.train()
-    first.values.require_unedited()
+    require_unedited_modules(first.spec)
 
 
 def test_modules_of_a_bundle_import_one_another(tmp_path: Path) -> None:

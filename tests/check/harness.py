@@ -14,13 +14,12 @@ from unittest.mock import patch
 
 from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.check.check import CHECKS, Check, check_run, open_checked_run
-from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
+from sbkit.check.checked_run import CheckedRun, Finding, RunSpec
 from sbkit.check.cost import check_cost
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.overrides import parse_command
-from sbkit.distributed.device import count_local_devices, device_counter_for
 from sbkit.train.recipe import Recipe
-from sbkit.train.setup import read_values
+from sbkit.train.setup import declare_run
 from tests.runs import ROOT, TINY, Workplace, one_thread
 
 Edit = Callable[[Path], None]
@@ -115,12 +114,11 @@ def declared_run(
     yaml: Path = ROOT / "hparams/ctc.yaml",
     tiny: Sequence[str] = TINY,
     target: str | None = None,
-) -> Iterator[DeclaredRun]:
+) -> Iterator[RunSpec]:
     """Declare a run on the release of a workplace, in one thread and with its cache."""
     command = parse_command(workplace.arguments(run, *arguments, yaml=str(yaml), tiny=tiny))
-    count = count_local_devices if target is None else device_counter_for(target)
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}), one_thread():
-        yield DeclaredRun(read_values(*command, recipe=recipe, count=count), target)
+        yield declare_run(*command, recipe=recipe, target=target)
 
 
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:

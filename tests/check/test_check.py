@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check
 from sbkit.check.check import CheckResult, check_run
-from sbkit.check.checked_run import DeclaredRun, Finding
+from sbkit.check.checked_run import Finding, RunSpec, finding_at
 from sbkit.commands.cli import run
 from sbkit.train import setup
 from sbkit.train.ownership import reachable
-from sbkit.train.setup import read_values
+from sbkit.train.setup import PreparedData, declare_run
 from tests.calls import note_calls
 from tests.check.harness import checked_run, declared_run
 from tests.runs import ROOT, Workplace
@@ -48,12 +49,12 @@ def test_only_errors_set_the_exit_code_unless_strict(
     text: str,
     code: int,
     strict_code: int,
-    declared: DeclaredRun,
+    declared: RunSpec,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(check, "check_run", lambda *_, **__: CheckResult(findings=findings))
-    command = ["check", str(declared.values.yaml_file)]
+    command = ["check", str(declared.yaml_file)]
     assert run(command) == code
     assert capsys.readouterr().out.splitlines()[-1] == text
     assert run([*command, "--strict", "--json"]) == strict_code
@@ -62,15 +63,15 @@ def test_only_errors_set_the_exit_code_unless_strict(
 
 
 @pytest.fixture
-def declared(tmp_path: Path) -> DeclaredRun:
+def declared(tmp_path: Path) -> RunSpec:
     (tmp_path / "a.yaml").write_text("lr: 1\nCNN: 1\noutput_folder: there\n")
-    return DeclaredRun(read_values(tmp_path / "a.yaml", {}))
+    return declare_run(tmp_path / "a.yaml", {})
 
 
 def checking(monkeypatch: pytest.MonkeyPatch, result: object) -> None:
     """Let the checks of values be one that returns or raises a result."""
 
-    def check_front_end(declared: DeclaredRun) -> object:
+    def check_front_end(declared: RunSpec) -> object:
         if isinstance(result, Exception):
             raise result
         return result
@@ -79,14 +80,14 @@ def checking(monkeypatch: pytest.MonkeyPatch, result: object) -> None:
 
 
 def test_fault_is_reported_unless_an_error_has_its_key(
-    declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch
+    declared: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise ConfigError("`CNN` does not stride evenly. Correct it.", keys=("CNN",))
 
     monkeypatch.setattr(setup, "load_recipe", refuse)
     for stops, names in ((False, ["front_end", "run"]), (True, ["front_end"])):
-        checking(monkeypatch, [declared.finding("CNN", problem="a", stops=stops)])
+        checking(monkeypatch, [finding_at(declared, "CNN", problem="a", stops=stops)])
         assert [finding.check for finding in check_run(declared).findings] == names
 
 
@@ -103,12 +104,12 @@ def test_error_stands_at_its_table_or_at_the_option_that_names_the_data(
 ) -> None:
     keys = ["lr: 1", "manifest: null", "data_folder: null", "output_folder: run"]
     (tmp_path / "a.yaml").write_text("\n".join(keys))
-    declared = DeclaredRun(read_values(tmp_path / "a.yaml", {"manifest": {"train": "a.csv"}}))
+    declared = declare_run(tmp_path / "a.yaml", {"manifest": {"train": "a.csv"}})
     checking(monkeypatch, error)
     assert check_run(declared).findings[0].where.endswith(place)
 
 
-def test_failing_check_is_a_note(declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_check_is_a_note(declared: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     checking(monkeypatch, TypeError("an unexpected keyword"))
     note, *_ = check_run(declared).findings
     assert not note.stops
@@ -124,10 +125,10 @@ def test_check_walks_past_a_module_without_super_init() -> None:
 
 
 def test_finding_is_kept_at_each_place_and_as_an_error(
-    declared: DeclaredRun, monkeypatch: pytest.MonkeyPatch
+    declared: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = declared.finding("lr", problem="a")
-    elsewhere = declared.finding("CNN", problem="a")
+    error = finding_at(declared, "lr", problem="a")
+    elsewhere = finding_at(declared, "CNN", problem="a")
     findings = [error, replace(error, stops=False), elsewhere, replace(error, problem="b")]
     checking(monkeypatch, findings)
 
@@ -143,7 +144,7 @@ def test_finding_is_kept_at_each_place_and_as_an_error(
 
 @pytest.mark.parametrize("num_errors", [1, 2])
 def test_training_shows_notes_beside_errors(
-    declared: DeclaredRun,
+    declared: RunSpec,
     num_errors: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -152,7 +153,7 @@ def test_training_shows_notes_beside_errors(
     result = CheckResult(findings=findings)
     monkeypatch.setattr(check, "check_run", lambda *_, **__: result)
     with pytest.raises(ConfigError, match="`a` has 3" if num_errors == 1 else "found 2 errors"):
-        check.check_before_training(declared.values)
+        check.check_before_training(declared, cast(PreparedData, None))
     assert caplog.messages == ["note: a clip is silent."]
 
 
@@ -196,7 +197,7 @@ def test_dry_run_of_a_healthy_step_trains_everything(workplace: Workplace, tmp_p
         assert trial.trained == {id(p) for p in healthy.model.parameters()}
         assert (trial.error, trial.created, trial.unsaved) == (None, [], [])
         random_state = torch.get_rng_state()
-        assert check_run(healthy.declared, data=healthy.data, checks=[]).findings == []
+        assert check_run(healthy.spec, data=healthy.data, checks=[]).findings == []
         assert torch.equal(torch.get_rng_state(), random_state)
     assert not (tmp_path / "run").exists()
     assert not module._global_forward_hooks

@@ -35,7 +35,7 @@ def run(workplace: Workplace, tmp_path: Path) -> Iterator[CheckedRun]:
 
 def cost_findings(run: CheckedRun) -> list[Finding]:
     checks = [check_recordings, check_cost]
-    return check_run(run.declared, data=run.data, checks=checks).findings
+    return check_run(run.spec, data=run.data, checks=checks).findings
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_measured_steps_are_real_and_leave_no_trace(run: CheckedRun) -> None:
     unchanged = run.model.parameters()
     assert all(torch.equal(*pair) for pair in zip(before, unchanged, strict=True))
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert not run.values.folder.exists()
+    assert not run.spec.folder.exists()
     weights = 4 * measured.parameters
     assert 3 * weights <= measured.checkpoint_bytes < 3.2 * weights  # with Adam's two moments
     assert measured.run_seconds == pytest.approx(3 * measured.epoch_seconds, rel=0.05)
@@ -87,8 +87,8 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     evaluated = note_calls(monkeypatch, RealSteps, "evaluate", lambda _, batch: batch.ids)
     monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.8)
     monkeypatch.setattr(segments, "OVERLAP_SECONDS", 0.4)
-    values = run.values.with_overrides(eval_batch_seconds=1.0)  # every clip is longer
-    (finding,) = cost_findings(replace(run, data=replace(run.data, values=values)))
+    spec = run.spec.with_overrides(eval_batch_seconds=1.0)  # every clip is longer
+    (finding,) = cost_findings(replace(run, spec=spec))
     ids = run.data.splits.test["test"]["id"][:]
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem
     assert "sbkit segment" in finding.fix
@@ -130,7 +130,7 @@ def test_reduced_precision_that_slows_the_steps_is_noted(
 def test_full_disk_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     (finding,) = check_cost(run)
-    assert (finding.where, finding.stops) == (run.declared.place("output_folder"), True)
+    assert (finding.where, finding.stops) == (run.spec.place("output_folder"), True)
     assert "0.0 MB are free" in finding.problem
 
 

@@ -13,7 +13,7 @@ import soundfile
 from recipes.asr.recipe import Asr
 from recipes.synthesis.recipe import Tts
 from sbkit.check.check import Check, check_run
-from sbkit.check.checked_run import CheckedRun, DeclaredRun, Finding
+from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.check.data import (
     check_alignment,
     check_channels,
@@ -28,7 +28,7 @@ from sbkit.text.normalization import normalize, orthography
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.vocabulary import ensure_labels
 from sbkit.train.recipe import Recipe
-from sbkit.train.setup import prepare_labels, read_values
+from sbkit.train.setup import PreparedData, declare_run, prepare_labels
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store
 
@@ -60,12 +60,12 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
 def run_on(splits: Splits, folder: Path, recipe: type[Recipe] = Asr, **settings: str) -> CheckedRun:
     """Make a run of splits, without what the checks of data do not read."""
     settings |= {"output_folder": str(folder)}
-    values = read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
-    labels, _ = prepare_labels(values, Asr(), splits)
-    data: Any = SimpleNamespace(values=values, recipe=recipe(), splits=splits, labels=labels)
+    spec = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
+    labels, files = prepare_labels(spec, Asr(), splits)
+    data = PreparedData(recipe=recipe(), splits=splits, labels=labels, label_files=files)
     own: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "helpers", "trial"))
-    return CheckedRun(declared=DeclaredRun(values), data=data, own=own, **parts)
+    return CheckedRun(spec=spec, data=data, own=own, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"
@@ -166,7 +166,7 @@ def test_check_data_counts_rows_left_out_by_reason(tmp_path: Path) -> None:
         "train is without 2 rows (unreadable audio): bad0 (it is empty), bad1"
     )
     assert long.problem.startswith("train is without 8 rows (longer than 9 s): long0 (12.00 s), ")
-    assert long.where == run.declared.place("max_seconds")
+    assert long.where == run.spec.place("max_seconds")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_text_in_another_script_than_that_of_the_language_is_an_error(
     run = run_on(splits, tmp_path / "run", language=language)
     findings = [f for f in check_data(run) if "another script than those" in f.problem]
     assert [f.stops for f in findings] == [True] * stops
-    assert all(advice in f.fix and f.where == run.declared.place("language") for f in findings)
+    assert all(advice in f.fix and f.where == run.spec.place("language") for f in findings)
 
 
 def test_dev_without_any_transcript_is_an_error(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_rows_whose_column_names_another_split_are_noted(tmp_path: Path) -> None
 
 def findings_on(run: Path, checks: Sequence[Check], **settings: object) -> list[Finding]:
     settings["output_folder"] = str(run)
-    declared = DeclaredRun(read_values(ROOT / "hparams/ctc.yaml", settings, recipe=Asr))
+    declared = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
     return check_run(declared, checks=checks).findings
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_run
-from sbkit.check.checked_run import DeclaredRun, Finding
+from sbkit.check.checked_run import Finding
 from sbkit.check.settings import check_needs, check_run_folder
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.overrides import parse_overrides
 from sbkit.distributed.device import device_counter_for, resolve
-from sbkit.train.setup import read_values
+from sbkit.train.setup import declare_run
 from tests.check.harness import declared_run
 from tests.checkpoint.saves import training
 from tests.runs import ROOT, TINY, TINY_VOICE, Workplace, contents_of, times_of
@@ -48,7 +48,7 @@ def noted(folder: Path, text: str, *options: str) -> set[str]:
     """Return the keys of the notes on a YAML and its options."""
     (folder / "own.yaml").write_text(text)
     overrides = parse_overrides([f"--{option}" for option in options])
-    findings = [*check_needs(DeclaredRun(read_values(folder / "own.yaml", overrides)))]
+    findings = [*check_needs(declare_run(folder / "own.yaml", overrides))]
     assert not any(finding.stops for finding in findings)
     return {finding.problem.split("`")[1] for finding in findings}
 

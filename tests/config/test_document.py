@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.messages import FOREIGN_NAMES, nearest
-from sbkit.checkpoint.run_config import RunConfig
+from sbkit.checkpoint.run_config import describe
 from sbkit.config.document import read_document
-from sbkit.config.hparams import load_hparams, read_settings, resolve, save_yaml
+from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import refusal
 from tests.runs import ROOT
@@ -61,7 +61,7 @@ def test_faulty_yaml_is_refused_with_its_line(tmp_path: Path, yaml: str, text: s
 
 def test_small_powers_and_stars_in_paths_are_kept(path: Path) -> None:
     path.write_text("n: 99\na: /a\nb: !ref 2 ** <n>\nc: !ref <n> ** 0.5\nd: !ref <a>/**/c\n")
-    assert [*read_settings(path, {}).values()][2:] == [2**99, 99**0.5, "/a/**/c"]
+    assert [*read_spec(path).settings.values()][2:] == [2**99, 99**0.5, "/a/**/c"]
 
 
 def test_missing_file_offers_the_nearest(path: Path) -> None:
@@ -98,16 +98,16 @@ def including(tmp_path: Path) -> Path:
 
 def test_include_is_read_overridden_and_saved(including: Path) -> None:
     inner = {"size": 1, "must": 4, "twice": 2, "many": [1, 2], "deep": {"size": 1, "half": 0.5}}
-    assert read_settings(including, {})["inner"] == load_hparams(including, {})["inner"] == inner
+    assert read_spec(including).settings["inner"] == load_hparams(including, {})["inner"] == inner
     arguments = ("--inner.size=5", "--inner.must=3", "--inner.many.0=3", "--inner.deep.size=8")
     overrides = parse_overrides(arguments)
-    overridden = read_settings(including, overrides)
+    overridden = read_spec(including, overrides).settings
     inner = {"size": 5, "must": 3, "twice": 10, "many": [3, 2], "deep": {"size": 8, "half": 4}}
     assert overridden == {"seed": 4, "inner": inner, "seen": 10}
     saved = including.with_name("hyperparams.yaml")
-    save_yaml(saved, including, overrides)
+    saved.write_text(read_spec(including, overrides).one_file)
     assert "!include" not in saved.read_text()
-    assert read_settings(saved, {}) == load_hparams(saved, {}) == overridden
+    assert read_spec(saved).settings == load_hparams(saved, {}) == overridden
 
 
 @pytest.mark.parametrize(
@@ -147,31 +147,31 @@ def top(tmp_path: Path) -> Path:
 
 
 def test_base_merges_and_prints_as_one_file(top: Path) -> None:
-    assert read_settings(top, {}) == {
+    assert read_spec(top).settings == {
         **{"unit": 5, "size": 6, "freeze": {"B": "always"}, "kept": 12, "later": 12},
         **{"masks": {"time": 7, "freq": 3, "tone": 12}, "speeds": [0.9, 1.1]},
     }
     assert load_hparams(top, {})["ratio"] == Fraction(3, 6)
     overrides = parse_overrides(["--unit=8", "--ratio.numerator=2", "--masks.tone=1"])
     printed = top.with_name("printed.yaml")
-    printed.write_text(resolve(top, overrides).one_file)
+    printed.write_text(read_spec(top, overrides).one_file)
     assert printed.read_text().startswith("# of eight GPUs\n")
     assert "\nunit: 8  # new\nsize: !ref <unit> + 1 # in units\n" in printed.read_text()
-    assert RunConfig.from_yaml(top, overrides).values == RunConfig.from_yaml(printed, {}).values
+    assert describe(read_spec(top, overrides)).values == describe(read_spec(printed)).values
 
 
 @pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda f: f.stem)
 def test_every_yaml_trains_the_same_as_one_file(yaml: Path, tmp_path: Path) -> None:
     path = tmp_path / "printed.yaml"
-    path.write_text(resolve(yaml, {"data_folder": "x"}).one_file)
-    printed, original = (RunConfig.from_yaml(f, {"data_folder": "x"}).values for f in (path, yaml))
+    path.write_text(read_spec(yaml, {"data_folder": "x"}).one_file)
+    printed, original = (describe(read_spec(f, {"data_folder": "x"})).values for f in (path, yaml))
     assert printed == original
 
 
 def test_base_that_changes_is_read_again(top: Path) -> None:
-    assert read_settings(top, {})["speeds"] == [0.9, 1.1]
+    assert read_spec(top).settings["speeds"] == [0.9, 1.1]
     (top.parent / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [3.0]\n")
-    assert read_settings(top, {})["speeds"] == [3.0]
+    assert read_spec(top).settings["speeds"] == [3.0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hyperpyyaml import load_hyperpyyaml
 
 from sbkit.base.ranges import KEYS, REQUIRED
 from sbkit.commands.cli import run
-from sbkit.config.hparams import load_hparams, read_settings, save_yaml
+from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import YAML, refusal
 from tests.processes import run_fresh
@@ -17,7 +17,7 @@ from tests.runs import ROOT
 
 
 def test_settings_are_the_plain_values(path: Path) -> None:
-    assert read_settings(path, {}) == {
+    assert read_spec(path).settings == {
         **{"seed": 3407, "lr": 0.001, "batch_seconds": 60.0, "language": "en", "mixed": False},
         **{"precision": "fp32", "augment": {"speeds": [0.9, 1.0], "masks": {"time": 2}}},
         **{"double": 120.0, "output_folder": "results/3407", "third": 3, "limit": None, "free": {}},
@@ -29,8 +29,8 @@ def test_settings_are_the_plain_values(path: Path) -> None:
 def test_reading_settings_runs_no_code_and_imports_no_torch(path: Path) -> None:
     path.write_text(YAML + f"bad: !apply:os.mkdir [{path.parent / 'made'}]\nnet: !new:torch.Nope\n")
     script = (
-        "import sys; from pathlib import Path; from sbkit.config.hparams import read_settings;"
-        f"read_settings(Path({str(path)!r}), {{}}); assert 'torch' not in sys.modules"
+        "import sys; from pathlib import Path; from sbkit.config.hparams import read_spec;"
+        f"read_spec(Path({str(path)!r})); assert 'torch' not in sys.modules"
     )
     assert run_fresh(script).returncode == 0
     assert not (path.parent / "made").exists()
@@ -38,14 +38,14 @@ def test_reading_settings_runs_no_code_and_imports_no_torch(path: Path) -> None:
 
 def test_settings_objects_and_the_saved_file_agree(path: Path) -> None:
     overrides = parse_overrides(["--seed=7", "--ratio.numerator=5", "--augment.speeds=[1.1]"])
-    hparams, settings = load_hparams(path, overrides), read_settings(path, overrides)
+    hparams, settings = load_hparams(path, overrides), read_spec(path, overrides).settings
     assert {key: hparams[key] for key in settings} == settings
     assert hparams["ratio"] == hparams["also"] == Fraction(5, 7)
     assert "__hidden" not in hparams
     saved = path.with_name("hyperparams.yaml")
-    save_yaml(saved, path, overrides)
-    assert read_settings(saved, {}) == settings
-    assert read_settings(saved, {"seed": 8})["output_folder"] == "results/8"
+    saved.write_text(read_spec(path, overrides).one_file)
+    assert read_spec(saved).settings == settings
+    assert read_spec(saved, {"seed": 8}).settings["output_folder"] == "results/8"
     assert load_hparams(saved, {})["ratio"] == Fraction(5, 7)
 
 
@@ -56,9 +56,9 @@ def test_tuples_are_saved_after_hyperpyyaml_has_changed_ruamel(path: Path) -> No
     refusal(bad, {})
     load_hyperpyyaml("a: 1")
     saved = path.with_name("hyperparams.yaml")
-    save_yaml(saved, path, parse_overrides(["--limit=(1, 2)"]))
+    saved.write_text(read_spec(path, parse_overrides(["--limit=(1, 2)"])).one_file)
     expected = {"betas": (0.9, 0.98), "sizes": (3, 4), "limit": (1, 2)}
-    for values in (read_settings(saved, {}), load_hparams(saved, {})):
+    for values in (read_spec(saved).settings, load_hparams(saved, {})):
         assert {key: values[key] for key in expected} == expected
 
 
@@ -70,11 +70,11 @@ def test_keys_that_a_yaml_leaves_out_have_their_defaults_wherever_they_are_decla
     yaml.write_text(re.sub(r"(?m)^(    )?label_smoothing: .*\n", "", text), "utf-8")
     optional = {name: key.default for name, key in KEYS.items() if key.default is not REQUIRED}
     assert not {f"\n{name}:" for name in optional if f"\n{name}:" in text}
-    assert read_settings(yaml, {}).items() >= optional.items()
+    assert read_spec(yaml).settings.items() >= optional.items()
     overrides = parse_overrides(["--log_every=7", "--label_smoothing=0.2"])  # one is the recipe's
-    save_yaml(saved := tmp_path / "hyperparams.yaml", yaml, overrides)
+    (saved := tmp_path / "hyperparams.yaml").write_text(read_spec(yaml, overrides).one_file)
     changed = {**optional, "log_every": 7, "label_smoothing": 0.2}
-    for settings in (read_settings(yaml, overrides), read_settings(saved, {})):
+    for settings in (read_spec(yaml, overrides).settings, read_spec(saved).settings):
         assert settings.items() >= changed.items()
     assert "log_everyy" in refusal(yaml, {"log_everyy": 7})
     for arguments, is_shown in (((), False), (("--all",), True), (("--stall_seconds=5",), True)):
@@ -84,4 +84,4 @@ def test_keys_that_a_yaml_leaves_out_have_their_defaults_wherever_they_are_decla
     shown = capsys.readouterr().out
     assert "`stall_seconds` is 900 by default." in shown and "`log_every`" not in shown
     (tmp_path / "theirs.yaml").write_text("seed: 1\n")  # a YAML of SpeechBrain's
-    assert read_settings(tmp_path / "theirs.yaml", {}) == {"seed": 1}
+    assert read_spec(tmp_path / "theirs.yaml").settings == {"seed": 1}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.ranges import FLAG, FLAG_WORDS, LIST, RANGES, Kind
-from sbkit.config.hparams import load_hparams, read_settings, save_yaml
+from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import nest_overrides, parse_overrides
 
 FLAGS = [name for name, kind in RANGES.items() if kind == FLAG]
@@ -33,10 +33,10 @@ def read(way: str, folder: Path, text: str, old: str, names: list[str]) -> Mappi
             overrides = nest_overrides(dict.fromkeys(names, text.strip("'\"")))
     (folder / "base.yaml").write_text(base)
     (folder / "own.yaml").write_text(own)
-    save_yaml(folder / "hyperparams.yaml", folder / "own.yaml", overrides)
-    settings = read_settings(folder / "own.yaml", overrides)
+    (folder / "hyperparams.yaml").write_text(read_spec(folder / "own.yaml", overrides).one_file)
+    settings = read_spec(folder / "own.yaml", overrides).settings
     assert load_hparams(folder / "own.yaml", overrides) == settings
-    assert read_settings(folder / "hyperparams.yaml", {}) == settings
+    assert read_spec(folder / "hyperparams.yaml").settings == settings
     return settings
 
 
@@ -62,5 +62,5 @@ def test_texts_in_lists_and_mappings_are_read_as_written(way: str, tmp_path: Pat
 def test_word_for_another_key_counts_as_in_its_base(path: Path) -> None:
     own = path.with_name("own.yaml")
     own.write_text("base: ctc.yaml\nmixed: Off\n")
-    assert read_settings(own, parse_overrides(["--mixed=yes"]))["mixed"] is True
-    assert read_settings(own, {})["mixed"] is False
+    assert read_spec(own, parse_overrides(["--mixed=yes"])).settings["mixed"] is True
+    assert read_spec(own).settings["mixed"] is False

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import ConfigError
-from sbkit.config.hparams import read_settings
+from sbkit.config.hparams import read_spec
 from sbkit.config.overrides import nest_overrides, parse_command, parse_overrides
 from tests.config.conftest import refusal
 from tests.runs import ROOT
@@ -60,7 +60,7 @@ def test_parse_overrides_collects_manifests(tmp_path: Path) -> None:
     assert overrides == {"manifest": {"train": ["a.csv", "b=c.tsv"], "test-x": "1"}}
     yaml = tmp_path / "a.yaml"
     yaml.write_text("manifest: null\n", encoding="utf-8")
-    assert read_settings(yaml, overrides)["manifest"] == overrides["manifest"]
+    assert read_spec(yaml, overrides).settings["manifest"] == overrides["manifest"]
 
 
 def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,14 +87,14 @@ def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_override_takes_effect(path: Path, argument: str, key: str, expected: object) -> None:
-    value = read_settings(path, parse_overrides([argument]))[key]
+    value = read_spec(path, parse_overrides([argument])).settings[key]
     assert value == expected
     assert type(value) is type(expected)
 
 
 def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
     arguments = ["--ckpt_interval_minutes=0.5", "--stall_seconds=1.5"]
-    settings = read_settings(ROOT / "hparams/ctc.yaml", parse_overrides(arguments))
+    settings = read_spec(ROOT / "hparams/ctc.yaml", parse_overrides(arguments)).settings
     assert (settings["ckpt_interval_minutes"], settings["stall_seconds"]) == (0.5, 1.5)
 
 
@@ -126,5 +126,7 @@ def test_overrides_of_python_are_nested_and_plain() -> None:
 
 
 def test_overrides_from_python_may_be_paths_but_not_objects(path: Path) -> None:
-    assert read_settings(path, {"output_folder": path.parent})["output_folder"] == str(path.parent)
+    assert read_spec(path, {"output_folder": path.parent}).settings["output_folder"] == str(
+        path.parent
+    )
     assert "`limit` must be a plain value" in refusal(path, {"limit": object()})

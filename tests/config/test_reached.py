@@ -1,12 +1,11 @@
 """Code and files of the user's count by their content, wherever they lie."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sbkit.checkpoint.run_config import RunConfig
-from sbkit.config.hparams import resolve
+from sbkit.checkpoint.run_config import Description, describe, differences
+from sbkit.config.hparams import read_spec
 from sbkit.config.reached import list_reached
 
 # The content of each file, none for one that is added later, and what differs after an edit.
@@ -50,15 +49,15 @@ lr_schedule: !name:edited_schedule.warm
 """
 
 
-def declare(folder: Path) -> RunConfig:
+def declare(folder: Path) -> Description:
     yaml = folder / "run.yaml"
     yaml.write_text(YAML.format(folder, folder.parent))
-    modules, files = list_reached(resolve(yaml, {}))
-    return replace(RunConfig.from_yaml(yaml, {}), modules=modules, files=files)
+    spec = read_spec(yaml)
+    return describe(spec, reached=list_reached(spec))
 
 
-def differing(now: RunConfig, before: RunConfig) -> list[str]:
-    return [d.name for d in (*now.differences(before), *now.changes(before))]
+def differing(now: Description, before: Description) -> list[str]:
+    return [difference.name for difference in differences(before, now)]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import FLAG_WORDS, Kind
 from sbkit.config.document import Only
-from sbkit.config.hparams import load_hparams, read_settings, resolve
+from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import nest_overrides, parse_overrides
 from tests.config.conftest import refusal
 
@@ -56,13 +56,16 @@ def as_options(key: str, value: Any, way: str) -> list[str]:
 def test_files_and_options_have_one_rule(key: str, orders: list[Layers], tmp_path: Path) -> None:
     for layers in orders:
         value = reduce(after, layers)
-        assert read_settings(write_files(tmp_path, key, layers), {})[key] == value, layers
+        assert read_spec(write_files(tmp_path, key, layers)).settings[key] == value, layers
         for ways in product(("mapping", "dotted"), repeat=2):
             pairs = zip(layers[1:], ways, strict=True)
             options = [option for layer, way in pairs for option in as_options(key, layer, way)]
             overrides = parse_overrides(options)
             for nested in (overrides, nest_overrides(overrides)):
-                assert read_settings(tmp_path / "0.yaml", nested)[key] == value, (layers, options)
+                assert read_spec(tmp_path / "0.yaml", nested).settings[key] == value, (
+                    layers,
+                    options,
+                )
 
 
 def test_entries_of_a_mapping_are_layers_as_well(tmp_path: Path) -> None:
@@ -73,7 +76,10 @@ def test_entries_of_a_mapping_are_layers_as_well(tmp_path: Path) -> None:
         if layers[1] == layers[2] and layers[1]:  # two entries of a name
             value |= {name: [text, text] for name, text in layers[1].items()}
         file = write_files(tmp_path, "where", layers[:1])
-        assert read_settings(file, parse_overrides(options))["where"] == value, (layers, options)
+        assert read_spec(file, parse_overrides(options)).settings["where"] == value, (
+            layers,
+            options,
+        )
 
 
 def test_python_has_the_same_rule_and_no_order(tmp_path: Path) -> None:
@@ -90,15 +96,15 @@ def test_python_has_the_same_rule_and_no_order(tmp_path: Path) -> None:
                     nest_overrides(overrides)
             else:
                 value = reduce(after, (first, outer, inner) if dotted else (first, outer))
-                assert read_settings(file, nest_overrides(overrides))["where"] == value, given
+                assert read_spec(file, nest_overrides(overrides)).settings["where"] == value, given
 
 
 @pytest.mark.parametrize("layers", [*product(VALUES, repeat=2)])
 def test_mapping_of_parts_is_replaced_as_a_whole(layers: Layers, tmp_path: Path) -> None:
-    assert read_settings(write_files(tmp_path, "freeze", layers), {})["freeze"] == layers[1]
+    assert read_spec(write_files(tmp_path, "freeze", layers)).settings["freeze"] == layers[1]
     for way in ("mapping", "dotted"):
         overrides = parse_overrides(as_options("freeze", layers[1], way))
-        assert read_settings(tmp_path / "0.yaml", overrides)["freeze"] == layers[1]
+        assert read_spec(tmp_path / "0.yaml", overrides).settings["freeze"] == layers[1]
 
 
 @pytest.mark.parametrize("key", ["ratio", "also", "bare", "later"])
@@ -131,10 +137,10 @@ def test_only_and_null_remove_what_a_base_declares(path: Path) -> None:
         (path, parse_overrides(option), {"both": 1, "a": 1}),
         (path, nest_overrides(python), {"a": 1}),
     ):
-        one_file.write_text(resolve(file, overrides).one_file)
+        one_file.write_text(read_spec(file, overrides).one_file)
         for hparams in (load_hparams(file, overrides), load_hparams(one_file, {})):
             assert hparams["augment"]["masks"] == masks and "many" not in hparams
-    settings = read_settings(own, {})
+    settings = read_spec(own).settings
     assert (settings["sizes"], settings["modules"]) == ([7], {"new": {"a": 1}})
     assert "there is no `ratio`" in refusal(path, {"ratio": None})  # which `also` refers to
 
@@ -200,7 +206,7 @@ def test_flag_in_words_is_refused_as_an_argument(node: str, argument: str, tmp_p
         assert refusal(file, {}).startswith("`flag` must be true or false, not in words, but is ")
     file.write_text(f"k: {node % 'true'}\n")
     for overrides in (parse_overrides([f"--k.{argument}=off"]), {"k": {argument: "Off"}}):
-        assert "off" not in resolve(file, overrides).text.lower()
+        assert "off" not in read_spec(file, overrides).text.lower()
         assert load_hparams(file, overrides)
 
 

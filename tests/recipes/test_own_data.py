@@ -12,7 +12,7 @@ import pytest
 
 from recipes.OwnData.corpus import OwnData
 from sbkit.base.errors import SbkitError
-from sbkit.config.hparams import read_settings
+from sbkit.config.hparams import read_spec
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.manifest import Clip, Manifest, to_texts
 from tests.data.test_parts import read as read_source
@@ -259,7 +259,7 @@ def test_columns_of_a_yaml_are_read_as_texts(tmp_path: Path) -> None:
     yaml = tmp_path / "a.yaml"
     text = (ROOT / "hparams/ctc.yaml").read_text()
     yaml.write_text(f"{text}\ncolumns: {{text: 007, b.csv: {{text: null}}}}\n")
-    assert read_settings(yaml, {})["columns"] == {"text": "007", "b.csv": {"text": None}}
+    assert read_spec(yaml).settings["columns"] == {"text": "007", "b.csv": {"text": None}}
 
 
 def test_rows_that_name_no_file_here_are_left_out(tmp_path: Path) -> None:

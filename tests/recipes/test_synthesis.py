@@ -28,7 +28,7 @@ from sbkit.audio.io import encode_audio
 from sbkit.base.errors import PARTLY_DONE, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import read_settings
+from sbkit.config.hparams import read_spec
 from sbkit.tasks.synthesis.model import (
     diagonal_prior,
     find_durations,
@@ -103,7 +103,7 @@ def test_columns_of_a_table_are_not_taken_for_computed_ones(
     soundfile.write(tmp_path / "a.wav", tone, RATE)
     (tmp_path / "t.csv").write_text("path,sentence,pitch,symbols\na.wav,Hello.,183.2,5\n")
     tables = {"manifest": {"train": str(tmp_path / "t.csv"), "dev": str(tmp_path / "t.csv")}}
-    train = prepare_spoken(read_settings(ROOT / "hparams/tts.yaml", tables)).train
+    train = prepare_spoken(read_spec(ROOT / "hparams/tts.yaml", tables).settings).train
     assert train["symbols"][0] == "hello."
     assert train["pitch"][0].split()[10] == "200"
 

@@ -33,7 +33,7 @@ from sbkit.audio.lengths import length_mask
 from sbkit.audio.random_draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import read_settings
+from sbkit.config.hparams import read_spec
 from sbkit.data.shard import read_rows
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
@@ -226,7 +226,7 @@ def prepare_labels(folder: Path, **tables: list[str | None]) -> dict[str, list[s
         (folder / f"{name}.csv").write_text("\n".join(rows))
     manifest = {k: [str(folder / f"{n}.csv") for n in tables if n.startswith(k)] for k in SPLITS}
     settings = {"manifest": manifest, "columns": {"text": None}, "recognizer": None}
-    splits = prepare_speech({**read_settings(ROOT / "hparams/vad.yaml", {}), **settings})
+    splits = prepare_speech({**read_spec(ROOT / "hparams/vad.yaml").settings, **settings})
     return {name: [*split["speech"]] for name, split in splits.named().items()}
 
 
@@ -257,7 +257,9 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     bundle = make_bundle(tmp_path)
-    settings = read_settings(ROOT / "hparams/vad.yaml", {"data_folder": str(workplace.release)})
+    settings = read_spec(
+        ROOT / "hparams/vad.yaml", {"data_folder": str(workplace.release)}
+    ).settings
     with pytest.raises(SbkitError, match="none is not a bundle"):
         prepare_speech({**settings, "recognizer": str(tmp_path / "none")})
     test = prepare_speech({**settings, "recognizer": str(bundle)}).test["test"]

@@ -161,7 +161,7 @@ def test_start_makes_data_tokenizer_and_language_models_once(
         more |= {"data_folder": workplace.release}
         run = Run(YAML, {**SMALL, **more}, recipe=recipe)
         if way == "make_brain":
-            run.make_brain(run.make_loaders())
+            run.make_brain()
         else:
             with pytest.raises(KeyboardInterrupt):
                 run.train()
@@ -280,7 +280,7 @@ def test_brain_of_a_run_has_its_initial_weights(finished: Overrides, tmp_path: P
     """These steps used to be left out, unless train.py took them."""
     folders = {"init_from": folder_of(finished), "output_folder": tmp_path}
     run = Run(YAML, {**finished, **folders, "check": False})
-    brain = run.make_brain(run.make_loaders())
+    brain = run.make_brain()
     with exported_bundle(folder_of(finished)) as bundle:
         trained = load_file(bundle / "model.safetensors")
     for name, value in brain.modules["model"].state_dict().items():

@@ -11,8 +11,8 @@ from safetensors.torch import load, save
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.checksums import write_checksums
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK
-from sbkit.checkpoint.run_config import RunConfig
-from sbkit.config.hparams import load_hparams, read_settings, save_yaml
+from sbkit.checkpoint.run_config import describe, write_description
+from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.export import format_table
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
@@ -44,7 +44,7 @@ def make_run(
     """Save a model with its initial weights as training would; ``change`` edits it first."""
     folder.mkdir(parents=True)
     file = char_tokenizer(folder, ["hello there", "a quick brown fox"]).model_file
-    defaults = read_settings(yaml, {})
+    defaults = read_spec(yaml).settings
     sizes = {name: value for name, value in SIZES.items() if name in defaults}
     overrides = {**sizes, "output_folder": str(folder), **settings}
     torch.manual_seed(0)
@@ -54,8 +54,9 @@ def make_run(
     checkpointer.meta = {NORMALIZER: table_to_store(text_table("en")), TASK: Recognition().name}
     names = (*AsrBrain.parts, *AsrBrain.optional_parts)
     checkpointer.meta[PARTS] = [name for name in names if hparams.get(name) is not None]
-    RunConfig.from_yaml(yaml, overrides, label_file=file.read_bytes()).write(folder)
-    save_yaml(folder / "hyperparams.yaml", yaml, overrides)
+    spec = read_spec(yaml, overrides)
+    write_description(folder, describe(spec, label_file=file.read_bytes()))
+    (folder / "hyperparams.yaml").write_text(spec.one_file)
     checkpointer.save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder
 

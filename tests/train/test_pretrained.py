@@ -16,7 +16,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.models.pretrained.folder import DEFAULTS
 from sbkit.train.initialize import read_named_weights
-from sbkit.train.setup import read_values
+from sbkit.train.setup import declare_run
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after, train_here
 
@@ -100,7 +100,7 @@ def test_check_finds_utterances_without_positions(
 
 def test_run_without_encoder_is_refused() -> None:
     with pytest.raises(SbkitError, match="`pretrained` must be .* but is null"):
-        read_values(YAML, {})
+        declare_run(YAML, {})
 
 
 def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: P
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 8000}))
     with pytest.raises(SbkitError, match="`sample_rate` must be the 8000 Hz .* but is 16000"):
-        read_values(YAML, {"pretrained": str(folder)})
+        declare_run(YAML, {"pretrained": str(folder)})
 
 
 @pytest.mark.parametrize(("is_in_the_yaml", "width"), [(False, 768), (True, 48)])
@@ -119,7 +119,7 @@ def test_encoder_config_without_folder_has_random_weights(
     written = f"encoder_config: {json.dumps(sizes) if is_in_the_yaml else 'null'}"
     yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
     overrides = {} if is_in_the_yaml else {"encoder_config": sizes}
-    config = read_values(yaml, overrides).settings["encoder_config"]
+    config = declare_run(yaml, overrides).settings["encoder_config"]
     assert config.keys() == {"model_type", "source", *DEFAULTS["hubert"]}
     assert (config["hidden_size"], config["num_hidden_layers"]) == (width, 12)
     assert config["source"] is None
@@ -164,7 +164,7 @@ def test_lora_is_merged_on_export_and_kept_by_init_from(
     parameters = last_parameters(again)
     assert all(torch.equal(parameters[name], exported[name]) for name in exported if "body" in name)
     for begun in (bundle, run):
-        settings = read_values(YAML, {"init_from": str(begun)}).settings
+        settings = declare_run(YAML, {"init_from": str(begun)}).settings
         assert settings["encoder_config"]["source"] == named
     of_bundle, of_run = map(read_named_weights, (bundle, run))
     assert of_bundle.keys() == of_run.keys()

@@ -12,10 +12,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.hparams import save_yaml
+from sbkit.config.hparams import read_spec
 from sbkit.models.pretrained.folder import read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
-from sbkit.train.setup import read_values
+from sbkit.train.setup import declare_run
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.hub import Hub, commit_id
 from tests.runs import ROOT, Workplace, read_json
@@ -62,17 +62,17 @@ def test_yaml_names_the_revision(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_
     old, new = hub.models["acme/tiny"]["main"], make_folder(tmp_path / "1", "hubert", **FRAMES)
     hub.models["acme/tiny"]["refs/pr/1"] = new
     for revision in ("refs/pr/1", commit_id(new)):
-        setup = read_values(YAML, {"pretrained": "acme/tiny", "pretrained_revision": revision})
+        setup = declare_run(YAML, {"pretrained": "acme/tiny", "pretrained_revision": revision})
         assert setup.settings["encoder_config"]["model_type"] == "hubert"
-    setup = read_values(YAML, {"pretrained": "acme/tiny"})
+    setup = declare_run(YAML, {"pretrained": "acme/tiny"})
     source = setup.settings["encoder_config"]["source"]
     assert [*source.values()][:3] == ["acme/tiny", commit_id(old), "mit"]
-    save_yaml(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
+    (tmp_path / "resolved.yaml").write_text(read_spec(setup.yaml_file, setup.overrides).one_file)
     hub.models["acme/tiny"] = {"main": new, "old": old}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
-    assert read_values(tmp_path / "resolved.yaml", {}).settings == setup.settings
+    assert declare_run(tmp_path / "resolved.yaml", {}).settings == setup.settings
     with pytest.raises(SbkitError, match="agree with `pretrained` .acme/tiny"):
-        read_values(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
+        declare_run(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
 
 
 def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:
