@@ -51,7 +51,7 @@ from sbkit.base.imports import require_unedited, search_folders, user_sources
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import Description, describe, has_checkpoint, require_resumable
-from sbkit.config.hparams import OUTPUT_FOLDER, RunSpec, Settings, build_hparams, read_spec
+from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
 from sbkit.config.overrides import nest_overrides
 from sbkit.config.reached import list_reached
 from sbkit.data.batch import Loaders, user_columns
