@@ -232,8 +232,8 @@ def load_brain(recipe: type[Recipe], yaml: str, *options: str) -> Any:
     """Build the Brain of a recipe and a YAML of hparams/, on the CPU."""
     hparams = load_hparams(ROOT / f"hparams/{yaml}.yaml", parse_overrides(options))
     hparams = hparams.with_values({"recipe": recipe()})
-    run_opts = {"device": "cpu"}
-    return recipe.brain({"model": hparams["model"]}, hparams=hparams, run_opts=run_opts)
+    options = {"hparams": hparams, "run_opts": {"device": "cpu"}}
+    return recipe.brain(modules={"model": hparams["model"]}, **options)
 
 
 def last_parameters(run: Path) -> dict[str, torch.Tensor]:

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from recipes.asr.recipe import Asr, AsrBrain
+from recipes.codec.recipe import CodecBrain, NeuralCodec
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.config.hparams import Settings, read_spec
+from sbkit.config.hparams import Settings, load_hparams, read_spec
+from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import describe_parts
+from sbkit.tasks.codec.model import CodecModel
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.setup import make_brain
-from tests.runs import ROOT
+from tests.runs import ROOT, TINY_CODEC
 from tests.runtime.bundles import edit_config, make_bundle
 
 SOURCE = """
@@ -71,6 +74,31 @@ class OtherBrain(SimpleNamespace):
 
 class NamingRecipe(Asr, Naming):
     brain: Any = OtherBrain
+
+
+class OtherCodecBrain(CodecBrain):
+    """Passes on what SpeechBrain's Brain takes."""
+
+    def __init__(
+        self, modules: Any, opt_class: Any, hparams: Any, run_opts: Any, checkpointer: Any
+    ) -> None:
+        super().__init__(modules, opt_class, hparams, run_opts, checkpointer)
+
+
+class OtherCodec(NeuralCodec):
+    brain: Any = OtherCodecBrain
+
+
+def test_brain_with_the_arguments_of_speechbrain_knows_its_task(tmp_path: Path) -> None:
+    overrides = parse_overrides([*TINY_CODEC, f"--output_folder={tmp_path}"])
+    setup: Any = SimpleNamespace(
+        data=SimpleNamespace(recipe=OtherCodec()),
+        hparams=load_hparams(ROOT / "hparams/codec.yaml", overrides),
+        placement=SimpleNamespace(device="cpu"),
+        loaders=None,
+    )
+    brain = make_brain(setup)
+    assert brain.task is setup.data.recipe and isinstance(brain.network, CodecModel)
 
 
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:

@@ -356,14 +356,3 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     def _custom_checkpoint_dirpath(self, name: str) -> Path:
         return staging_path(super()._custom_checkpoint_dirpath(name))
-
-
-@contextmanager
-def left_out(checkpointer: SpeechBrainCheckpointer | None, name: str) -> Iterator[None]:
-    """Load nothing into a recoverable within a `with` statement."""
-    recoverables = {} if checkpointer is None else checkpointer.recoverables
-    kept = {key: recoverables.pop(key) for key in {name} & recoverables.keys()}
-    try:
-        yield
-    finally:
-        recoverables.update(kept)

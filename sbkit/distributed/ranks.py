@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.parallel import DistributedDataParallel
 
 from sbkit.base.errors import DeviceError, OtherRankError, StopRequestedError
 from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
@@ -146,14 +145,6 @@ def drop_reducer(module: Any) -> None:
     Python's lock, for which gloo's threads may wait: 1 of 20 such processes never ended.
     """
     module.reducer = module.logger = module.process_group = None
-
-
-def unwrap_modules(modules: nn.ModuleDict) -> None:
-    """Replace each DistributedDataParallel by its module."""
-    for name, module in modules.items():
-        if isinstance(module, DistributedDataParallel):
-            drop_reducer(module)
-            modules[name] = module.module
 
 
 @contextmanager

@@ -39,13 +39,7 @@ from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.base.stores import store_patience
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
-from sbkit.checkpoint.checkpointer import (
-    PARTS,
-    RANKED_BY,
-    AveragedCheckpoints,
-    Checkpointer,
-    left_out,
-)
+from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
@@ -56,7 +50,6 @@ from sbkit.distributed.ranks import (
     failing_together,
     gather_over_ranks,
     rank,
-    unwrap_modules,
     world_size,
 )
 from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
@@ -370,7 +363,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.step = 0  # without a checkpoint, the next `fit` starts an epoch
             self.training_metrics.close()
             self.training_step.ddp.unwrap()
-            unwrap_modules(self.modules)
 
     def _fit_epochs(
         self,
@@ -461,8 +453,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if is_untrained and newest_checkpoint(Path(self.checkpointer.checkpoints_dir)) is None:
             raise BundleError(f"{self.run_folder} has no checkpoint, so nothing can be tested yet.")
         keys = {"max_key": max_key, "min_key": min_key}
-        with left_out(self.checkpointer, "brain"):
+        recoverables = self.checkpointer.recoverables if self.checkpointer else {}
+        recoverables.pop("brain", None)
+        try:
             best = self.checkpointer and self.checkpointer.recover_if_possible(**keys)
+        finally:
+            recoverables["brain"] = self
         self.tested = [best.meta] if best else []
         count = int(getattr(self.hparams, "average_checkpoints", 1))
         if isinstance(self.checkpointer, Checkpointer) and (
