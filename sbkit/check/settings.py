@@ -133,7 +133,10 @@ def unread_keys(spec: RunSpec, names_read: Set[str]) -> Iterator[str]:
     Only keys of the root are tested: a class refuses arguments that it does not take.
     """
     document, set_by_user = spec.document, user_keys(spec)
-    referenced_keys = {str(path[0]) for _, node in walk(document.root) for path in referenced(node)}
+    # An override may have replaced the only reference, such as that of `Transformer.dropout`.
+    declared = read_document(spec.yaml_file).root
+    nodes = (node for root in (document.root, declared) for _, node in walk(root))
+    referenced_keys = {str(path[0]) for node in nodes for path in referenced(node)}
     used = names_read | referenced_keys | COMMAND_KEYS
     for key, node in document.root.items():
         # An `!apply:` of somebody's own may have only a side effect.

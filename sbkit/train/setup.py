@@ -6,7 +6,7 @@ The files of a run folder, in the order that a run writes them:
 
 .lock                  locked while a run trains here
 hyperparams.yaml       the YAML as it took effect, with the overrides
-run_config.json        the run configuration, which a resumed run is compared with
+run_config.json        what describes the run, with which a resumed run is compared
 tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
