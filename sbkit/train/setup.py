@@ -150,12 +150,10 @@ def describe_run(
     )
 
 
-def require_own_folder(
-    spec: RunSpec, data: PreparedData, helpers: Mapping[str, str] | None = None
-) -> str | None:
+def require_own_folder(spec: RunSpec, described: Description) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
     has_ended = is_finished(spec.folder, spec.settings)
-    return require_resumable(spec.folder, describe_run(spec, data, helpers), has_ended=has_ended)
+    return require_resumable(spec.folder, described, has_ended=has_ended)
 
 
 def prepare_run(spec: RunSpec) -> PreparedRun:
