@@ -21,7 +21,7 @@ def main() -> int:
         return train_restartably(
             run.train,
             run.folder,
-            patience=run.settings["store_patience"],
+            patience=run.settings["store_patience"],  # sbkit/base/ranges.py has its default
             position=lambda: run.position,
         )
 

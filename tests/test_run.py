@@ -23,10 +23,11 @@ from sbkit.evaluate.compare import COSTS, compare_runs
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.export import onnx_format
 from sbkit.run import export_and_test
+from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize
-from sbkit.train.setup import declare_run, make_brain, prepare_run
+from sbkit.train.setup import make_brain
 from tests.export.test_formats import off_by
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
@@ -235,8 +236,7 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
     with one_thread(), Transcriber.load(bundle, device="cpu", decoder="greedy") as transcriber:
         encoded = [(segment, part.log_probs) for segment, part in transcriber.encode(recording)]
         text = transcriber.transcribe(recording).text
-    spec = declare_run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
-    setup = prepare_run(spec)
+    setup = Run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0}).prepare()
     brain = make_brain(setup, noprogressbar=True)
     brain.on_evaluate_start(min_key="CER")
     batch = TextCollate(setup.data.labels)([row_of("talk", audio, text=text)])
@@ -421,7 +421,7 @@ def test_every_yaml_takes_a_step(
         family, config = ("whisper", {}) if is_whisper else ("wav2vec2", FRAMES)
         options.append(f"--pretrained={make_folder(tmp_path / 'tiny', family, **config)}")
     file, overrides = parse_command([str(yaml), *small, *folders, *options])
-    setup = prepare_run(declare_run(file, overrides))
+    setup = Run(file, overrides).prepare()
     hparams = setup.hparams
     before = [value.detach().clone() for value in hparams["model"].parameters()]
     changed = Settings({**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None})

@@ -21,7 +21,8 @@ from recipes.AsteriskPrompts.corpus import AsteriskPrompts
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
-from sbkit.train.setup import PreparedRun, declare_run, make_brain, prepare_run
+from sbkit.run.run import Run
+from sbkit.train.setup import PreparedRun, make_brain
 from tools.bench import Figures
 from tools.bench_gpu import COPIES, write_split
 
@@ -41,7 +42,7 @@ def make_side(name: str, yaml: Path, arguments: Sequence[str], folder: Path) -> 
     if not overrides.get("data_folder"):
         overrides["data_folder"] = str(convert(folder / "release"))
     overrides = {"check": False, "output_folder": str(folder / name), **overrides}
-    setup = prepare_run(declare_run(yaml, overrides))
+    setup = Run(yaml, overrides).prepare()
     if name == "sbkit":
         return SbkitSide(setup)
     from tools.bench_speechbrain import SpeechBrainSide  # only its own toolkit is imported

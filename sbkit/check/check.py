@@ -37,7 +37,7 @@ from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
 from sbkit.train.setup import (
-    PreparedData,
+    RunData,
     build_run,
     choose_placement,
     make_brain,
@@ -86,7 +86,7 @@ class CheckResult:
 
 
 def check_run(
-    spec: RunSpec, *, data: PreparedData | None = None, checks: Sequence[Check] = CHECKS
+    spec: RunSpec, *, data: RunData | None = None, checks: Sequence[Check] = CHECKS
 ) -> CheckResult:
     """Check a run, and return each finding once.
 
@@ -117,7 +117,7 @@ def check_run(
 
 
 @contextmanager
-def open_checked_run(spec: RunSpec, data: PreparedData | None = None) -> Iterator[CheckedRun]:
+def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[CheckedRun]:
     """Prepare the data of a run, unless that is done, and yield it with what the checks try.
 
     The objects are built in a scratch folder: one of the user's may write when it is made.
@@ -154,7 +154,7 @@ def open_checked_run(spec: RunSpec, data: PreparedData | None = None) -> Iterato
         yield run
 
 
-def check_before_training(spec: RunSpec, data: PreparedData) -> None:
+def check_before_training(spec: RunSpec, data: RunData) -> None:
     """Check a run before its first step: log the notes, raise ConfigError for errors."""
     with single_rank(), MainProcessContext():  # SpeechBrain would wait for the other ranks
         findings = check_run(spec, data=data).findings

@@ -17,7 +17,7 @@ from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import device_counter_for, parse_device, resolve
 from sbkit.train.brain import Brain
 from sbkit.train.schedule import highest_factor, read_schedule
-from sbkit.train.setup import PreparedData, PreparedRun, choose_placement
+from sbkit.train.setup import PreparedRun, RunData, choose_placement
 
 ON_CPU = resolve("cpu", "fp32")
 CPU_OPTIONS: dict[str, Any] = {
@@ -172,7 +172,7 @@ class CheckedRun:
     """
 
     spec: RunSpec
-    data: PreparedData
+    data: RunData
     own: PreparedRun
     brain: Brain
     optimizers: list[Optimizer]

@@ -69,8 +69,8 @@ from sbkit.train.brain import Brain
 from sbkit.train.ownership import helper_digests
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.setup import (
-    PreparedData,
     PreparedRun,
+    RunData,
     build_run,
     choose_placement,
     declare_run,
@@ -212,13 +212,14 @@ class Run:
                     data = wait_for_store(lambda: prepare_data(spec))
                 check_first(spec, data)
                 write_labels(spec, data)
-            run = self._prepared = build_run(spec, data, placement)
-            brain = open_run_folder(run)
+            prepared = self._prepared = build_run(spec, data, placement)
+            brain = open_run_folder(prepared)
             text_log.open()
             brain.on_epoch = on_epoch
             try:
-                brain.fit(run.hparams["epoch_counter"], run.loaders.train, run.loaders.valid)
-                self._finish(run, brain)
+                loaders = prepared.loaders
+                brain.fit(prepared.hparams["epoch_counter"], loaders.train, loaders.valid)
+                self._finish(prepared, brain)
             finally:
                 self.position = brain.position
         if data.recipe.has_model and not (self.folder / BUNDLE).exists():
@@ -236,14 +237,14 @@ class Run:
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
         with self._session() as text_log:
-            run = self.prepare()
-            described = describe_run(run.spec, run.data)
+            prepared = self.prepare()
+            described = describe_run(self.spec, prepared.data)
             require_resumable(self.folder, described, has_ended=True)
             text_log.open()
-            write_yaml(run, described, has_ended=True)
-            brain = make_brain(run)
+            write_yaml(prepared, described, has_ended=True)
+            brain = make_brain(prepared)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
-            self._finish(run, brain)
+            self._finish(prepared, brain)
         return self.scores
 
     def tune(self, *, out: Path | str, data: Path | str | None = None, **options: Any) -> Path:
@@ -274,7 +275,7 @@ class Run:
     @property
     def history(self) -> list[Record]:
         """The figures of each epoch so far, such as `epoch`, `loss`, `valid_loss` and metrics."""
-        self._require_own_folder()
+        self._require_unchanged()
         records = read_log(self.folder / LOG_FILE)
         return [record for record in records if record["kind"] == EpochFigures.kind]
 
@@ -289,7 +290,7 @@ class Run:
 
         Raises BundleError if the run was not tested yet.
         """
-        self._require_own_folder()
+        self._require_unchanged()
         scores: Mapping[str, FigureDict] = read_results(self.folder)["test"]
         return scores
 
@@ -340,7 +341,7 @@ class Run:
         """Return the modules that were named, or that a YAML of the user's names."""
         return self._named if self.spec.document.is_of_run else user_modules_of(self.spec)
 
-    def _require_own_folder(self) -> None:
+    def _require_unchanged(self) -> None:
         """Raise ConfigError if the run in the folder has other values."""
         if not has_checkpoint(self.folder):
             return
@@ -357,7 +358,7 @@ class Run:
     def _require_model(self) -> None:
         if not (has_checkpoint(self.folder) or (self.folder / BUNDLE).exists()):
             raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
-        self._require_own_folder()
+        self._require_unchanged()
 
     # -- its steps ------------------------------------------------------------------------------
 
@@ -387,12 +388,12 @@ class Run:
 
         run_opts: take precedence over the YAML.
         """
-        run = self.prepare()
+        prepared = self.prepare()
         with main_rank_first():
-            check_first(run.spec, run.data)
-        return open_run_folder(run, **run_opts)
+            check_first(self.spec, prepared.data)
+        return open_run_folder(prepared, **run_opts)
 
-    def _finish(self, run: PreparedRun, brain: Brain) -> None:
+    def _finish(self, prepared: PreparedRun, brain: Brain) -> None:
         """Export and test the best weights, unless the results are there; rank 0 writes."""
         logger.info(f"run folder: {self.folder}")
         if self._has_results():
@@ -400,18 +401,18 @@ class Run:
         else:
             with brain.guarded():
                 brain.load_tested_weights()
-                bundle = make_bundle(run, brain)  # with a decoder fitted to these weights
+                bundle = make_bundle(prepared, brain)  # with a decoder fitted to these weights
             # Not watched: an exporter may work for longer than `stall_seconds` without a sign of
             # life. A signal ends it at once, and no format is half-written.
             with main_rank_first():
                 if rank() == 0 and bundle is not None:
-                    write_formats(run)
+                    write_formats(prepared)
             with brain.guarded():
-                sets = [score(run, brain, bundle, name) for name in run.loaders.test]
+                sets = [score(prepared, brain, bundle, name) for name in prepared.loaders.test]
                 if rank() == 0:
-                    report(run, brain, bundle, sets)
+                    report(prepared, brain, bundle, sets)
             if type(brain).evaluate is not Brain.evaluate:
-                brain.evaluate(run.loaders.test)
+                brain.evaluate(prepared.loaders.test)
         if (page := self.folder / REPORT).is_file():
             logger.info(f"report: {page}")
         if (self.folder / BUNDLE).exists():
@@ -445,15 +446,15 @@ class Run:
 # -- steps of a run, in their order ----------------------------------------------------------------
 
 
-def check_first(spec: RunSpec, data: PreparedData) -> None:
-    """Check a run before its first step, on rank 0."""
+def check_first(spec: RunSpec, data: RunData) -> None:
+    """Let rank 0 try copies of the run's objects, in a scratch folder; the run does not change."""
     if rank() == 0 and spec.settings.get("check", True):
         check_before_training(spec, data)
         gc.collect()
         return_freed_memory()
 
 
-def write_labels(spec: RunSpec, data: PreparedData) -> None:
+def write_labels(spec: RunSpec, data: RunData) -> None:
     """Write the labels, the first files in the run folder, unless it is another run's."""
     note = require_own_folder(spec, describe_run(spec, data))
     if rank() == 0:

@@ -4,7 +4,9 @@ A recipe overrides `compute_forward` and `compute_objectives`, and as much of `o
 `on_stage_end` and `on_fit_batch_start` as it needs. `compute_objectives` returns a `Loss` of sums
 and counts, or a plain mean as in SpeechBrain.
 
-    fit -> _fit_epochs -> _fit_train -> fit_batch -> optimizers_step
+    fit -> on_fit_start (SpeechBrain's: `init_optimizers`, then the last checkpoint is loaded)
+        -> _fit_epochs -> _fit_train -> set_scheduled_rate
+                                     -> fit_batch -> optimizers_step -> TrainingStep.update
                                      -> _validate_if_due (`valid_interval_steps`)
                        -> _fit_valid -> evaluate_splits -> evaluate_batch
 """
@@ -332,7 +334,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
             valid_loaders = as_loaders(self, valid_set, Stage.VALID, valid_loader_kwargs)
             self.evaluator.loaders = valid_loaders
         show_progress = not self.noprogressbar if progressbar is None else progressbar
-        # A run seeds the global generators at each step; a recipe of SpeechBrain's draws from them.
+        # A run, which has loaders by `make_brain`, seeds the global generators at each step; a
+        # recipe of SpeechBrain's draws from them.
         has_own_numbers = self.loaders is not None
         if has_own_numbers and epoch_counter is not self.hparams.epoch_counter:
             raise ConfigError(

@@ -18,15 +18,12 @@ from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
+from torch import nn
 from torch.optim import Optimizer
 
 from sbkit.base.errors import ConfigError, concerning, translate
 from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import Range
-from sbkit.base.torch_internals import found_inf_tensors, reads_found_inf
 from sbkit.checkpoint.weights import part_names_of_model, to_part_name
 from sbkit.train.schedule import SPEECHBRAIN_SCHEDULERS
 
@@ -293,46 +290,6 @@ def split_groups(groups: Groups, scale_by_id: Mapping[int, float]) -> Iterator[d
             by_scale.setdefault(scale_by_id.get(id(parameter), 1.0), []).append(parameter)
         for scale, parameters in by_scale.items():
             yield {**group, "params": parameters, "lr_scale": scale}
-
-
-# One step
-
-
-def clip_gradients(optimizer: Optimizer, max_norm: float) -> Tensor:
-    """Clip all groups of an optimizer by one norm; return the norm before clipping: ().
-
-    Each optimizer is clipped on its own, as in SpeechBrain: the optimizer of a pretrained encoder,
-    for example, is not held back by the gradients of a new head. A ``max_norm`` that is not
-    positive clips nothing; PyTorch would reverse the gradient.
-    """
-    limit = max_norm if max_norm > 0 else math.inf
-    return nn.utils.clip_grad_norm_(list(parameters_with_gradient(optimizer)), limit)
-
-
-def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """Step the optimizer, unless ``skipped`` () is true; then it and its parameters do not change.
-
-    ``skipped`` is on the device. A fused optimizer reads the flag there, as with a GradScaler. For
-    any other optimizer the host waits for the flag; on the CPU this costs nothing.
-    """
-    if scaler.is_enabled():
-        for found_inf in found_inf_tensors(scaler, optimizer):
-            found_inf.copy_(skipped)
-        scaler.step(optimizer)
-    elif reads_found_inf(optimizer):
-        fused: Any = optimizer
-        fused.grad_scale = None
-        fused.found_inf = skipped.to(torch.float32)
-        scaler.step(optimizer)
-        del fused.grad_scale, fused.found_inf
-    elif not bool(skipped):
-        scaler.step(optimizer)
-
-
-def parameters_with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters of all groups that have a gradient."""
-    for group in optimizer.param_groups:
-        yield from (p for p in group["params"] if p.grad is not None)
 
 
 # Freezing

@@ -109,7 +109,7 @@ def require_unedited_modules(spec: RunSpec) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedData:
+class RunData:
     """The data and the labels of a run, before the objects of its YAML are built.
 
     Attributes:
@@ -132,13 +132,13 @@ class PreparedRun:
 
     spec: RunSpec
     placement: Placement
-    data: PreparedData
+    data: RunData
     hparams: Settings = field(repr=False)
     loaders: Loaders = field(repr=False)
 
 
 def describe_run(
-    spec: RunSpec, data: PreparedData, helpers: Mapping[str, str] | None = None
+    spec: RunSpec, data: RunData, helpers: Mapping[str, str] | None = None
 ) -> Description:
     """Describe a run whose data is prepared; `helpers` are those of its Brain."""
     return describe(
@@ -156,24 +156,17 @@ def require_own_folder(spec: RunSpec, described: Description) -> str | None:
     return require_resumable(spec.folder, described, has_ended=has_ended)
 
 
-def prepare_run(spec: RunSpec) -> PreparedRun:
-    """Make all that a run needs, and write its label files, which the objects open."""
-    data = prepare_data(spec)
-    write_label_files(spec, data)
-    return build_run(spec, data, choose_placement(spec))
-
-
-def prepare_data(spec: RunSpec) -> PreparedData:
+def prepare_data(spec: RunSpec) -> RunData:
     """Prepare the data and the labels of a run; nothing is written into its folder."""
     with concerning("recipe"):
         recipe = load_recipe(spec)
     with concerning("data_folder"):
         splits = prepare_splits(spec, recipe)
     labels, label_files = prepare_labels(spec, recipe, splits)
-    return PreparedData(recipe=recipe, splits=splits, labels=labels, label_files=label_files)
+    return RunData(recipe=recipe, splits=splits, labels=labels, label_files=label_files)
 
 
-def build_run(spec: RunSpec, data: PreparedData, placement: Placement) -> PreparedRun:
+def build_run(spec: RunSpec, data: RunData, placement: Placement) -> PreparedRun:
     """Build the objects of the YAML and the loaders; every rank does, once the labels are there."""
     recipe = data.recipe
     hparams = build_objects(spec, data)
@@ -223,7 +216,7 @@ def prepare_labels(
         return labels, {file.name: file.read_bytes() for file in files}
 
 
-def write_label_files(spec: RunSpec, data: PreparedData) -> None:
+def write_label_files(spec: RunSpec, data: RunData) -> None:
     """Write the tokenizer, list of classes and language models into the run folder."""
     folder = spec.folder
     for name, content in data.label_files.items():
@@ -239,7 +232,7 @@ def write_label_files(spec: RunSpec, data: PreparedData) -> None:
             )
 
 
-def build_objects(spec: RunSpec, data: PreparedData) -> Settings:
+def build_objects(spec: RunSpec, data: RunData) -> Settings:
     """Build the objects of the YAML, with random numbers from its seed."""
     with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
         torch.manual_seed(spec.settings["seed"])

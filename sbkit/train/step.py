@@ -8,8 +8,9 @@ add up to the gradient of the mean over the global batch. The host does not wait
 whether a step was skipped is read now and then.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from torch.optim import Optimizer
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
-from sbkit.base.torch_internals import multiply_gradients
+from sbkit.base.torch_internals import found_inf_tensors, multiply_gradients, reads_found_inf
 from sbkit.distributed.ranks import drop_reducer, from_main_rank, sum_over_ranks, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.model_state import BufferSnapshot, MovingAverage
 from sbkit.train.nonfinite import NonFiniteRecorder
-from sbkit.train.optimizers import Freezing, clip_gradients, parameters_with_gradient, step_unless
+from sbkit.train.optimizers import Freezing
 
 # What `compute_objectives` returns: sums and counts or a mean, or one of them for each optimizer
 Objective = Loss | Tensor | Mapping[str, Loss | Tensor]
@@ -359,3 +360,40 @@ def share_batch_norms(modules: nn.Module) -> None:
         if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             module.__class__ = nn.SyncBatchNorm
             module.process_group = None  # all ranks
+
+
+def clip_gradients(optimizer: Optimizer, max_norm: float) -> Tensor:
+    """Clip all groups of an optimizer by one norm; return the norm before clipping: ().
+
+    Each optimizer is clipped on its own, as in SpeechBrain: the optimizer of a pretrained encoder,
+    for example, is not held back by the gradients of a new head. A ``max_norm`` that is not
+    positive clips nothing; PyTorch would reverse the gradient.
+    """
+    limit = max_norm if max_norm > 0 else math.inf
+    return nn.utils.clip_grad_norm_(list(parameters_with_gradient(optimizer)), limit)
+
+
+def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
+    """Step the optimizer, unless ``skipped`` () is true; then it and its parameters do not change.
+
+    ``skipped`` is on the device. A fused optimizer reads the flag there, as with a GradScaler. For
+    any other optimizer the host waits for the flag; on the CPU this costs nothing.
+    """
+    if scaler.is_enabled():
+        for found_inf in found_inf_tensors(scaler, optimizer):
+            found_inf.copy_(skipped)
+        scaler.step(optimizer)
+    elif reads_found_inf(optimizer):
+        fused: Any = optimizer
+        fused.grad_scale = None
+        fused.found_inf = skipped.to(torch.float32)
+        scaler.step(optimizer)
+        del fused.grad_scale, fused.found_inf
+    elif not bool(skipped):
+        scaler.step(optimizer)
+
+
+def parameters_with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters of all groups that have a gradient."""
+    for group in optimizer.param_groups:
+        yield from (p for p in group["params"] if p.grad is not None)

@@ -24,7 +24,14 @@ from sbkit.base.errors import (
     StopRequestedError,
 )
 from sbkit.base.files import read_file, write_text_atomically
-from sbkit.base.process import LOST_RANK, as_user_error, exit_code, handle_signals, report_error
+from sbkit.base.process import (
+    LOST_RANK,
+    STOP_SIGNALS,
+    as_user_error,
+    exit_code,
+    handle_signals,
+    report_error,
+)
 from sbkit.base.stores import store_patience, wait_for_store
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -33,7 +40,6 @@ from sbkit.logs.metric import BestKey
 
 logger = logging.getLogger(__name__)
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ranks
 MAX_STEPS_BETWEEN_QUESTIONS = 25  # later steps may be slower
 STALE_VALIDATIONS = "stale_validations"  # keys of a checkpoint's meta file
@@ -53,7 +59,7 @@ class StopSignals:
         self._handling = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        self._handling.enter_context(handle_signals(STOP_SIGNALS, self._receive))
+        self._handling.enter_context(handle_signals((*STOP_SIGNALS, signal.SIGINT), self._receive))
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

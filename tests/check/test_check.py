@@ -21,7 +21,7 @@ from sbkit.check.checked_run import Finding, RunSpec, finding_at
 from sbkit.commands.cli import run
 from sbkit.train import setup
 from sbkit.train.ownership import reachable
-from sbkit.train.setup import PreparedData, declare_run, prepare_data
+from sbkit.train.setup import RunData, declare_run, prepare_data
 from tests.calls import note_calls
 from tests.check.harness import brain, checked_run, declared_run
 from tests.runs import ROOT, Workplace
@@ -156,7 +156,7 @@ def test_training_shows_notes_beside_errors(
     result = CheckResult(findings=findings)
     monkeypatch.setattr(check, "check_run", lambda *_, **__: result)
     with pytest.raises(ConfigError, match="`a` has 3" if num_errors == 1 else "found 2 errors"):
-        check.check_before_training(declared, cast(PreparedData, None))
+        check.check_before_training(declared, cast(RunData, None))
     assert caplog.messages == ["note: a clip is silent."]
 
 

@@ -28,7 +28,7 @@ from sbkit.text.normalization import normalize, orthography
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.vocabulary import ensure_labels
 from sbkit.train.recipe import Recipe
-from sbkit.train.setup import PreparedData, declare_run, prepare_labels
+from sbkit.train.setup import RunData, declare_run, prepare_labels
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store
 
@@ -62,7 +62,7 @@ def run_on(splits: Splits, folder: Path, recipe: type[Recipe] = Asr, **settings:
     settings |= {"output_folder": str(folder)}
     spec = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
     labels, files = prepare_labels(spec, Asr(), splits)
-    data = PreparedData(recipe=recipe(), splits=splits, labels=labels, label_files=files)
+    data = RunData(recipe=recipe(), splits=splits, labels=labels, label_files=files)
     own: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "helpers", "trial"))
     return CheckedRun(spec=spec, data=data, own=own, **parts)
