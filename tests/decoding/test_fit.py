@@ -105,15 +105,9 @@ def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting
     assert "WER" not in fitted.plain()
     assert fitted.weights.word == 0
     assert set(decoder.with_weights(fitted.weights).used_weights) == {"token", "token_bonus"}
-
-
-def test_decoder_without_tokens_keeps_its_model_of_words(fitting: Fitting) -> None:
-    """It has no other model."""
-    decoder, (clip, *_), _ = fitting
     models = LanguageModels(words=decoder.language_models.words, tokens=None)
-    decoder = decoder.copy_with(language_models=models)
-    fitted = fit_weights(decoder, [clip], splits=["dev"], by_words=False)
-    assert fitted.weights.word > 0
+    has_no_other = decoder.copy_with(language_models=models)
+    assert fit_weights(has_no_other, utterances[:1], by_words=False).weights.word > 0
 
 
 def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
