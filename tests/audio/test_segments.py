@@ -79,17 +79,15 @@ def test_long_pause_ends_any_segment_and_short_pause_a_long_one() -> None:
     assert [round(len(segment.samples) / RATE, 1) for segment in short] == [8.7, 4.4]
     first, _ = cut(words, noise(3, 10), words)
     assert len(first.samples) / RATE == pytest.approx(4 + 3 - 0.5, abs=0.05)
+    first, second = cut(noise(0.4), pause, noise(3), pause, noise(3))  # at least a second
+    assert len(first.samples) > 4 * RATE and second.overlap == 0
+    first, _ = cut(noise(5), noise(1, 300), noise(5))  # noise is 20 dB below speech
+    assert len(first.samples) / RATE == pytest.approx(5.5, abs=0.1)
     long = cut(*[words, breath] * 10)
     assert all(segment.overlap == 0 for segment in long)
     assert len(long) <= 6
     edges = [segment.next_start / RATE % 4.3 for segment in long[:-1]]
     assert edges == pytest.approx([4.15] * len(edges), abs=0.15)
-
-
-def test_segment_has_a_minimum_length() -> None:
-    first, second = cut(noise(0.4), noise(0.8, 10), noise(3), noise(0.8, 10), noise(3))
-    assert len(first.samples) > 4 * RATE
-    assert second.overlap == 0
 
 
 @pytest.mark.parametrize("block", [0.01, 1.0, 7.3, 100.0])
@@ -100,11 +98,6 @@ def test_segments_do_not_depend_on_block_size(block: float) -> None:
         for segments in (cut(*parts, block=block), cut(*parts))
     )
     assert sizes == expected
-
-
-def test_pause_may_have_noise_20_db_below_speech() -> None:
-    (first, _) = cut(noise(5, 3000), noise(1, 300), noise(5, 3000))  # 20 dB
-    assert len(first.samples) / RATE == pytest.approx(5.5, abs=0.1)
 
 
 def test_find_gap_is_the_longest_in_the_middle_half_of_the_overlap() -> None:

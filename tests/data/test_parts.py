@@ -166,10 +166,13 @@ def test_channels_that_are_no_channel_of_the_file_are_left_out(tmp_path: Path) -
     noise = np.random.default_rng(0).normal(0, 0.1, (16_000, 2))
     for n in range(60):
         soundfile.write(tmp_path / f"{n}.wav", noise, 16_000)
-    rows = [f"{n}.wav,{n % 2},hi" for n in range(58)]
+    rows = ["0.wav,1.0,hi", "1.wav,,hi", *(f"{n}.wav,{n % 2},hi" for n in range(2, 58))]
     rows += ['58.wav,"[0, 1]",hi', "59.wav,2,hi"]
     write_lines(tmp_path / "t.csv", ["path,channel,text", *rows])
+    manifest = read(tmp_path / "t.csv", columns={"channel": None})
+    assert manifest[58].columns["channel"] == "[0, 1]"
     manifest = read(tmp_path / "t.csv")
+    assert [part.channel for part in manifest.parts][:2] == [1, None]
     assert [(row.reason, row.detail) for row in manifest.excluded] == [
         ("invalid channel", "[0, 1] is not one channel, counted from 0"),
     ]

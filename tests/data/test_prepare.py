@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -96,14 +96,21 @@ def test_edit_that_keeps_size_and_time_is_found_by_again_only(
     assert not difference(seen, observe(corpus, tmp_path / "corpus", tmp_path / "empty"))
 
 
-def test_damaged_cache_gives_the_same_or_an_error(tmp_path: Path, own_cache: Path) -> None:
+def test_damaged_shard_is_prepared_again_and_other_damage_may_be_an_error(
+    tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     expected = observe(corpus, tmp_path / "corpus", own_cache)
-    for file in [path for path in own_cache.rglob("[!.]*") if path.is_file()]:
+    files = [path for path in own_cache.rglob("[!.]*") if path.is_file()]
+    shards = [path for path in files if path.match("*-last.arrow")]
+    for file, damage in [*product(files, [cut]), *product(shards, [Path.unlink])]:
         shutil.copytree(own_cache, tmp_path / "damaged")
-        cut(tmp_path / "damaged" / file.relative_to(own_cache))
+        caplog.clear()
+        damage(tmp_path / "damaged" / file.relative_to(own_cache))
         seen = observe(corpus, tmp_path / "corpus", tmp_path / "damaged")
-        assert not difference(seen, expected) or seen.startswith("error: "), file
+        is_refused = file not in shards and seen.startswith("error: ")
+        assert not difference(seen, expected) or is_refused, file
+        assert file not in shards or "The clips are decoded again" in caplog.text
         shutil.rmtree(tmp_path / "damaged")
 
 

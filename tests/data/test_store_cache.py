@@ -18,6 +18,7 @@ from sbkit.data.batch import make_loaders
 from sbkit.distributed.device import Placement
 from tests.data.test_batch import SETTINGS
 from tests.data.test_prepare import prepare_out, spec_of
+from tests.data.test_prepare import settings as settings_of
 from tests.data.test_splits import make_clips
 
 requests: Counter[str] = Counter()  # of the audio of shards, by name
@@ -59,16 +60,9 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def train(location: str, num_workers: int, store_cache: Path | None) -> list[tuple[Any, ...]]:
     """Load two epochs; return the ids and the samples of their batches."""
-    settings = {
-        **SETTINGS,
-        **{"data_folder": location, "language": "en", "max_seconds": 9.0, "min_seconds": 0.0},
-        **{
-            "batch_seconds": 2.0,
-            "seed": 1,
-            "num_workers": num_workers,
-            "store_cache": store_cache and str(store_cache),
-        },
-    }
+    more = {"batch_seconds": 2.0, "seed": 1, "num_workers": num_workers}
+    store = store_cache and str(store_cache)
+    settings = {**SETTINGS, **settings_of(location, store_cache=store, **more)}
     loaders = make_loaders(
         prepare_audio(settings),
         settings,

@@ -229,15 +229,6 @@ def test_compressed_table_is_read_or_called_damaged(
         read(file)
 
 
-def test_channels_are_numbers(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("path,text,channel\na.wav,hi,1.0\nb.wav,yo,\nc.wav,no,B\n")
-    manifest = read(tmp_path / "a.csv")
-    assert [part.channel for part in manifest.parts] == [1, None]
-    assert [(row.id, row.reason) for row in manifest.excluded] == [("row 4", "invalid channel")]
-    columns = {"channel": None}
-    assert read(tmp_path / "a.csv", columns=columns)[2].columns["channel"] == "B"
-
-
 def test_line_in_another_encoding_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     sentences = ["as far as it is ASCII"] * 3000 + ["Привет, как дела"] * 5
