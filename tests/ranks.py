@@ -77,7 +77,7 @@ def recorded_losses() -> Iterator[list[float]]:
 
 
 def signal_rank_1(brain: AsrBrain, *_: object) -> None:
-    if rank() == 1 and brain.optimizer_step >= 9 and not brain.signals.received:
+    if rank() == 1 and brain.optimizer_step >= 9 and not brain.stopping.signals.received:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 

@@ -231,7 +231,8 @@ def with_sgd(name: str, folder: Path) -> Path:
 def load_brain(recipe: type[Recipe], yaml: str, *options: str) -> Any:
     """Build the Brain of a recipe and a YAML of hparams/, on the CPU."""
     hparams = load_hparams(ROOT / f"hparams/{yaml}.yaml", parse_overrides(options))
-    options = {"hparams": hparams, "run_opts": {"device": "cpu"}, "task": recipe()}
+    hparams = hparams.with_values({"recipe": recipe()})
+    options = {"hparams": hparams, "run_opts": {"device": "cpu"}}
     return recipe.brain(modules={"model": hparams["model"]}, **options)
 
 

@@ -43,7 +43,7 @@ def signal_after_hook(number: signal.Signals, *, hook: str, at_step: int) -> Ite
 
     def hook_and_signal(brain: AsrBrain, *arguments: Any, **options: Any) -> Any:
         value = original(brain, *arguments, **options)
-        if brain.optimizer_step == at_step and brain.signals.received is None:
+        if brain.optimizer_step == at_step and brain.stopping.signals.received is None:
             os.kill(os.getpid(), number)
         return value
 

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
-from recipes.asr.recipe import Asr
+from recipes.asr.recipe import Asr, AsrBrain
+from recipes.codec.recipe import CodecBrain, NeuralCodec
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.config.hparams import read_spec
+from sbkit.config.hparams import Settings, load_hparams, read_spec
+from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import describe_parts
+from sbkit.tasks.codec.model import CodecModel
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.setup import make_brain
-from tests.runs import ROOT
+from tests.runs import ROOT, TINY_CODEC
 from tests.runtime.bundles import edit_config, make_bundle
 
 SOURCE = """
@@ -73,10 +76,35 @@ class NamingRecipe(Asr, Naming):
     brain: Any = OtherBrain
 
 
+class OtherCodecBrain(CodecBrain):
+    """Passes on what SpeechBrain's Brain takes."""
+
+    def __init__(
+        self, modules: Any, opt_class: Any, hparams: Any, run_opts: Any, checkpointer: Any
+    ) -> None:
+        super().__init__(modules, opt_class, hparams, run_opts, checkpointer)
+
+
+class OtherCodec(NeuralCodec):
+    brain: Any = OtherCodecBrain
+
+
+def test_brain_with_the_arguments_of_speechbrain_knows_its_task(tmp_path: Path) -> None:
+    overrides = parse_overrides([*TINY_CODEC, f"--output_folder={tmp_path}"])
+    setup: Any = SimpleNamespace(
+        data=SimpleNamespace(recipe=OtherCodec()),
+        hparams=load_hparams(ROOT / "hparams/codec.yaml", overrides),
+        placement=SimpleNamespace(device="cpu"),
+        loaders=None,
+    )
+    brain = make_brain(setup)
+    assert brain.task is setup.data.recipe and isinstance(brain.network, CodecModel)
+
+
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
     setup: Any = SimpleNamespace(
         data=SimpleNamespace(recipe=NamingRecipe()),
-        hparams=dict.fromkeys(("model", "opt_class", "checkpointer")),
+        hparams=Settings(dict.fromkeys(("model", "opt_class", "checkpointer"))),
         placement=SimpleNamespace(device="cpu"),
     )
     with pytest.raises(SbkitError, match="`network` .* a SimpleNamespace, .* a str"):
@@ -99,4 +127,4 @@ def test_export_refuses_a_task_whose_module_imports_recipes() -> None:
     root = read_spec(ROOT / "hparams/ctc.yaml", {"data_folder": "", "output_folder": ""}).tree
     objects = {"tokenizer": SimpleNamespace(vocab_size=12)}
     with pytest.raises(SbkitError, match="a module that imports nothing of `recipes`"):
-        describe_parts(root, objects, Importing())
+        describe_parts(root, objects, Importing(), [*AsrBrain.parts, *AsrBrain.optional_parts])

@@ -151,8 +151,8 @@ def start_run(file: str, *arguments: str) -> None:
         if rank() == 0:
             Path(file).write_text(json.dumps(of_ranks))
         brain.optimizer_step = brain.step = len(brain.loaders.train) // 2
-        brain.save_or_leave.save()
-        return brain.save_or_leave.leave(brain.optimizer_step)
+        brain.stopping.save()
+        return brain.stopping.leave(brain.optimizer_step)
 
     stopping = patch.object(Brain, "fit_batch", measure_and_leave)
     with stopping, log_to_screen(), suppress(StopRequestedError):

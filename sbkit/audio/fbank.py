@@ -62,6 +62,7 @@ class Fbank(nn.Module):
             low=MIN_SAMPLE_RATE, integer=True, advice="Write hertz, such as 16000."
         ),
     }
+    normalizes_clips = True
 
     def __init__(
         self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE, level: str = "none"

@@ -19,8 +19,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import MISSING, fields
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -171,9 +171,10 @@ def from_plain(cls: type[Fields], values: Any) -> Fields:
     """Make a dataclass from what JSON holds of its fields; a ValueError names the wrong field."""
     if not isinstance(values, dict):
         raise ValueError(f"it is {repr(values)[:40]}, which has no fields")
-    parameters = signature(cls).parameters
-    required = {name for name, field in parameters.items() if field.default is field.empty}
-    for name in sorted((required - values.keys()) | (values.keys() - parameters.keys())):
+    class_: Any = cls
+    names = {field.name for field in fields(class_)}
+    required = {f.name for f in fields(class_) if f.default is f.default_factory is MISSING}
+    for name in sorted((required - values.keys()) | (values.keys() - names)):
         raise ValueError(f"its {name} is {'unknown' if name in values else 'missing'}")
     kinds = get_type_hints(cls)
     return cls(**{name: _convert(name, value, kinds[name]) for name, value in values.items()})

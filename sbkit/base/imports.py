@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module, invalidate_caches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -152,7 +152,7 @@ def _source_file(spec: ModuleSpec | None) -> Path | None:
     return file if file.suffix == ".py" and file.is_file() else None
 
 
-@cache
+@lru_cache(maxsize=1000)  # the modules of a YAML, which are asked for a dozen times
 def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
     """Return the modules that a source imports when it runs, not those for type checkers.
 

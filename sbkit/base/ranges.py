@@ -1,6 +1,5 @@
 """The ranges of a run's hyperparameters, checked before anything is built."""
 
-import inspect
 import math
 import pydoc
 import re
@@ -115,8 +114,11 @@ class Kind(Range):
 
 
 FLAG = Kind(("true or false",), advice="Write True or False.")
-# Of any class, which may take other values as well; "off" would count as true.
-FLAG_ARGUMENT = Kind(("true or false, not in words",), advice="Write True or False.")
+# An argument without a range: "off" would count as true.
+ARGUMENT = Kind(
+    ("true or false, not in words",),
+    advice="Write True or False. A class that takes words declares it: `RANGES = {NAME: TEXT}`.",
+)
 TEXT = Kind(("null", "text"))
 TEXTS = Kind(("null", "text", "a list of texts"))
 LIST = Kind(("null", "[]", "a list of texts"), advice="Write [] for none.")
@@ -282,26 +284,9 @@ def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] =
 
 
 def ranges_of(name: str) -> Mapping[str | int, Range]:
-    """Return the ranges that the class of a dotted name declares for its arguments, or a recipe.
-
-    Arguments that its signature, or that of its bases, shows to be flags have one as well, by name
-    and by position.
-    """
+    """Return the ranges that the class of a dotted name declares for its arguments, or a recipe."""
     try:
         builder: Any = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    ranges: dict[str | int, Range] = {}
-    for function in getattr(builder, "__mro__", (builder,)):
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):  # of a builtin
-            break
-        for position, parameter in enumerate(parameters):
-            types = {*re.findall(r"\w+", inspect.formatannotation(parameter.annotation))}
-            is_flag = "bool" in types or isinstance(parameter.default, bool)
-            if is_flag and types.isdisjoint({"str", "Literal"}):
-                ranges |= dict.fromkeys((position, parameter.name), FLAG_ARGUMENT)
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-            break  # else it passes them on
-    return ranges | (getattr(builder, "RANGES", None) or getattr(builder, "ranges", {}))
+    return getattr(builder, "RANGES", None) or getattr(builder, "ranges", {})

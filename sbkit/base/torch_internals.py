@@ -30,6 +30,11 @@ def found_inf_tensors(scaler: GradScaler, optimizer: Optimizer) -> Iterable[Tens
     return scaler._found_inf_per_device(optimizer).values()
 
 
+def reads_found_inf(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer, such as a fused one, reads the flag on the device itself."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
 def batch_norms(modules: nn.Module) -> Iterator[_BatchNorm]:
     """Yield the batch normalizations of any dimension, including synchronized ones."""
     return (module for module in modules.modules() if isinstance(module, _BatchNorm))

@@ -21,7 +21,7 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import nearest, plural
-from sbkit.check import can_learn, cost, data, dry_run, parameters, settings
+from sbkit.check import causes, cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import (
     CPU_OPTIONS,
     ON_CPU,
@@ -62,7 +62,7 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread),
     *(settings.check_freezing, settings.check_schedule),
-    can_learn.check_causes,
+    causes.check_causes,
     *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
 )
@@ -70,7 +70,7 @@ CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps c
     {
         *(parameters.check_optimizers, data.check_alignment, dry_run.check_steps),
         *(dry_run.check_causality, dry_run.check_padding, dry_run.check_unused),
-        *(cost.check_cost, can_learn.check_learning, settings.check_export),
+        *(cost.check_cost, settings.check_export),
     }
 )
 

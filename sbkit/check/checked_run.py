@@ -152,28 +152,12 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearningTest:
-    """The result of training on a few clips.
-
-    outcome: passed, failed or unfinished.
-    losses: the training loss of each step.
-    values: the metrics of the clips afterwards.
-    """
-
-    outcome: str
-    description: str
-    losses: list[float]
-    values: dict[str, float]
-
-
 @dataclass(kw_only=True)
 class Measurements:
     """What the checks measure besides their findings, for `sbkit check` to print."""
 
     initial_weights: list[str] = field(default_factory=list)  # lines about where training starts
     cost: Cost | None = None
-    learning: LearningTest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,12 @@ from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
 from sbkit.train.optimizers import FREEZE
 from sbkit.train.recipe import load_recipe
 from sbkit.train.schedule import MAX_SCHEDULED_STEPS
-from sbkit.train.setup import load_initial_weights, require_own_folder, user_modules_of
+from sbkit.train.setup import (
+    describe_run,
+    load_initial_weights,
+    require_own_folder,
+    user_modules_of,
+)
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
@@ -133,7 +138,10 @@ def unread_keys(spec: RunSpec, names_read: Set[str]) -> Iterator[str]:
     Only keys of the root are tested: a class refuses arguments that it does not take.
     """
     document, set_by_user = spec.document, user_keys(spec)
-    referenced_keys = {str(path[0]) for _, node in walk(document.root) for path in referenced(node)}
+    # An override may have replaced the only reference, such as that of `Transformer.dropout`.
+    declared = read_document(spec.yaml_file).root
+    nodes = (node for root in (document.root, declared) for _, node in walk(root))
+    referenced_keys = {str(path[0]) for node in nodes for path in referenced(node)}
     used = names_read | referenced_keys | COMMAND_KEYS
     for key, node in document.root.items():
         # An `!apply:` of somebody's own may have only a side effect.
@@ -242,7 +250,7 @@ def check_run_folder(run: CheckedRun) -> None:
         with quiet():  # training itself logs which checkpoints are damaged
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
-            require_own_folder(run.spec, run.data, run.helpers)
+            require_own_folder(run.spec, describe_run(run.spec, run.data, run.helpers))
             check_weights(run.own.hparams["checkpointer"], newest)
 
 

@@ -38,10 +38,12 @@ from sbkit.checkpoint.folder import (
 )
 from sbkit.checkpoint.weights import (
     CHECKPOINT_CONTENT,
+    DECLARED,
     average,
     check_fits,
     check_weights,
     modules_of,
+    note_declared,
     restore_declared,
 )
 from sbkit.distributed.ranks import failing_together, gather_over_ranks, main_rank_first, rank
@@ -122,11 +124,16 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             if name not in self.custom_save_hooks and not has_hook:
                 kind = type(recoverable).__name__
                 raise ConfigError(f"SpeechBrain cannot save the recoverable `{name}`, a {kind}.")
-        self.optional_recoverables = dict.fromkeys(self.recoverables, False)  # SpeechBrain forgets
+            self.add_recoverable(name, recoverable)  # SpeechBrain forgets that none is optional
         self._is_claimed = False
         self.meta: dict[str, Any] = {}
         self.is_within_epoch = False
         self._logged: set[str] = set()
+
+    def add_recoverable(self, name: str, obj: Any, *hooks: Any, **options: Any) -> None:
+        super().add_recoverable(name, obj, *hooks, **options)
+        if isinstance(obj, Optimizer):
+            note_declared(obj)
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -307,7 +314,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
         """Load every recoverable; optimizers then get their declared hyperparameters again."""
         optimizers = [r for r in self.recoverables.values() if isinstance(r, Optimizer)]
-        declared = [[dict(group) for group in o.param_groups] for o in optimizers]
+        declared = [[group[DECLARED] for group in o.param_groups] for o in optimizers]
         fix = f"Restore it, or move {checkpoint.path} away to resume from the one before."
         with parsing_errors(checkpoint.path, CHECKPOINT_CONTENT, fix=fix):
             super()._call_load_hooks(checkpoint)

@@ -63,11 +63,14 @@ def random_state(device: torch.device) -> State:
     return state
 
 
-def restore_random_state(state: State, device: torch.device) -> None:
+def restore_random_state(state: State | None, device: torch.device) -> None:
     """Set the generators to a state of `random_state`, which may have been JSON in between.
 
-    On ranks above 0, torch is then seeded anew by rank. A device without a saved state is left.
+    On ranks above 0, torch is then seeded anew by rank. A device without a saved state is left, and
+    without any all are.
     """
+    if state is None:
+        return
     _restore(state, device)
     if rank() > 0:
         torch.manual_seed(int(torch.randint(2**62, ())) + rank())

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -186,32 +185,35 @@ def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[ob
 
 # -- the state of optimizers ------------------------------------------------------------------
 
-# Hyperparameters that the schedules of torch and SpeechBrain set, and read again to continue
-SCHEDULED = {"lr", "initial_lr", "prev_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
-CYCLED = {"momentum", "betas"}  # set by a schedule that also sets `base_momentum`
+DECLARED = "declared"  # the entry of an optimizer's group that has its hyperparameters as declared
+
+
+def note_declared(optimizer: Optimizer) -> None:
+    """Keep the hyperparameters of an optimizer that has not stepped, to be saved with it."""
+    for group in optimizer.param_groups:
+        declared = {name: value for name, value in group.items() if name not in ("params", "lr")}
+        group.setdefault(DECLARED, declared)
 
 
 def restore_declared(
     optimizer: Optimizer, declared_groups: Sequence[Mapping[str, Any]], *, checkpoint: Path
 ) -> None:
-    """Set a loaded optimizer to its declared hyperparameters; scheduled ones stay as loaded.
+    """Set a loaded optimizer to its declared hyperparameters.
 
-    What no argument of its class sets is no hyperparameter but state, such as a number of steps.
+    What training had changed stays as loaded: the rate, and what a schedule or the optimizer sets,
+    such as a number of steps.
     """
-    classes = type(optimizer).__mro__
-    arguments = {name for class_ in classes for name in signature(class_).parameters}
     for group, declared in zip(optimizer.param_groups, declared_groups, strict=True):
-        removed = group.keys() - declared.keys() - SCHEDULED
-        added = declared.keys() - group.keys()
+        before = group.get(DECLARED, {})  # SpeechBrain saves none
+        removed, added = before.keys() - declared.keys(), declared.keys() - before.keys()
         if removed and added:  # another version of torch may cause one of the two, but not both
             raise ConfigError(
                 f"The optimizer in {checkpoint} was saved with {listed(sorted(removed))}, but is "
                 f"declared with {listed(sorted(added))}."
             )
-        scheduled = SCHEDULED | CYCLED if "base_momentum" in group else SCHEDULED
-        unchanged = {"params", *scheduled}
-        unchanged |= {*group} - {*arguments, "lr_scale"}
-        group.update({name: value for name, value in declared.items() if name not in unchanged})
+        changed = {name for name, value in before.items() if group[name] != value}
+        group |= {name: value for name, value in declared.items() if name not in changed}
+        group[DECLARED] = declared
 
 
 # -- names of tensors by part -----------------------------------------------------------------

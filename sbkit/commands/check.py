@@ -4,7 +4,6 @@ from argparse import Namespace
 from dataclasses import asdict
 
 from sbkit.base.allocator import keep_freed_memory
-from sbkit.base.errors import ConfigError
 from sbkit.cli.arguments import Parser
 
 
@@ -16,7 +15,6 @@ def add_commands(parser: Parser) -> None:
     add("--target", metavar="cuda:COUNT", help="check for a machine with COUNT CUDA devices")
     add("--strict", action="store_true", help="exit with 1 for notes, too")
     add("--defaults", action="store_true", help="list the keys that the YAML leaves out")
-    add("--learn", action="store_true", help="train on eight clips for a minute: are they learned?")
 
     help = "print a YAML with its base and overrides as one file"
     add = parser.add_command("config", print_config, help, "yaml", takes_overrides=True)
@@ -29,30 +27,23 @@ def check(options: Namespace) -> int:
     keep_freed_memory()  # as training does: the check measures its memory
     from sbkit.base.files import to_json
     from sbkit.base.messages import printable_json
-    from sbkit.check.can_learn import check_learning
-    from sbkit.check.check import CHECKS, check_run, summary
+    from sbkit.check.check import check_run, summary
     from sbkit.config.overrides import parse_overrides
     from sbkit.logs.handlers import quiet
     from sbkit.train.setup import declare_run
 
     overrides = parse_overrides(options.overrides)
     target = options.target
-    if options.learn and target is not None:
-        raise ConfigError("`--learn` trains on this machine, but --target names another one.")
-    checks = (*CHECKS, check_learning) if options.learn else CHECKS
     spec = declare_run(options.yaml, overrides, target=target)
     with quiet():
-        result = check_run(spec, checks=checks)
+        result = check_run(spec)
     findings = result.findings
     cost = result.measured.cost  # None if it could not be measured
-    test = result.measured.learning  # None if it was not made, or if no step can run
     if options.json:
         records = [{"severity": finding.severity, **asdict(finding)} for finding in findings]
         record: dict[str, object] = {"findings": records}
         if cost is not None:
             record["cost"] = asdict(cost)
-        if test is not None:
-            record["learn"] = asdict(test)
         print(printable_json(to_json(record)))
     else:
         lines = [*result.measured.initial_weights]
@@ -61,9 +52,6 @@ def check(options: Namespace) -> int:
         print(*findings, *lines, summary(findings), sep="\n")
         if cost is not None:
             print(cost)
-        if options.learn:
-            not_tried = "--learn: not tried, because no step can run: see the errors above."
-            print(not_tried if test is None else f"--learn {test.outcome}: {test.description}")
     return int(any(options.strict or finding.stops for finding in findings))
 
 

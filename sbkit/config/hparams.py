@@ -22,7 +22,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import search_folders
-from sbkit.base.ranges import KEYS, REQUIRED, ranges_of, refusal, require_in_range
+from sbkit.base.ranges import ARGUMENT, KEYS, REQUIRED, ranges_of, refusal, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
     REFERENCE,
@@ -219,12 +219,13 @@ class RunSpec:
             if not tag_of(node).startswith(BUILDER_TAGS):
                 continue
             ranges = ranges_of(tag_of(node).partition(":")[2])
-            for name, child in [item for item in children(node) if item[0] in ranges]:
+            for name, child in children(node):
+                range_ = ranges.get(name, ARGUMENT)
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
                 is_whole = REFERENCE.fullmatch(text_of(child))
                 path = referenced(child)[0] if is_whole else (*keys, name)
-                if not (holds_object(value) or value in ranges[name]):
-                    errors.setdefault(path, refusal(dotted(path), value, ranges[name]))
+                if not (holds_object(value) or value in range_):
+                    errors.setdefault(path, refusal(dotted(path), value, range_))
         return errors
 
 

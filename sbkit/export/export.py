@@ -4,7 +4,6 @@ Nothing in the run's YAML is executed: its parts are described as plain data.
 """
 
 import hashlib
-import inspect
 import logging
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -52,7 +51,6 @@ from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
 from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, read_description
 from sbkit.checkpoint.weights import average, check_same_model, part_names_of_yaml
-from sbkit.config.document import tag_of
 from sbkit.config.hparams import read_spec
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
@@ -364,7 +362,7 @@ def read_checkpoints(run: Path) -> list[Checkpoint]:
 
 
 def describe_parts(
-    root: CommentedMap, built_objects: Mapping[str, object], task: Task, names: Sequence[str] = ()
+    root: CommentedMap, built_objects: Mapping[str, object], task: Task, names: Sequence[str]
 ) -> dict[str, Any]:
     """Describe the parts of a model as plain data, as `model` and `parts` of a configuration.
 
@@ -372,15 +370,10 @@ def describe_parts(
     these, and the other parts that the model is made from.
 
     built_objects: by YAML key; parts may refer to their attributes, `!ref <tokenizer.vocab_size>`.
-    names: of the parts that the Brain makes the model from; without any, the arguments of the
-        model's class that the YAML defines.
+    names: of the parts that the Brain makes the model from.
     """
-    model_class = task.model_class()
     listed_names = [name for name in part_names_of_yaml(root) if name not in task.training_parts]
-    if not names:
-        parameters = inspect.signature(model_class).parameters
-        names = [name for name in parameters if name != "model" and tag_of(root.get(name))]
-    elif unexpected := [name for name in listed_names if name not in names]:
+    if unexpected := [name for name in listed_names if name not in names]:
         raise ConfigError(
             f"`model` lists {listed(unexpected)}, which is neither in `parts` of the Brain nor in "
             "`training_parts` of the task. Add it there, or take it out of the list."
@@ -396,7 +389,7 @@ def describe_parts(
             part[ARGUMENTS_KEY]["lora"] = None  # the exported weights contain the adapters
         parts[name] = part
     in_main = [name for name in parts if "__main__" in CLASS_MODULES.findall(to_json(parts[name]))]
-    if "__main__" in (type(task).__module__, model_class.__module__):
+    if "__main__" in (type(task).__module__, task.model_class().__module__):
         in_main.append("task")
     if in_main:
         raise ConfigError(

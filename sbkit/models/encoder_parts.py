@@ -5,46 +5,24 @@ of a frame, D model width.
 
 A part takes a batch and its lengths, and returns frames and their number:
 
-    forward(x, lengths) -> (y, lengths)
+    forward(x, lengths=lengths) -> (y, lengths)
 
 Lengths are whole numbers (B,), on the CPU in training. Audio is float in the scale of int16.
-`docs/guide/own-parts.md` describes the attributes `subsampling` and `sees_padding` of a part.
+`docs/guide/own-parts.md` describes the attributes of a part.
 """
 
-import inspect
+from traceback import extract_tb
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling, append_silence, length_mask
-from sbkit.base.errors import ConfigError, concerning
+from sbkit.base.errors import ConfigError
 
 MAX_SHOWN = 5  # lengths in an error
-FRACTIONS = {"wav_len", "wav_lens"}  # arguments
 MAX_SPARE_FRAMES = 1  # at the end, whose windows reach past the input
 WRAPPER = "Wrap it in a class whose forward takes and returns both (docs/guide/own-parts.md)."
-
-
-def check_signature(name: str, module: nn.Module) -> None:
-    """Raise ConfigError for a module that does not take (x, lengths), with whole lengths."""
-    if (getattr(module.forward, "__module__", None) or "").startswith("speechbrain."):
-        raise ConfigError(
-            f"`{name}` is {type(module).__name__} of SpeechBrain. Put it into SpeechBrainLayers or "
-            "SpeechBrainTransformer of sbkit.models.speechbrain_parts."
-        )
-    signature = inspect.signature(module.forward)
-    try:
-        signature.bind("x", "lengths")
-    except TypeError:
-        raise ConfigError(
-            f"`{name}` is called with (x, lengths), but its forward takes {signature}. {WRAPPER}"
-        ) from None
-    for argument in FRACTIONS & signature.parameters.keys():
-        raise ConfigError(
-            f"`{name}` gets lengths as whole numbers, but `{argument}` is SpeechBrain's name of "
-            "fractions of the longest. Name it `lengths`."
-        )
 
 
 class EncoderPart:
@@ -54,10 +32,13 @@ class EncoderPart:
         self.name = name
         self.module = module
         self._is_layer = type(module).__module__.startswith("torch.nn.")
-        if not self._is_layer:
-            with concerning(name):
-                check_signature(name, module)
-        elif any(hasattr(layer, "batch_first") for layer in module.modules()):
+        if (getattr(module.forward, "__module__", None) or "").startswith("speechbrain."):
+            raise ConfigError(
+                f"`{name}` is {type(module).__name__} of SpeechBrain. Put it into "
+                "SpeechBrainLayers or SpeechBrainTransformer of sbkit.models.speechbrain_parts.",
+                keys=(name,),
+            )
+        if self._is_layer and any(hasattr(layer, "batch_first") for layer in module.modules()):
             raise ConfigError(
                 f"`{name}` is {type(module).__name__} of torch.nn, whose layers see the padding or "
                 f"mix utterances. {WRAPPER}",
@@ -78,7 +59,16 @@ class EncoderPart:
         return declared
 
     def __call__(self, x: Tensor, lengths: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths, **options)
+        try:
+            output = self._call(x, lengths, **options)
+        except TypeError as error:
+            if extract_tb(error.__traceback__)[-1].filename != nn.modules.module.__file__:
+                raise  # of the module itself
+            raise ConfigError(
+                f"`{self.name}` is called with (x, lengths=lengths), which are whole numbers, but "
+                f"{error}. {WRAPPER}",
+                keys=(self.name,),
+            ) from None
         is_pair = isinstance(output, tuple | list) and len(output) == 2
         if not is_pair or not all(isinstance(tensor, Tensor) for tensor in output):
             raise ConfigError(
@@ -97,6 +87,11 @@ class EncoderPart:
         if frame_lengths.device.type == "cpu" and not torch.compiler.is_exporting():
             self._check_counts(x, lengths, y, frame_lengths)
         return y, frame_lengths
+
+    def _call(self, x: Tensor, lengths: Tensor, **options: Any) -> Any:
+        if self._is_layer:
+            return self.module(x), lengths
+        return self.module(x, lengths=lengths, **options)
 
     def _check_counts(self, x: Tensor, lengths: Tensor, y: Tensor, frame_lengths: Tensor) -> None:
         """Raise ConfigError unless there are as many frames as `subsampling` declares."""
@@ -117,17 +112,16 @@ class EncoderPart:
 class FeatureExtractor(EncoderPart):
     """Compute float32 features, zero in the padding: (B, S), (B,) -> (B, T, M), (B,).
 
-    tail: zeros that follow each clip, no part of the level that a module with `measured` removes.
+    tail: zeros that follow each clip, no part of what a module with `normalizes_clips` measures.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__("compute_features", module)
-        self._measures = "measured" in inspect.signature(module.forward).parameters
 
     def __call__(
         self, x: Tensor, lengths: Tensor, *, tail: int = 0, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        if tail and self._measures:
+        if tail and getattr(self.module, "normalizes_clips", False):
             options["measured"] = lengths
         audio, audio_lengths = append_silence(x.float(), lengths, tail)
         with torch.autocast(audio.device.type, enabled=False):

@@ -37,6 +37,7 @@ from sbkit.checkpoint.run_config import (
     CHECKPOINTS,
     DATA_SETTINGS,
     MACHINE_KEYS,
+    Description,
     describe,
     differences,
     has_checkpoint,
@@ -239,7 +240,7 @@ class Run:
             described = describe_run(run.spec, run.data)
             require_resumable(self.folder, described, has_ended=True)
             text_log.open()
-            write_yaml(run, None, has_ended=True)
+            write_yaml(run, described, has_ended=True)
             brain = make_brain(run)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
             self._finish(run, brain)
@@ -368,7 +369,8 @@ class Run:
                 data = prepare_data(self.spec)
                 write_labels(self.spec, data)
             self._prepared = build_run(self.spec, data, choose_placement(self.spec))
-            require_same_run(self.spec, data)
+            require_same_on_ranks(describe_run(self.spec, data))
+            require_same_code()
         return self._prepared
 
     def prepare_splits(self) -> Splits:
@@ -453,31 +455,27 @@ def check_first(spec: RunSpec, data: PreparedData) -> None:
 
 def write_labels(spec: RunSpec, data: PreparedData) -> None:
     """Write the labels, the first files in the run folder, unless it is another run's."""
-    note = require_own_folder(spec, data)
+    note = require_own_folder(spec, describe_run(spec, data))
     if rank() == 0:
         if note:
             logger.info(note)
         write_label_files(spec, data)
 
 
-def require_same_run(spec: RunSpec, data: PreparedData) -> None:
-    """Raise ConfigError, on all ranks, if one has other data, labels or code."""
-    require_same_on_ranks(describe_run(spec, data))
-    require_same_code()
-
-
 def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
     """Make the Brain with initial weights, write what describes its run, set results aside."""
     spec, data = run.spec, run.data
-    require_same_run(spec, data)
+    require_same_on_ranks(describe_run(spec, data))
+    require_same_code()
     if not has_checkpoint(spec.folder):
         for line in load_initial_weights(run):
             logger.info(line)
     run.hparams["checkpointer"].check_same_model()
     brain = make_brain(run, **run_opts)
     helpers = helper_digests(brain)
-    require_same_on_ranks(describe_run(spec, data, helpers))
-    require_own_folder(spec, data, helpers)
+    described = describe_run(spec, data, helpers)
+    require_same_on_ranks(described)
+    require_own_folder(spec, described)
     was_finished = is_finished(spec.folder, spec.settings)
     with main_rank_first():
         if rank() == 0:
@@ -493,7 +491,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
                 corpus=corpus and corpus.describe(),
             )
             return_freed_memory()  # of the report, which training does not need
-    write_yaml(run, helpers, has_ended=was_finished)
+    write_yaml(run, described, has_ended=was_finished)
     return brain
 
 
@@ -509,14 +507,13 @@ def set_results_aside(folder: Path) -> None:
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
 
-def write_yaml(run: PreparedRun, helpers: Mapping[str, str] | None, *, has_ended: bool) -> None:
+def write_yaml(run: PreparedRun, described: Description, *, has_ended: bool) -> None:
     """Write the YAML and the description of a run; remove an unmeasured bundle of other values.
 
     has_ended: no step is trained, so the values that only training reads stay.
     """
     is_outdated = False
-    spec, described = run.spec, describe_run(run.spec, run.data, helpers)
-    folder = spec.folder
+    spec, folder = run.spec, run.spec.folder
     if has_ended:
         before = read_description(folder)
         changed = {d.key for d in differences(before, described)} & MACHINE_KEYS & {*before.values}

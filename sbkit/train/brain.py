@@ -5,7 +5,7 @@ A recipe overrides `compute_forward` and `compute_objectives`, and as much of `o
 and counts, or a plain mean as in SpeechBrain.
 
     fit -> _fit_epochs -> _fit_train -> fit_batch -> optimizers_step
-                                     -> _validate_within_epoch (`valid_interval_steps`)
+                                     -> _validate_if_due (`valid_interval_steps`)
                        -> _fit_valid -> evaluate_splits -> evaluate_batch
 """
 
@@ -13,9 +13,10 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import speechbrain as sb
 import torch
@@ -27,7 +28,6 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from speechbrain.utils.run_opts import RunOptions
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -42,12 +42,11 @@ from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
-from sbkit.config.hparams import SettingAttributes, Settings
+from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import (
-    drop_reducer,
     failing_together,
     gather_over_ranks,
     rank,
@@ -76,8 +75,8 @@ from sbkit.train.optimizers import (
     naming_parameters,
     with_lr_scale,
 )
-from sbkit.train.ownership import all_within, check_owners, device_errors, prepare_helpers
-from sbkit.train.schedule import Position, Validations, read_schedule, set_rate
+from sbkit.train.ownership import OwnerCheck, all_within, device_errors, prepare_helpers
+from sbkit.train.schedule import Position, read_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, as_losses, detached
 from sbkit.train.stopping import (
     FIT_SECONDS,
@@ -118,7 +117,7 @@ HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` c
     "Call it in your own `fit_batch`; here steps that are not finite are skipped",
 )
 
-COUNTERS = ("step", "optimizer_step", "validated_step", "nonfinite_count")
+COUNTERS = ("step", "optimizer_step", "nonfinite_count")
 # Of a script of SpeechBrain's, whose other keys may mean something else.
 NUMBERS = {name: range_ for name, range_ in RANGES.items() if type(range_) is Range}
 PHASES = {  # titles of the progress bar
@@ -127,6 +126,14 @@ PHASES = {  # titles of the progress bar
     "averaging": "averaging checkpoints",
     "measure": "measuring features",
 }
+
+
+class ResumedPosition(NamedTuple):
+    """What a checkpoint says of its position, until the resumed epoch goes on."""
+
+    random: State | None = None  # of the generators
+    accumulation: int | None = None  # micro-batches of a step
+    is_trained: bool = False  # whether the epoch had its last micro-batch
 
 
 @register_checkpoint_hooks
@@ -152,8 +159,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         step: micro-batches of the current epoch or evaluation so far, and 0 in between. A resumed
             epoch continues from where it was saved.
         optimizer_step: steps of the run so far.
-        validated_step: the optimizer step of the last validation within an epoch.
-        validations: those of the run so far, for an `lr_schedule` that follows the metric.
         nonfinite_count: bad steps of the epoch that the host has read so far.
         on_epoch: takes the record of each validation that `run.history` gets, on the first rank.
         tested: the meta data of the checkpoints whose mean is tested, once it is loaded.
@@ -187,8 +192,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         hparams: Mapping[str, object] | None = None,
         run_opts: RunOptions | Mapping[str, object] | None = None,
         checkpointer: SpeechBrainCheckpointer | None = None,
-        *,
-        task: Task | None = None,
     ) -> None:
         """Make the modules, the network, the step and the evaluation.
 
@@ -196,33 +199,30 @@ class Brain(sb.Brain):  # type: ignore[misc]
             modules: by name, as attributes of `self.modules`. They are moved to the device.
             opt_class: makes the optimizer from the parameters; None for a Brain that only
                 evaluates, or makes its optimizers in `init_optimizers`.
-            hparams: the values of the YAML, as attributes of `self.hparams`.
+            hparams: the values of the YAML, as attributes of `self.hparams`; `recipe` may be the
+                task: what the model predicts, and how it is scored.
             run_opts: such as `{"device": "cuda:0", "precision": "bf16"}`; they replace `hparams`.
             checkpointer: saves each epoch; None to save nothing.
-            task: what the model predicts, and how it is scored: the recipe of the run.
         """
-        declared = hparams or {}
-        options = read_run_options(declared, run_opts)
+        settings = hparams if isinstance(hparams, Settings) else Settings(hparams or {})
+        options = read_run_options(settings, run_opts)
         placement = resolve(options.get("device"), options.get("precision", "fp32"))
         if options.get("device") is None and placement.device.type == "cpu":
             warn_of_unused_gpu("torch")
         eval_precision = options.get("eval_precision", "fp32")
         check_precision(placement.device.type, eval_precision, key="eval_precision")
         options["device"] = str(placement.device)
-        options.setdefault("find_unused_parameters", not self._has_own_step())
-        check_hooks(type(self), has_own_step=self._has_own_step())
+        options.setdefault("find_unused_parameters", not has_own_step(self))
+        check_hooks(type(self), has_own_step=has_own_step(self))
         ranking = best_key(type(self).metrics or LOSS)
-        self._schedule = read_schedule(declared, higher_is_better=ranking.max_key is not None)
-        freezing = Freezing(declared)
+        self.schedule = read_schedule(settings, higher_is_better=ranking.max_key is not None)
+        freezing = Freezing(settings)
         if opt_class is not None:
-            opt_class = with_lr_scale(opt_class, declared)
-        # Unlike dict(hparams), `items` marks no key as read. SpeechBrain would log a line for each
-        # option that it gets twice.
-        values = hparams and {n: value for n, value in hparams.items() if n not in options}
+            opt_class = with_lr_scale(opt_class, settings)
+        # SpeechBrain would log a line for each option that it gets twice.
+        values = {name: value for name, value in settings.items() if name not in options}
         super().__init__(modules, opt_class, values, options, checkpointer)
-        if hparams is not None:
-            settings = hparams if isinstance(hparams, Settings) else Settings(hparams)
-            self.hparams = SettingAttributes(settings)
+        self.hparams = SettingAttributes(settings)
         self.device = placement.device
         self.device_type = placement.device.type
         self.training_ctx = placement.autocast()
@@ -235,31 +235,35 @@ class Brain(sb.Brain):  # type: ignore[misc]
             device=self.device,
             freezing=freezing,
             find_unused=self.find_unused_parameters,
-            ema_decay=self._hparam("ema_decay", 0.0),
+            ema_decay=settings.get("ema_decay", 0.0),
             run_folder=self.run_folder,
         )
         self.training_metrics = TrainingMetrics(self.device)
-        self.evaluator = Evaluator(type(self).metrics or LOSS, self.measure)
-        self.save_or_leave = SaveOrLeave(
+        interval = settings.get("valid_interval_steps", 0)
+        self.evaluator = Evaluator(type(self).metrics or LOSS, self.measure, interval=interval)
+        self.stopping = SaveOrLeave(
             None if checkpointer is None else self._save_intra_epoch_ckpt,
             minutes=self.ckpt_interval_minutes,
             steps=self.ckpt_interval_steps,
-            time_limit=TimeLimit(self._hparam("max_minutes", 0)),
+            max_steps=self.optimizer_step_limit,
+            time_limit=TimeLimit(settings.get("max_minutes", 0)),
         )
-        self.signals = self.save_or_leave.signals
+        self.owners = OwnerCheck(self)
         self.watchdog = Watchdog(None, seconds=0)
         if checkpointer is not None and self.scaler.is_enabled():  # instead of SpeechBrain's
             checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
-        self._valid_interval: int = self._hparam("valid_interval_steps", 0)
-        if self._valid_interval and not isinstance(checkpointer, Checkpointer | None):
+        if interval and not isinstance(checkpointer, Checkpointer | None):
             raise ConfigError(
                 "`valid_interval_steps` needs the checkpointer sbkit.Checkpointer.",
                 keys=("valid_interval_steps",),
             )
         if checkpointer is not None and self.training_step.moving_average.decay:
             checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
-        self._reset_position()
-        self.task = task
+        self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
+        self.epoch_share = 0.0
+        self._is_last = False  # whether the micro-batch is the last of its epoch
+        self._resumed = ResumedPosition()
+        self.task = recipe if isinstance(recipe := settings.get(RECIPE), Task) else None
         if type(self).parts:
             self.network = self.make_model()
 
@@ -268,8 +272,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         settings, task = self.hparams.settings, self.task
         if task is None:
             raise ConfigError(
-                f"{type(self).__name__} declares `parts` but got no `task`. Pass `**options` on "
-                "from its `__init__`, or pass task=Asr()."
+                f"{type(self).__name__} declares `parts`, so its `hparams` need the task as "
+                f"`{RECIPE}`, such as Asr()."
             )
         optional = [name for name in self.optional_parts if settings.get(name) is not None]
         parts = {name: settings[name] for name in (*self.parts, *optional)}
@@ -290,40 +294,16 @@ class Brain(sb.Brain):  # type: ignore[misc]
         with translate((KeyError, TypeError, AttributeError), ConfigError, describe):
             return kind(model=self.modules["model"], **parts, **labels)
 
-    def _reset_position(self) -> None:
-        self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
-        self.validated_step = 0
-        self.validations: Validations = ()
-        self.epoch_share = 0.0
-        self._is_last = False  # whether the micro-batch is the last of its epoch
-        self._stops_early = False  # after a validation within the epoch
-        self._was_trained = False  # whether the resumed epoch had its last micro-batch
-        self._is_planned = False  # whether sbkit's sampler plans the epoch
-        self._saved_random: State | None = None  # from a checkpoint, until it is restored
-        self._saved_accumulation: int | None = None  # from a checkpoint, until it is used
-        self._keeps_counters = False  # while an earlier checkpoint is loaded
-        self._epoch_micro_batches = 0  # that the last epoch trained on
-        self._valid_set: SplitLoaders = {}  # of the last fit
-        # Epoch and micro-batch of the first step of a fit; None before it, (0, -1) without a fit
-        self._checked_at: tuple[int, int] | None = (0, -1)
-
-    @property
-    def time_limit(self) -> TimeLimit:
-        return self.save_or_leave.time_limit
-
     @property
     def run_folder(self) -> Path | None:
         """The folder that the run writes to; None for a recipe without `output_folder`."""
-        folder = self._hparam("output_folder", None)
+        folder = getattr(self.hparams, "output_folder", None)
         return None if folder is None else Path(folder)
 
     @property
     def position(self) -> tuple[int, int]:
         """The epoch and the optimizer step; zeros until the last checkpoint is loaded."""
         return self.hparams.epoch_counter.current, self.optimizer_step
-
-    def _hparam(self, name: str, default: object) -> Any:
-        return getattr(getattr(self, "hparams", None), name, default)
 
     # -- the run ------------------------------------------------------------------------------
 
@@ -346,11 +326,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         if self.test_only:
             return
-        loader = self._loaders(train_set, Stage.TRAIN, train_loader_kwargs)["train"]
+        loader = as_loaders(self, train_set, Stage.TRAIN, train_loader_kwargs)["train"]
         valid_loaders = None
         if valid_set is not None:
-            valid_loaders = self._loaders(valid_set, Stage.VALID, valid_loader_kwargs)
-            self._valid_set = valid_loaders
+            valid_loaders = as_loaders(self, valid_set, Stage.VALID, valid_loader_kwargs)
+            self.evaluator.loaders = valid_loaders
         show_progress = not self.noprogressbar if progressbar is None else progressbar
         # A run seeds the global generators at each step; a recipe of SpeechBrain's draws from them.
         has_own_numbers = self.loaders is not None
@@ -362,27 +342,27 @@ class Brain(sb.Brain):  # type: ignore[misc]
         try:
             with (
                 isolated_rng(self.device) if has_own_numbers else nullcontext(),
-                self._watch(),
+                watching(self),
                 checkpointer.claimed() if isinstance(checkpointer, Checkpointer) else nullcontext(),
             ):
                 self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
                 if self.step == 0:
-                    self._restore_random()
-                self.time_limit.start()
-                self._open_metrics(epoch_counter, loader)
+                    restore_random_state(self._resumed.random, self.device)
+                self.stopping.time_limit.start()
+                open_metrics(self, epoch_counter, loader)
                 for _, part in all_within(self):
                     if isinstance(part, nn.Parameter):
                         part.grad = None  # those from before must not count
-                self._checked_at = None
-                with self.signals, register_optimizer_step_pre_hook(self._check_owners):
+                self.owners.begin()
+                with self.stopping.signals, register_optimizer_step_pre_hook(self.owners.check):
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
                     self.training_step.moving_average.swap_in()
                     self.leave_if_asked(in_training=True)  # of the last validation
         finally:
-            self.time_limit.stop()
+            self.stopping.time_limit.stop()
             self.step = 0  # without a checkpoint, the next `fit` starts an epoch
             self.training_metrics.close()
-            self._unwrap_distributed()
+            self.training_step.ddp.unwrap()
 
     def _fit_epochs(
         self,
@@ -391,18 +371,21 @@ class Brain(sb.Brain):  # type: ignore[misc]
         valid_set: SplitLoaders | None,
         show_progress: bool,
     ) -> None:
-        patience = self._hparam("early_stopping", 0)
-        self.time_limit.agree(self.optimizer_step)
+        stopping, patience = self.stopping, getattr(self.hparams, "early_stopping", 0)
+        stopping.time_limit.agree(self.optimizer_step)
         for epoch in epoch_counter:
-            self._stops_early = stops_early(self.checkpointer, patience)
-            if self._stops_early or (self.step == 0 and self.time_limit.is_over):
+            stopping.stops_early = stops_early(self.checkpointer, patience)
+            if stopping.stops_early or (self.step == 0 and stopping.time_limit.is_over):
                 break
             self._fit_train(train_set, epoch, show_progress)
-            if self._stops_early:
+            if stopping.stops_early:
                 break
+            if valid_set is not None:
+                stopping.save()  # one that dies while it validates resumes at the epoch's end
+            self.step = 0
             self._fit_valid(valid_set, epoch, show_progress)
             ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
-            if self._is_over or ends_debugging:
+            if stopping.is_over(self.optimizer_step) or ends_debugging:
                 break
 
     def evaluate(
@@ -420,10 +403,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
         A signal ends it by a StopRequestedError, and nothing is measured.
         """
-        loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
+        loaders = as_loaders(self, test_set, Stage.TEST, test_loader_kwargs)
         with self.guarded():
             self.load_tested_weights(max_key, min_key)
-            return self._evaluate_stage(loaders, Stage.TEST, None)
+            return evaluate_stage(self, loaders, Stage.TEST, None)
 
     def load_tested_weights(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the weights that a test measures; without a key, the best of the saved metric."""
@@ -440,22 +423,22 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
         Raises StopRequestedError at the end if a signal came that the work did not obey.
         """
-        with self.signals:
-            with self._watch():
+        with self.stopping.signals:
+            with watching(self):
                 yield
             self.leave_if_asked()  # not watched: rank 0 may be writing a report
 
     def ping(self, phase: str, utterances: Sequence[str] = ()) -> bool:
         """Tell the watchdog that work goes on; return whether a signal asks to stop it."""
         self.watchdog.ping(phase, self.optimizer_step, utterances)
-        return self.signals.received is not None
+        return self.stopping.signals.received is not None
 
     def leave_if_asked(self, *, in_training: bool = False) -> None:
         """Raise StopRequestedError if any rank has received a signal; all ranks call this."""
-        if not any(gather_over_ranks(self.signals.received is not None)):
+        if not any(gather_over_ranks(self.stopping.signals.received is not None)):
             return
         if in_training:
-            self.save_or_leave.leave(self.optimizer_step)
+            self.stopping.leave(self.optimizer_step)
         raise StopRequestedError(
             "Stopped outside of training; the same command or call does the rest."
         )
@@ -470,20 +453,21 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if is_untrained and newest_checkpoint(Path(self.checkpointer.checkpoints_dir)) is None:
             raise BundleError(f"{self.run_folder} has no checkpoint, so nothing can be tested yet.")
         keys = {"max_key": max_key, "min_key": min_key}
-        self._keeps_counters = True
+        recoverables = self.checkpointer.recoverables if self.checkpointer else {}
+        recoverables.pop("brain", None)
         try:
             best = self.checkpointer and self.checkpointer.recover_if_possible(**keys)
         finally:
-            self._keeps_counters = False
+            recoverables["brain"] = self
         self.tested = [best.meta] if best else []
-        count = int(self._hparam("average_checkpoints", 1))
+        count = int(getattr(self.hparams, "average_checkpoints", 1))
         if isinstance(self.checkpointer, Checkpointer) and (
             # An export would go on with an earlier choice.
             count > 1 or AveragedCheckpoints.read(self.checkpointer.checkpoints_dir) is not None
         ):
             if self.loaders is not None:
-                self._valid_set = self.loaders.valid
-            compute_error = self._averaging_error if self._valid_set else None
+                self.evaluator.loaders = self.loaders.valid
+            compute_error = partial(averaging_error, self) if self.evaluator.loaders else None
             averaged = self.checkpointer.load_average(count, compute_error, **keys)
             if averaged is not None:
                 saved = self.checkpointer.list_checkpoints()
@@ -497,11 +481,11 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.on_stage_start(Stage.TRAIN, epoch)
         self._start_epoch(train_set, epoch)
         count = length_of(train_set)
-        log_every = self._hparam("log_every", KEYS["log_every"].default)
-        if self._is_validation_due:  # the run died in it
-            self._validate_within_epoch(epoch)
+        log_every = getattr(self.hparams, "log_every", KEYS["log_every"].default)
+        is_planned = isinstance(getattr(train_set, "batch_sampler", None), RankSampler)
+        self._validate_if_due(epoch)  # the run died in it
         for batch, is_last in self._training_batches(train_set):
-            if self._is_over:
+            if self.stopping.is_over(self.optimizer_step):
                 break
             # In steps, because a schedule must not depend on the accumulation
             factor = self.grad_accumulation_factor
@@ -511,16 +495,16 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self._is_last = is_last
             steps_before = self.optimizer_step
             # Here, so that an own `fit_batch` follows the schedule and draws as a resumed run.
-            self._set_rate()
-            with device_errors(self), self._seeded(batch):
+            set_scheduled_rate(self)
+            with device_errors(self), seeded(self, batch) if is_planned else seeded_draws([]):
                 objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
             sources = batch.sources if isinstance(batch, Batch) else None
             self.training_metrics.add(as_losses(objective), seconds, sources)
             if self.optimizer_step > steps_before:
-                self._freeze_parts()
+                self.training_step.freeze(self.optimizer_step)
                 if self.optimizer_step % log_every == 0:
-                    optimizers = self._active_optimizers().values()
+                    optimizers = active_optimizers(self).values()
                     self.training_metrics.log_step(
                         epoch,
                         self.optimizer_step,
@@ -530,24 +514,16 @@ class Brain(sb.Brain):  # type: ignore[misc]
                     )
             if self.debug and self.step >= self.debug_batches:
                 break
-            self.save_or_leave.after_micro_batch(
+            self.stopping.after_micro_batch(
                 self.optimizer_step, ends_step=self.should_step, is_last=is_last
             )
-            if self._is_validation_due:
-                self._validate_within_epoch(epoch)
+            self._validate_if_due(epoch)
             self.watchdog.ping("data", self.optimizer_step)
         self._read_metrics()
         self.zero_grad(set_to_none=True)
-        self._epoch_micro_batches = self.step
         self.training_metrics.progress.pause()
         self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
-        self.avg_train_loss, self.step = 0.0, 0
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether the run ends within the epoch, which is then validated unless it just was."""
-        is_at_limit = self.time_limit.is_over or bool(self._optimizer_step_limit_exceeded)
-        return is_at_limit or self._stops_early
+        self.avg_train_loss = 0.0
 
     def _start_epoch(self, train_set: Batches, epoch: int) -> None:
         self.training_step.start_epoch(epoch)
@@ -555,35 +531,30 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.training_metrics.start_epoch(afresh=self.step == 0)
         if self.step == 0:
             self.nonfinite_count = 0
-        self._freeze_parts()
+        self.training_step.freeze(self.optimizer_step)
         self.zero_grad(set_to_none=True)
         sampler = getattr(train_set, "batch_sampler", None)
-        self._is_planned = isinstance(sampler, RankSampler)
         if isinstance(sampler, RankSampler):
-            if self._saved_accumulation is not None:  # the same steps, of other micro-batches
-                steps = self.step // self._saved_accumulation
+            if self._resumed.accumulation is not None:  # the same steps, of other micro-batches
+                steps = self.step // self._resumed.accumulation
                 self.step = steps * self.grad_accumulation_factor
             sampler.set_epoch(epoch, start=self.step)
         elif hasattr(self.train_sampler, "set_epoch"):
             self.train_sampler.set_epoch(epoch)
-        self._saved_accumulation = None
-        self._share_step()
+        if world_size() > 1 and not has_own_step(self) and not self.training_step.ddp.is_shared:
+            self.training_step.ddp.share()
 
     def _training_batches(self, train_set: Batches) -> Iterator[tuple[Any, bool]]:
         """Return the batches left in an epoch, and whether each is the last; measure the waits."""
         batches = iter(train_set)
-        if self._was_trained:  # a loader that saves no position would start again
+        if self._resumed.is_trained:  # a loader that saves no position would start again
             next(batches, None)
             batches = iter(())
-            self._was_trained = False
-        self._restore_random()  # the loader draws when its iterator is made, before the saved state
+        if self.step > 0:  # the loader draws when its iterator is made, before the saved state
+            restore_random_state(self._resumed.random, self.device)
+        self._resumed = ResumedPosition()
         marked = mark_last(batches, count=length_of(train_set), done=self.step)
         return self.training_metrics.meter.timed(marked)
-
-    def _freeze_parts(self) -> None:
-        if self.training_step.freezing.advance(self.optimizer_step):
-            self.training_step.train_mode()
-            self.training_step.ddp.renew()
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -603,8 +574,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
             optimizers = self.optimizers_dict or {}
             self.training_step.backward(batch, objective, optimizers, self.scaler)
         if self.should_step:
-            self._check_owners()
-            self.training_step.normalize(self._active_optimizers())
+            self.owners.check()
+            self.training_step.normalize(active_optimizers(self))
             self.optimizers_step()
             self.modules.zero_grad(set_to_none=True)  # else gradients of a frozen optimizer add up
         self.on_fit_batch_end(batch, outputs, objective, self.should_step)
@@ -617,7 +588,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def optimizers_step(self) -> None:
         """Step every optimizer, or none if a loss or a gradient is not finite."""
-        optimizers = self._active_optimizers()
+        optimizers = active_optimizers(self)
         if not optimizers:
             return
         norms = self.training_step.update(
@@ -639,28 +610,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         recorder.check_count(self.nonfinite_count, self.nonfinite_patience)
         self.training_metrics.meter.skipped_steps += skipped
 
-    def _check_owners(self, *_: object) -> None:
-        """Check before the first step, of every optimizer, that all that learns has its owners."""
-        position = self.training_step.nonfinite.epoch, self.step
-        if self._checked_at in (None, position):
-            is_shared = self.training_step.ddp.is_shared
-            with failing_together(ConfigError) if is_shared else nullcontext():
-                self._checked_at = position if check_owners(self) else None
-
-    def _seeded(self, batch: Any) -> AbstractContextManager[None]:
-        """Seed random numbers from the position in the run, so that a resumed run draws the same.
-
-        `draw_uniform` is seeded by utterance, and torch by rank. Batches that sbkit's sampler has
-        not planned have no position: nothing is seeded.
-        """
-        if not self._is_planned:
-            return seeded_draws([])
-        seed = self.hparams.seed
-        epoch = self.hparams.epoch_counter.current
-        seed_step(seed, epoch=epoch, step=self.step)
-        step = (self.step - 1) // self.grad_accumulation_factor
-        return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
-
     def to_device(self, batch: Any) -> Any:
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
@@ -668,14 +617,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     def init_optimizers(self) -> None:
         """Make the optimizers that the YAML declares: one by `opt_class`, or several."""
-        declared = self._hparam("optimizers", None)
+        hparams = self.hparams.settings
+        declared = hparams.get("optimizers")
         if declared and self.opt_class is not None:
             raise ConfigError(
                 "A YAML must declare `opt_class` or `optimizers`, but has both. To replace that of "
                 "a base YAML, write `opt_class: null` or `optimizers: null`.",
                 keys=("opt_class",),
             )
-        hparams = self.hparams.settings if hasattr(self, "hparams") else {}
         named = named_parameters(self.modules, hparams)
         if declared:
             self.optimizers_dict = make_optimizers(
@@ -693,26 +642,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if average.delegate((self.optimizers_dict or {}).values()) and self.checkpointer:
             self.checkpointer.add_recoverable("moving_average", average)
 
-    def _active_optimizers(self) -> dict[str, Optimizer]:
-        if self.optimizers_dict is not None:
-            return dict(self.freeze_optimizers(self.optimizers_dict))
-        return {} if self.opt_class is None else {"opt_class": self.optimizer}
-
     @property
     def run_share(self) -> float:
         """The share of the run before the current step: the larger of epochs and `max_minutes`."""
         epochs = self.hparams.epoch_counter
         share_of_epochs = (epochs.current - 1 + self.epoch_share) / epochs.limit
-        return float(max(share_of_epochs, self.time_limit.share))
-
-    def _set_rate(self) -> None:
-        if self._schedule is None:
-            return
-        epoch = self.hparams.epoch_counter.current
-        step = self.optimizer_step + 1
-        factor = self._schedule(Position(self.run_share, step, epoch, self.validations))
-        rate = None if self._hparam("optimizers", None) else self.hparams.lr
-        set_rate(self._active_optimizers().values(), factor, rate)
+        return float(max(share_of_epochs, self.stopping.time_limit.share))
 
     def _compile(self) -> None:
         if self.compile:
@@ -721,25 +656,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
     # -- several processes --------------------------------------------------------------------
 
     def _wrap_distributed(self) -> None:
-        """Wrap each module for a recipe with its own `fit_batch`; others use `_share_step`."""
-        if self._has_own_step() and world_size() > 1:
+        """Wrap each module for a recipe with its own `fit_batch`; others share the whole step."""
+        if has_own_step(self) and world_size() > 1:
             self.distributed_backend = dist.get_backend()
             super()._wrap_distributed()
-
-    def _share_step(self) -> None:
-        ddp = self.training_step.ddp
-        if world_size() > 1 and not ddp.is_shared and not self._has_own_step():
-            ddp.share()
-
-    def _unwrap_distributed(self) -> None:
-        self.training_step.ddp.unwrap()
-        for name, module in self.modules.items():
-            if isinstance(module, DistributedDataParallel):
-                drop_reducer(module)
-                self.modules[name] = module.module
-
-    def _has_own_step(self) -> bool:
-        return type(self).fit_batch is not Brain.fit_batch
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
         if use and self.training_step.ddp.is_shared:
@@ -777,60 +697,30 @@ class Brain(sb.Brain):  # type: ignore[misc]
         return self.task.measure(results)
 
     def _fit_valid(self, valid_set: SplitLoaders | None, epoch: int, show_progress: bool) -> None:
-        """Save, and validate; a recipe of SpeechBrain's may override this to do so less often.
-
-        A run that dies while it validates resumes at the end of the epoch, and validates again.
-        """
+        """Validate; a recipe of SpeechBrain's may override this to do so less often."""
         if valid_set is not None:
-            self.step = self._epoch_micro_batches
-            self.save_or_leave.save()
-            self.step = 0
-            self._evaluate_stage(valid_set, Stage.VALID, epoch)
+            evaluate_stage(self, valid_set, Stage.VALID, epoch)
 
-    @property
-    def _is_validation_due(self) -> bool:
-        """Whether a validation comes next that is not at the end of the epoch."""
-        is_within_epoch = self.step > 0 and not (self._is_last or self._was_trained)
-        return (
-            self._valid_interval > 0
-            and self.optimizer_step % self._valid_interval == 0
-            and self.optimizer_step > self.validated_step
-            and is_within_epoch
-            and self.should_step
-            and not self._is_over
-            and bool(self._valid_set)
-        )
-
-    def _validate_within_epoch(self, epoch: int) -> None:
-        """Save, validate and save again; what follows trains as if there was no validation.
+    def _validate_if_due(self, epoch: int) -> None:
+        """Validate within an epoch, and save before and after; training then goes on unchanged.
 
         A run that dies while it validates resumes before the validation.
         """
+        is_within_epoch = self.step > 0 and not (self._is_last or self._resumed.is_trained)
+        is_due = is_within_epoch and self.should_step and self.evaluator.is_due(self.optimizer_step)
+        if not is_due or self.stopping.is_over(self.optimizer_step):
+            return
         metrics = self.training_metrics
         metrics.progress.pause()
-        self.save_or_leave.save()
+        self.stopping.save()
         metrics.unread = metrics.meter.peek()
-        self.validated_step = self.optimizer_step
+        self.evaluator.validated_step = self.optimizer_step
         with isolated_rng(self.device):
-            self._evaluate_stage(self._valid_set, Stage.VALID, epoch, step=self.step)
+            evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, step=self.step)
         self.training_step.train_mode()
         metrics.start_epoch(afresh=False)
-        self._stops_early = stops_early(self.checkpointer, self._hparam("early_stopping", 0))
-
-    def _evaluate_stage(
-        self, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, step: int = 0
-    ) -> float:
-        """Evaluate between epochs, or within one after a micro-batch, ``step``."""
-        self.on_stage_start(stage, epoch)
-        losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
-        self.leave_if_asked(in_training=stage is Stage.VALID)
-        mean = mean_over_ranks(losses)
-        self.step = len(losses) if stage is Stage.TEST else step  # as in SpeechBrain
-        if stage is Stage.VALID and isinstance(self.checkpointer, Checkpointer):
-            self.checkpointer.is_within_epoch = step > 0
-        self.on_stage_end(stage, mean, epoch)
-        self.step = step
-        return mean
+        patience = getattr(self.hparams, "early_stopping", 0)
+        self.stopping.stops_early = stops_early(self.checkpointer, patience)
 
     @torch.no_grad()
     def evaluate_splits(self, loaders: SplitLoaders, stage: Stage, *, phase: str) -> list[Loss]:
@@ -845,7 +735,15 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.training_step.moving_average.swap_in()
         agree_on_buffers(self.modules)
         losses: list[Loss] = []
-        for batch in self._evaluated_batches(loaders, phase):
+        batches = (
+            (split, batch)
+            for split, loader in loaders.items()
+            for batch in islice(self.watched(loader, phase), self.max_evaluated_batches)
+        )
+        for split, batch in batches:
+            if self.stopping.signals.received:
+                break
+            self.evaluator.enter(split)
             self.step += 1
             with memory_errors(batch, "eval_batch_seconds"), device_errors(self):
                 loss = as_loss(self.evaluate_batch(batch, stage))
@@ -856,14 +754,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 self.evaluator.add(pairs)
         self.step = 0
         return losses
-
-    def _evaluated_batches(self, loaders: SplitLoaders, phase: str) -> Iterator[Any]:
-        for split, loader in loaders.items():
-            self.evaluator.enter(split)
-            for batch in islice(self.watched(loader, phase), self.max_evaluated_batches):
-                if self.signals.received:
-                    return
-                yield batch
 
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
@@ -888,13 +778,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
                 yield batch
                 advance(1)
-
-    def _averaging_error(self) -> float:
-        epochs = self._hparam("epoch_counter", None)
-        self.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
-        self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
-        self.leave_if_asked()
-        return self.evaluator.error()
 
     def measure_normalization(self, compute: ComputeFeatures | None) -> None:
         """Measure the training set's features for those GlobalNorms that have no statistics yet.
@@ -921,39 +804,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
             if self.task is not None:
                 logger.info("note: these are quick metrics, not those of the exported model.")
         elif stage is Stage.VALID:
-            self._end_validation(stage_loss, epoch or 0)
-
-    def _end_validation(self, loss: float, epoch: int) -> None:
-        values = self.evaluator.measure_splits()
-        best = best_key(self.evaluator.metrics)
-        error = -values[best.name] if best.max_key else values[best.name]
-        self.validations += ((epoch, error),)  # before the save, which has them
-        num_averaged = int(self._hparam("average_checkpoints", 1))
-        figures = self.training_metrics.log_epoch(
-            epoch,
-            self.optimizer_step,
-            valid_loss=loss,
-            values={name: value for name, value in values.items() if name not in LOSS},
-        )
-        # Before the save: what ends by this share is finished by the seconds in its checkpoint.
-        self.time_limit.agree(self.optimizer_step)
-        if self.checkpointer is not None:
-            stale = stale_validations(self.checkpointer, best, values[best.name])
-            position = {"epoch": epoch, "optimizer_step": self.optimizer_step}
-            seconds = {FIT_SECONDS: self.time_limit.seconds}
-            ranking = {STALE_VALIDATIONS: stale, RANKED_BY: best._asdict()}
-            self.checkpointer.save_and_keep_only(
-                meta={**values, **position, **seconds, **ranking},
-                num_to_keep=num_averaged,
-                max_keys=[best.max_key] if best.max_key else [],
-                min_keys=[best.min_key] if best.min_key else [],
-            )
-        # After the save, which must not wait for a screen
-        self.training_metrics.progress.report_epoch(figures)
-        if self.on_epoch is not None:
-            with failing_together(Exception):  # of the user's code
-                if rank() == 0:
-                    self.on_epoch(figures.as_record())
+            end_validation(self, stage_loss, epoch or 0)
 
     # -- logs ---------------------------------------------------------------------------------
 
@@ -979,56 +830,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         self.avg_train_loss = self.training_metrics.so_far.loss
         return reading
 
-    def _open_metrics(self, epochs: Iterable[int], train_set: Batches) -> None:
-        num_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
-        next_epoch = getattr(epochs, "current", 0) + 1
-        sampler = getattr(train_set, "batch_sampler", None)
-        if isinstance(sampler, RankSampler):  # whose plan of this epoch is needed anyway
-            sampler.set_epoch(next_epoch)
-        num_steps = num_epochs * -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
-        if self.optimizer_step and (self.step or next_epoch <= num_epochs):
-            logger.info(f"Resuming after step {self.optimizer_step}, in epoch {next_epoch}.")
-        if self.time_limit.max_seconds:
-            logger.info("note: the clock ends this run (`max_minutes`), so no other is its equal.")
-        self.training_metrics.open(
-            self.run_folder,
-            TrainingProgress(
-                total_epochs=num_epochs,
-                total_steps=num_steps,
-                metrics=type(self).metrics,
-                valid_interval_steps=self._valid_interval,
-                max_seconds_left=lambda: self.time_limit.seconds_left,
-            ),
-            resume_step=self.optimizer_step,
-            before_validation=self.step > 0 and self.validated_step < self.optimizer_step,
-            sources=[] if self.loaders is None else [*self.loaders.splits.mix],
-        )
-
-    @contextmanager
-    def _watch(self) -> Iterator[None]:
-        seconds, patience = (
-            self._hparam(name, KEYS[name].default) or 0  # None for never
-            for name in ("stall_seconds", "store_patience")
-        )
-        with (
-            # A rank does not hang while it, or another one, waits for a store that is away.
-            Watchdog(self.run_folder, seconds=seconds and seconds + patience) as self.watchdog,
-            store_patience(patience),
-            reporting(self.ping, show_progress=not self.noprogressbar),
-        ):
-            self.ping("start")
-            yield
-
-    def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
-        by_name = data if isinstance(data, Mapping) else {stage.name.lower(): data}
-        in_checkpoints = {} if stage is Stage.TRAIN else {"ckpt_prefix": None}
-        return {
-            name: split
-            if isinstance(split, DataLoader | LoopedLoader)
-            else self.make_dataloader(split, stage, **{**(options or {}), **in_checkpoints})
-            for name, split in by_name.items()
-        }
-
     # -- checkpoints --------------------------------------------------------------------------
 
     def _save_intra_epoch_ckpt(self) -> None:
@@ -1045,30 +846,114 @@ class Brain(sb.Brain):  # type: ignore[misc]
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
         state["is_trained"] = self._is_last and self.step > 0
-        state[FIT_SECONDS] = self.time_limit.seconds
-        state["validations"] = self.validations
-        state |= self.training_metrics.state() | {"random": random_state(self.device)}
+        state[FIT_SECONDS] = self.stopping.time_limit.seconds
+        state |= self.evaluator.state() | self.training_metrics.state()
+        state["random"] = random_state(self.device)
         Path(path).write_text(json.dumps(state))
 
     @mark_as_loader  # type: ignore[untyped-decorator]
     def _recover(self, path: str | Path, end_of_epoch: bool) -> None:
-        if self._keeps_counters:
-            return
         text = Path(path).read_text()  # SpeechBrain writes YAML, with fewer counters
         state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
         for name in COUNTERS:
             setattr(self, name, int(state.get(name, getattr(self, name))))
         self.training_metrics.restore(state)
-        self.time_limit.spent = state.get(FIT_SECONDS, 0.0)
-        self._saved_random = state.get("random")
-        self._saved_accumulation = state.get("accumulation")
-        self._was_trained = state.get("is_trained", False)
-        self.validations = tuple((epoch, value) for epoch, value in state.get("validations", ()))
+        self.evaluator.restore(state)
+        self.stopping.time_limit.spent = state.get(FIT_SECONDS, 0.0)
+        position = {name: state[name] for name in ResumedPosition._fields if name in state}
+        self._resumed = ResumedPosition(**position)
 
-    def _restore_random(self) -> None:
-        if self._saved_random is not None:
-            restore_random_state(self._saved_random, self.device)
-            self._saved_random = None
+
+# ---- a run
+
+
+@contextmanager
+def watching(brain: Brain) -> Iterator[None]:
+    """Watch for a hang, and wait for stores that are away."""
+    seconds, patience = (
+        getattr(brain.hparams, name, KEYS[name].default) or 0  # None for never
+        for name in ("stall_seconds", "store_patience")
+    )
+    with (
+        # A rank does not hang while it, or another one, waits for a store that is away.
+        Watchdog(brain.run_folder, seconds=seconds and seconds + patience) as brain.watchdog,
+        store_patience(patience),
+        reporting(brain.ping, show_progress=not brain.noprogressbar),
+    ):
+        brain.ping("start")
+        yield
+
+
+def as_loaders(
+    brain: Brain, data: object, stage: Stage, options: LoaderOptions
+) -> dict[str, Batches]:
+    """Return the loader of each split."""
+    by_name = data if isinstance(data, Mapping) else {stage.name.lower(): data}
+    in_checkpoints = {} if stage is Stage.TRAIN else {"ckpt_prefix": None}
+    return {
+        name: split
+        if isinstance(split, DataLoader | LoopedLoader)
+        else brain.make_dataloader(split, stage, **{**(options or {}), **in_checkpoints})
+        for name, split in by_name.items()
+    }
+
+
+def open_metrics(brain: Brain, epochs: Iterable[int], train_set: Batches) -> None:
+    """Open the log of a fit, and say where it resumes."""
+    num_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
+    next_epoch = getattr(epochs, "current", 0) + 1
+    sampler = getattr(train_set, "batch_sampler", None)
+    if isinstance(sampler, RankSampler):  # whose plan of this epoch is needed anyway
+        sampler.set_epoch(next_epoch)
+    num_steps = num_epochs * -(-(length_of(train_set) or 0) // brain.grad_accumulation_factor)
+    if brain.optimizer_step and (brain.step or next_epoch <= num_epochs):
+        logger.info(f"Resuming after step {brain.optimizer_step}, in epoch {next_epoch}.")
+    if brain.stopping.time_limit.max_seconds:
+        logger.info("note: the clock ends this run (`max_minutes`), so no other is its equal.")
+    brain.training_metrics.open(
+        brain.run_folder,
+        TrainingProgress(
+            total_epochs=num_epochs,
+            total_steps=num_steps,
+            metrics=type(brain).metrics,
+            valid_interval_steps=brain.evaluator.interval,
+            max_seconds_left=lambda: brain.stopping.time_limit.seconds_left,
+        ),
+        resume_step=brain.optimizer_step,
+        before_validation=brain.step > 0 and brain.evaluator.validated_step < brain.optimizer_step,
+        sources=[] if brain.loaders is None else [*brain.loaders.splits.mix],
+    )
+
+
+# ---- a step
+
+
+def seeded(brain: Brain, batch: object) -> AbstractContextManager[None]:
+    """Seed random numbers from the position in the run, so that a resumed run draws the same.
+
+    `draw_uniform` is seeded by utterance, and torch by rank.
+    """
+    seed, epoch = brain.hparams.seed, brain.hparams.epoch_counter.current
+    seed_step(seed, epoch=epoch, step=brain.step)
+    step = (brain.step - 1) // brain.grad_accumulation_factor
+    return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
+
+
+def active_optimizers(brain: Brain) -> dict[str, Optimizer]:
+    """Return the optimizers that step, by name."""
+    if brain.optimizers_dict is not None:
+        return dict(brain.freeze_optimizers(brain.optimizers_dict))
+    return {} if brain.opt_class is None else {"opt_class": brain.optimizer}
+
+
+def set_scheduled_rate(brain: Brain) -> None:
+    """Set the rate of the next step, if there is an `lr_schedule`."""
+    if brain.schedule is None:
+        return
+    epoch, step = brain.hparams.epoch_counter.current, brain.optimizer_step + 1
+    factor = brain.schedule(Position(brain.run_share, step, epoch, brain.evaluator.validations))
+    rate = None if getattr(brain.hparams, "optimizers", None) else brain.hparams.lr
+    set_rate(active_optimizers(brain).values(), factor, rate)
 
 
 def mark_last(batches: Batches, *, count: int | None, done: int) -> Iterator[tuple[Any, bool]]:
@@ -1090,6 +975,68 @@ def training_loss(brain: Brain, batch: object) -> Loss:
     with brain.training_ctx:
         outputs = brain.compute_forward(batch, Stage.TRAIN)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
+
+
+# ---- a validation
+
+
+def evaluate_stage(
+    brain: Brain, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, step: int = 0
+) -> float:
+    """Evaluate after an epoch, or within one after micro-batch ``step``; return the mean loss."""
+    brain.on_stage_start(stage, epoch)
+    losses = brain.evaluate_splits(loaders, stage, phase=stage.name.lower())
+    brain.leave_if_asked(in_training=stage is Stage.VALID)
+    mean = mean_over_ranks(losses)
+    brain.step = len(losses) if stage is Stage.TEST else step  # as in SpeechBrain
+    if stage is Stage.VALID and isinstance(brain.checkpointer, Checkpointer):
+        brain.checkpointer.is_within_epoch = step > 0
+    brain.on_stage_end(stage, mean, epoch)
+    brain.step = step
+    return mean
+
+
+def averaging_error(brain: Brain) -> float:
+    """Return the error of the loaded weights on the validation sets."""
+    epochs = getattr(brain.hparams, "epoch_counter", None)
+    brain.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
+    brain.evaluate_splits(brain.evaluator.loaders, Stage.VALID, phase="averaging")
+    brain.leave_if_asked()
+    return brain.evaluator.error()
+
+
+def end_validation(brain: Brain, loss: float, epoch: int) -> None:
+    """Log a validation, save, and tell the user."""
+    values = brain.evaluator.measure_splits()
+    best = best_key(brain.evaluator.metrics)
+    error = -values[best.name] if best.max_key else values[best.name]
+    brain.evaluator.validations += ((epoch, error),)  # before the save, which has them
+    num_averaged = int(getattr(brain.hparams, "average_checkpoints", 1))
+    figures = brain.training_metrics.log_epoch(
+        epoch,
+        brain.optimizer_step,
+        valid_loss=loss,
+        values={name: value for name, value in values.items() if name not in LOSS},
+    )
+    # Before the save: what ends by this share is finished by the seconds in its checkpoint.
+    brain.stopping.time_limit.agree(brain.optimizer_step)
+    if brain.checkpointer is not None:
+        stale = stale_validations(brain.checkpointer, best, values[best.name])
+        position = {"epoch": epoch, "optimizer_step": brain.optimizer_step}
+        seconds = {FIT_SECONDS: brain.stopping.time_limit.seconds}
+        ranking = {STALE_VALIDATIONS: stale, RANKED_BY: best._asdict()}
+        brain.checkpointer.save_and_keep_only(
+            meta={**values, **position, **seconds, **ranking},
+            num_to_keep=num_averaged,
+            max_keys=[best.max_key] if best.max_key else [],
+            min_keys=[best.min_key] if best.min_key else [],
+        )
+    # After the save, which must not wait for a screen
+    brain.training_metrics.progress.report_epoch(figures)
+    if brain.on_epoch is not None:
+        with failing_together(Exception):  # of the user's code
+            if rank() == 0:
+                brain.on_epoch(figures.as_record())
 
 
 # ---- SpeechBrain's options and hooks
@@ -1114,6 +1061,11 @@ def read_run_options(
                 f"`{name}` must be off, but is {options[name]}. {instead}.", keys=(name,)
             )
     return options
+
+
+def has_own_step(brain: Brain) -> bool:
+    """Return whether a recipe has a `fit_batch` of its own."""
+    return type(brain).fit_batch is not Brain.fit_batch
 
 
 def check_hooks(kind: type[sb.Brain], *, has_own_step: bool) -> None:

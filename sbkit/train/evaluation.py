@@ -9,14 +9,19 @@ from typing import Any
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
+from sbkit.train.schedule import Validations
 
 
 class Evaluator:
-    """Keep the results of evaluated splits, and measure them.
+    """Keep the results of evaluated splits, and measure them; know when to validate again.
 
     Attributes:
         metrics: what `measure` computes; the first one ranks checkpoints.
         results: by split, the results of `score`; without metrics the sum and count of each loss.
+        interval: optimizer steps between two validations within an epoch; 0 for none.
+        loaders: those of the last fit's validation, by split.
+        validated_step: the optimizer step of the last validation within an epoch.
+        validations: those of the run so far, for an `lr_schedule` that follows the metric.
 
     >>> from sbkit.bundle.task import mean_loss
     >>> from sbkit.logs.metric import LOSS
@@ -29,11 +34,32 @@ class Evaluator:
     """
 
     def __init__(
-        self, metrics: Metrics, measure: Callable[[Sequence[Any]], Mapping[str, float]]
+        self,
+        metrics: Metrics,
+        measure: Callable[[Sequence[Any]], Mapping[str, float]],
+        *,
+        interval: int = 0,
     ) -> None:
         self.metrics = metrics
         self._measure = measure
+        self.interval = interval
+        self.loaders: Mapping[str, Iterable[Any]] = {}
+        self.validated_step = 0
+        self.validations: Validations = ()
         self.start(())
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a validation within an epoch follows the optimizer step."""
+        is_new = self.interval > 0 and step % self.interval == 0 and step > self.validated_step
+        return is_new and bool(self.loaders)
+
+    def state(self) -> dict[str, Any]:
+        return {"validated_step": self.validated_step, "validations": self.validations}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
+        self.validated_step = state.get("validated_step", 0)
+        self.validations = tuple((epoch, value) for epoch, value in state.get("validations", ()))
 
     def start(self, splits: Iterable[str]) -> None:
         self.results: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})

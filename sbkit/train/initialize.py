@@ -12,10 +12,8 @@ plain data `encoder_config` when the run begins: the resolved YAML, the run conf
 bundle hold every size, and the run no longer needs the folder.
 """
 
-import inspect
 import json
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import reduce
@@ -82,12 +80,17 @@ def init_sources(settings: Mapping[str, Any]) -> list[Path]:
 
 
 def initialize_from(
-    sources: Sequence[Path], hparams: Mapping[str, Any], task: Task, root: Mapping[str, Any]
+    sources: Sequence[Path],
+    hparams: Mapping[str, Any],
+    task: Task,
+    root: Mapping[str, Any],
+    parts: Collection[str] = (),
 ) -> list[str]:
     """Load the weights of a run or bundle into the model of a task, as far as they fit.
 
     sources: if there are several, of one model, tokenizer and text table, their mean is loaded.
     root: the resolved YAML of this run.
+    parts: those that the model is made from.
 
     Returns lines that list which tensors are loaded, which by token, which are new and why, and
     which of the source's are not used.
@@ -129,7 +132,8 @@ def initialize_from(
             f"`init_from`: none of the tensors in {place} fits by name and shape ({names})."
         )
     settings, used = settings_of_yaml(root), [*loaded, *by_token]
-    declared = [check_same_meaning(s, settings, task, [*ours], used) for s in sources]
+    without_tensors = {*parts} - {name.partition(".")[0] for name in ours}
+    declared = [check_same_meaning(s, settings, task, without_tensors, used) for s in sources]
     lines = [f"init_from {place}: {len(loaded)} tensors are loaded{_names(loaded)}"]
     if by_token:
         count = f"{len(rows)} of {len(our_tokens)} rows"
@@ -263,18 +267,20 @@ def _text(table: Orthography) -> dict[str, Plain]:
 
 
 def check_same_meaning(
-    source: Path, ours: PartSettings, task: Task, tensors: Collection[str], loaded: Collection[str]
+    source: Path,
+    ours: PartSettings,
+    task: Task,
+    without_tensors: Collection[str],
+    loaded: Collection[str],
 ) -> list[str]:
     """Compare the settings of `init_from` with ours; return lines about declared differences.
 
-    tensors, loaded: the names of our tensors, and of those that are loaded.
+    without_tensors: the parts of the model that have none.
+    loaded: the names of the tensors that are loaded.
     """
     names = ours.get(DIFFERS) or []
     declared = {names} if isinstance(names, str) else {*names}
-    parts_with_tensors = {name.partition(".")[0] for name in tensors}
     loaded_parts = {name.partition(".")[0] for name in loaded}
-    model_parts = inspect.signature(task.model_class()).parameters if task.has_model else {}
-    without_tensors = {*model_parts} - parts_with_tensors - {"model"}
     compared = {"sample_rate", FEATURES, *loaded_parts, *without_tensors}
     differences = [*_all_differences(_settings_of_source(source), ours, compared, task)]
     undeclared = [d for d in differences if declared.isdisjoint(d.names)]
@@ -353,9 +359,6 @@ def _differences(path: Keys, theirs: Plain, ours: Plain) -> Iterator[SettingDiff
         yield SettingDifference(path, theirs, ours)
     elif _class_name(theirs) != _class_name(ours):
         yield SettingDifference(path, _class_name(theirs), _class_name(ours))
-    elif (name := _class_name(ours)) is not None:
-        arguments = (theirs[ARGUMENTS_KEY], ours[ARGUMENTS_KEY])
-        yield from _differences((*path, ARGUMENTS_KEY), *_with_defaults(name, *arguments))
     else:
         for key in {**ours, **theirs}:
             yield from _differences((*path, key), theirs.get(key), ours.get(key))
@@ -363,19 +366,6 @@ def _differences(path: Keys, theirs: Plain, ours: Plain) -> Iterator[SettingDiff
 
 def _class_name(spec: Mapping[str, Plain]) -> str | None:
     return next((str(spec[key]) for key in TAG_KEYS if ARGUMENTS_KEY in spec and key in spec), None)
-
-
-def _with_defaults(class_name: str, *lists: Plain) -> Sequence[Plain]:
-    """Return arguments by name, with defaults for those that only another list writes."""
-    if all(isinstance(written, list) for written in lists):
-        return lists
-    module, _, name = class_name.rpartition(".")
-    class_ = getattr(sys.modules.get(module), name, None)  # our part is built: it is imported
-    parameters = inspect.signature(class_).parameters if inspect.isclass(class_) else {}
-    named = [a if isinstance(a, dict) else dict(zip(parameters, a, strict=False)) for a in lists]
-    absent = named[0].keys() ^ named[1].keys()
-    defaults = {n: p.default for n, p in parameters.items() if n in absent and p.default != p.empty}
-    return [{**defaults, **written} for written in named]
 
 
 # ---- pretrained encoders

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from sbkit.base.errors import ConfigError, concerning, translate
 from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import Range
-from sbkit.base.torch_internals import found_inf_tensors
+from sbkit.base.torch_internals import found_inf_tensors, reads_found_inf
 from sbkit.checkpoint.weights import part_names_of_model, to_part_name
 from sbkit.train.schedule import SPEECHBRAIN_SCHEDULERS
 
@@ -319,7 +319,7 @@ def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> No
         for found_inf in found_inf_tensors(scaler, optimizer):
             found_inf.copy_(skipped)
         scaler.step(optimizer)
-    elif getattr(optimizer, "_step_supports_amp_scaling", False):
+    elif reads_found_inf(optimizer):
         fused: Any = optimizer
         fused.grad_scale = None
         fused.found_inf = skipped.to(torch.float32)

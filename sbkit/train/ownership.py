@@ -4,7 +4,7 @@ import hashlib
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from logging import Logger
@@ -20,6 +20,7 @@ from sbkit.base.errors import ConfigError, DeviceError, translate
 from sbkit.base.messages import listed
 from sbkit.config.document import Keys, dotted
 from sbkit.config.reached import NUM_HASH_DIGITS
+from sbkit.distributed.ranks import failing_together
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 LEAF_TYPES = (  # the walk does not look inside them
@@ -94,6 +95,24 @@ def check_owners(brain: sb.Brain) -> bool:
             "to an optimizer, or call its `requires_grad_(False)`."
         )
     return bool(learning)
+
+
+class OwnerCheck:
+    """Check before the first step of a fit, of every optimizer, that all that learns has owners."""
+
+    def __init__(self, brain: sb.Brain) -> None:
+        self._brain = brain
+        self._position: tuple[int, int] | None = (0, -1)  # of the first step, None before it
+
+    def begin(self) -> None:
+        self._position = None
+
+    def check(self, *_: object) -> None:
+        step = self._brain.training_step
+        position = step.nonfinite.epoch, self._brain.step
+        if self._position in (None, position):
+            with failing_together(ConfigError) if step.ddp.is_shared else nullcontext():
+                self._position = position if check_owners(self._brain) else None
 
 
 def device_errors(brain: sb.Brain) -> AbstractContextManager[None]:

@@ -3,7 +3,6 @@
 The position includes the validations so far: a scheduler that follows a metric is called for each.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -11,9 +10,17 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from speechbrain.nnet.schedulers import (
+    LinearScheduler,
+    NewBobScheduler,
+    StepScheduler,
+    TriStageLRSchedule,
+    WarmCoolDecayLRSchedule,
+)
+from speechbrain.nnet.schedulers import ReduceLROnPlateau as SpeechBrainPlateau
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.ranges import SHARE
@@ -83,17 +90,15 @@ def _adapt(declared: Any, rate: Any, *, higher_is_better: bool) -> Schedule:
         return _adapt_torch(declared, float(rate))
     if type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
         return lambda position: declared(position.progress)
-    parameters = tuple(inspect.signature(declared).parameters)
-    if parameters == ("current_epoch",):
+    if isinstance(declared, LinearScheduler | StepScheduler):
         return lambda position: declared(position.epoch - 1)[1] / float(rate)
-    if {"metric_value", "current_loss"} & {*parameters}:
+    if isinstance(declared, NewBobScheduler | SpeechBrainPlateau):
         return _follow_validations(declared, float(rate), higher_is_better=higher_is_better)
-    if parameters not in (("opt",), ("opt", "num_updates")):
-        raise TypeError(f"it is called with {' and '.join(parameters)}")
+    takes_step = isinstance(declared, WarmCoolDecayLRSchedule | TriStageLRSchedule)
 
     def begin(optimizer: Optimizer) -> Scheduler:
         scheduler = deepcopy(declared)  # the recipe may call its own
-        return lambda step: scheduler(*(optimizer, step)[: len(parameters)])
+        return lambda step: scheduler(optimizer, *([step] if takes_step else []))
 
     stepped = _SteppedScheduler(begin, float(rate))
     return lambda position: stepped.factor(position.step)
@@ -101,7 +106,8 @@ def _adapt(declared: Any, rate: Any, *, higher_is_better: bool) -> Schedule:
 
 def _adapt_torch(declared: Callable[..., LRScheduler], rate: float) -> Schedule:
     """Return torch's scheduler by optimizer steps; one with `total_steps` spans the whole run."""
-    has_length = "total_steps" in inspect.signature(declared).parameters
+    kind: Any = getattr(declared, "func", declared)
+    has_length = issubclass(kind, OneCycleLR)
     lengths = {"total_steps", "epochs", "steps_per_epoch"} & {*getattr(declared, "keywords", ())}
     if has_length and lengths:
         raise TypeError(f"{min(lengths)} is the length of the run, which sbkit knows: leave it out")

@@ -6,7 +6,7 @@ The files of a run folder, in the order that a run writes them:
 
 .lock                  locked while a run trains here
 hyperparams.yaml       the YAML as it took effect, with the overrides
-run_config.json        the run configuration, which a resumed run is compared with
+run_config.json        what describes the run, with which a resumed run is compared
 tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
@@ -35,7 +35,6 @@ summary-EPOCH.json     the results after that epoch of a run that was continued
 report.html            the results as one page with audio, which loads nothing from elsewhere
 """
 
-import inspect
 import logging
 import shutil
 from collections.abc import Mapping
@@ -52,7 +51,7 @@ from sbkit.base.imports import require_unedited, search_folders, user_sources
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import Description, describe, has_checkpoint, require_resumable
-from sbkit.config.hparams import OUTPUT_FOLDER, RunSpec, Settings, build_hparams, read_spec
+from sbkit.config.hparams import OUTPUT_FOLDER, RECIPE, RunSpec, Settings, build_hparams, read_spec
 from sbkit.config.overrides import nest_overrides
 from sbkit.config.reached import list_reached
 from sbkit.data.batch import Loaders, user_columns
@@ -151,12 +150,10 @@ def describe_run(
     )
 
 
-def require_own_folder(
-    spec: RunSpec, data: PreparedData, helpers: Mapping[str, str] | None = None
-) -> str | None:
+def require_own_folder(spec: RunSpec, described: Description) -> str | None:
     """Refuse to resume another run in the folder; describe changed values."""
     has_ended = is_finished(spec.folder, spec.settings)
-    return require_resumable(spec.folder, describe_run(spec, data, helpers), has_ended=has_ended)
+    return require_resumable(spec.folder, described, has_ended=has_ended)
 
 
 def prepare_run(spec: RunSpec) -> PreparedRun:
@@ -277,29 +274,24 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
             lines.append(load_weights(folder, hparams.values()))
     if sources := init_sources(settings):
         with concerning("init_from"):
-            lines += initialize_from(sources, hparams, run.data.recipe, run.spec.tree)
+            parts = (*run.data.recipe.brain.parts, *run.data.recipe.brain.optional_parts)
+            lines += initialize_from(sources, hparams, run.data.recipe, run.spec.tree, parts)
     return lines
 
 
 def make_brain(run: PreparedRun, **run_opts: Any) -> Brain:
     """Make the Brain of a recipe; `run_opts` take precedence over the YAML."""
-    recipe, hparams = run.data.recipe, run.hparams
+    recipe, hparams = run.data.recipe, run.hparams.with_values({RECIPE: run.data.recipe})
     if isinstance(hparams.get("decoder"), BeamDecoder):
         recipe.require_frames("`decoder` in the YAML")
     opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
-    arguments = {
-        "modules": {"model": hparams["model"]},
-        "opt_class": opt_class,
-        "hparams": hparams,
-        "run_opts": {"device": run.placement.device, **run_opts},
-        "checkpointer": hparams["checkpointer"],
-    }
-    parameters = inspect.signature(recipe.brain).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    if takes_any or "task" in parameters:  # one with SpeechBrain's own signature does not
-        arguments["task"] = recipe
-    brain: Brain = recipe.brain(**arguments)
-    brain.task = recipe
+    brain = recipe.brain(
+        modules={"model": hparams["model"]},
+        opt_class=opt_class,
+        hparams=hparams,
+        run_opts={"device": run.placement.device, **run_opts},
+        checkpointer=hparams["checkpointer"],
+    )
     if recipe.has_model and not isinstance(brain.network, recipe.model_class()):
         raise ConfigError(
             f"`network` of the Brain must be a {recipe.model_class().__name__}, which bundles of "

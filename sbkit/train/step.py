@@ -82,6 +82,12 @@ class TrainingStep:
         self._modules.train()
         self.freezing.set_mode()
 
+    def freeze(self, step: int) -> None:
+        """Freeze and release the parts that change after an optimizer step."""
+        if self.freezing.advance(step):
+            self.train_mode()
+            self.ddp.renew()
+
     # -- the phases -----------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -315,9 +321,15 @@ class DdpStep:
         return reducer
 
     def unwrap(self) -> None:
+        """Drop the reducers of the step, and of modules that a recipe's own step has wrapped."""
         if self._wrapped is not None:
             drop_reducer(self._wrapped)
         self._wrapped = None
+        parts: Any = self._graph.parts
+        for name, module in parts.items():
+            if isinstance(module, DistributedDataParallel):
+                drop_reducer(module)
+                parts[name] = module.module
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._wrapped.no_sync() if self._wrapped else nullcontext()

@@ -175,21 +175,34 @@ class SaveOrLeave:
     """Save within an epoch when it is time, and leave after a signal to any rank."""
 
     def __init__(
-        self, save: Callable[[], None] | None, *, minutes: float, steps: int, time_limit: TimeLimit
+        self,
+        save: Callable[[], None] | None,
+        *,
+        minutes: float,
+        steps: int,
+        max_steps: int | None,
+        time_limit: TimeLimit,
     ) -> None:
         """Count from now on.
 
         save: writes a checkpoint within an epoch; None for a run without a checkpointer.
         minutes, steps: between two such checkpoints, steps as micro-batches; 0 or less for never.
+        max_steps: optimizer steps of the run.
         """
+        self.stops_early = False  # as the last validation has shown
         self.signals = StopSignals()
         self.time_limit = time_limit
         self._consensus = RankConsensus()
         self._save = save
         self._minutes = minutes
         self._steps = steps
+        self._max_steps = math.inf if max_steps is None else max_steps
         self._last_save = time.monotonic()
         self._micro_batches = 0
+
+    def is_over(self, step: int) -> bool:
+        """Return whether the run ends, perhaps within an epoch, which is then validated."""
+        return self.time_limit.is_over or self.stops_early or step >= self._max_steps
 
     def after_micro_batch(self, step: int, *, ends_step: bool, is_last: bool) -> None:
         """Save or leave if it is time, but not within a step.

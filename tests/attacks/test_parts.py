@@ -15,8 +15,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.module_spec import MAX_DEPTH, build_from_spec
 from sbkit.bundle.task import load_task
 from sbkit.checkpoint.weights import limit_parameters
+from sbkit.config.document import tag_of
 from sbkit.config.hparams import read_spec
 from sbkit.export.export import describe_parts
+from sbkit.train.recipe import load_recipe
 from tests.attacks.hostile import watched
 
 ROOT = Path(__file__).parents[2]
@@ -31,13 +33,6 @@ PLACES: tuple[Callable[[Any], Any], ...] = (
     *(lambda name: {"new": name, "arguments": []}, lambda name: {"name": name, "arguments": {}}),
     lambda value: {"name": ALLOWED, "arguments": {"a": value}},
 )
-TASKS = {
-    "ctc": "sbkit.tasks.recognition.task.Recognition",
-    "ctc_speechbrain": "sbkit.tasks.recognition.task.Recognition",
-    "vad": "sbkit.tasks.detection.task.Detection",
-    "codec": "sbkit.tasks.codec.task.CodecTask",
-    "tts": "sbkit.tasks.synthesis.task.Synthesis",
-}
 
 
 def new(arguments: Any) -> dict[str, Any]:
@@ -85,11 +80,13 @@ def nested(value: Any, depth: int) -> Iterator[Any]:
 def real_parts() -> Iterator[dict[str, Any]]:
     """Describe the parts of each task's model, as an export does."""
     labels = SimpleNamespace(vocab_size=12, size=12)
-    for name, path in TASKS.items():
-        task, settings = load_task(path), {"data_folder": "", "output_folder": ""}
-        root = read_spec(ROOT / f"hparams/{name}.yaml", settings).tree
-        objects = {} if task.label_file is None else {task.label_key: labels}
-        yield describe_parts(root, objects, task)["parts"]
+    for name in ("ctc", "ctc_speechbrain", "vad", "codec", "tts"):
+        spec = read_spec(ROOT / f"hparams/{name}.yaml", {"data_folder": "", "output_folder": ""})
+        recipe = load_recipe(spec)
+        names = (*recipe.brain.parts, *recipe.brain.optional_parts)
+        names = tuple(name for name in names if tag_of(spec.tree.get(name)))
+        objects = {} if recipe.label_file is None else {recipe.label_key: labels}
+        yield describe_parts(spec.tree, objects, load_task(recipe.name), names)["parts"]
 
 
 def mutate(plain: Any, draw: random.Random, foreign: list[Any]) -> Any:

@@ -13,7 +13,6 @@ from speechbrain.core import RunOptions
 from recipes.vad.recipe import Vad
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import KEYS, RANGES, ranges_of, require_in_range
-from sbkit.check.can_learn import NULL_OBJECTS, ZERO_KEYS
 from sbkit.check.checked_run import CPU_OPTIONS
 from sbkit.checkpoint.run_config import MAY_CHANGE, PER_MACHINE
 from sbkit.config.document import WHOLE_KEYS, read_document, tag_of, walk
@@ -64,7 +63,7 @@ def test_lists_of_keys_and_arguments_name_those_that_exist() -> None:
     """A renamed one would stay in a list, without an effect."""
     yamls = [read_document(file).root for file in (ROOT / "hparams").glob("*.yaml")]
     lists = [MAY_CHANGE, PER_MACHINE, WHOLE_KEYS, NAMED_VALUES, DATA_KEYS, AUDIO_KEYS]
-    lists += [CPU_OPTIONS, NULL_OBJECTS, ZERO_KEYS, REFUSED_OPTIONS]
+    lists += [CPU_OPTIONS, REFUSED_OPTIONS]
     lists += [ranges_of(yaml["recipe"]) for yaml in yamls]
     assert {*chain(*lists)} <= {*KEYS, *RunOptions().as_dict(), *chain(*yamls)}
     names = {tag_of(node).partition("!new:")[2] for yaml in yamls for _, node in walk(yaml)}

@@ -115,7 +115,7 @@ def test_part_names_by_position_or_by_name(listed: str, tmp_path: Path) -> None:
     file.write_text(f"{PARTS}\nmodel: !new:torch.nn.ModuleList\n{listed}\n")
     root = read_document(file).root
     assert part_names_of_yaml(root) == ["CNN", "Transformer", "ctc_lin"]
-    plain = describe_parts(root, {}, Recognition())
+    plain = describe_parts(root, {}, Recognition(), ["CNN", "Transformer", "ctc_lin"])
     assert plain["model"] == ["CNN", "Transformer", "ctc_lin"]
     identity = {"new": "torch.nn.modules.linear.Identity", "arguments": {}}
     assert plain["parts"]["Transformer"] == identity
@@ -135,10 +135,11 @@ def saved_optimizer(folder: Path, make: Make) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = make(model)
+    checkpointer = Checkpointer(folder, recoverables={"model": model, "optimizer": optimizer})
     step(model, optimizer)
     optimizer.param_groups[0]["lr"] = 0.25
     step(model, optimizer)
-    Checkpointer(folder, recoverables={"model": model, "optimizer": optimizer}).save_checkpoint()
+    checkpointer.save_checkpoint()
     return model, optimizer
 
 
@@ -169,18 +170,21 @@ def test_declared_optimizer_settings_replace_saved_ones(tmp_path: Path) -> None:
 
 
 def test_scheduled_optimizer_settings_are_restored(tmp_path: Path) -> None:
-    def cycled(model: nn.Module) -> Optimizer:
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=9)
-        for _ in range(3):
-            optimizer.step()
-            schedule.step()
-        return optimizer
-
-    _, optimizer = saved_optimizer(tmp_path, cycled)
-    _, other = recovered_optimizer(tmp_path, over(SGD, momentum=0.9))
+    """And what an optimizer counts in its group, as schedule-free ones do."""
+    optimizer = SGD(nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9)
+    optimizer.param_groups[0]["k"] = 0
+    checkpointer = Checkpointer(tmp_path, recoverables={"optimizer": optimizer})
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=9)
+    for _ in range(3):
+        optimizer.param_groups[0]["k"] += 1
+        optimizer.step()
+        schedule.step()
+    checkpointer.save_checkpoint()
+    other = SGD(nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9)
+    other.param_groups[0]["k"] = 0
+    Checkpointer(tmp_path, recoverables={"optimizer": other}).recover_if_possible()
     expected, group = optimizer.param_groups[0], other.param_groups[0]
-    for name in ("lr", "initial_lr", "max_lr", "momentum", "max_momentum"):
+    for name in ("lr", "initial_lr", "max_lr", "momentum", "max_momentum", "k"):
         assert group[name] == expected[name], name
 
 

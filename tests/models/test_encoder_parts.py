@@ -86,9 +86,9 @@ def test_layers_of_torch_take_frames_alone_and_keep_them() -> None:
         (Halving(Subsampling(8)), r"returns 74 frames of 300, .* but declares 37 and \[37, 25\]"),
         (Returning(torch.zeros(2, 300, 1), torch.tensor([300, 150])), r"300 and \[300, 200\]"),
         (Strided(), "`subsampling` of Strided in `CNN` .* is a Conv1d. Give it another name"),
-        (Lengthless(), r"`CNN` is called with \(x, lengths\), but its forward takes \(x: "),
+        (Lengthless(), r"`CNN` is called with \(x, lengths=lengths\), .* an unexpected keyword"),
         (LSTM(hidden_size=8, input_size=MELS), "of SpeechBrain. .*SpeechBrainLayers"),
-        (Masking(), "whole numbers, but `wav_lens` is SpeechBrain's name of fractions"),
+        (Masking(), "whole numbers, but Masking.forward.. got an unexpected keyword argument"),
     ],
 )
 def test_unsuitable_parts_are_refused(part: Any, message: str) -> None:

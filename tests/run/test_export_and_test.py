@@ -30,7 +30,7 @@ def test_decoder_is_fitted_to_what_the_loaded_bundle_computes(
         return samples[0]
 
     monkeypatch.setattr(export_and_test, "sample_validation", sample)
-    monkeypatch.setattr("recipes.asr.recipe.AsrBrain._averaging_error", lambda brain: 0.0)
+    monkeypatch.setattr("sbkit.train.brain.averaging_error", lambda brain: 0.0)
     assert workplace.train_here(tmp_path, *OPTIONS) == 0
     assert len(read_json(tmp_path / "bundle/config.json")["checkpoints"]) == 2
     bundle = load_bundle(tmp_path / "bundle", precision="bf16")

@@ -196,7 +196,10 @@ def test_another_setting_in_the_same_folder_is_refused(finished: Overrides, resu
         use(Run(YAML, {**finished, "lr": 0.004}))
     with pytest.raises(SbkitError, match="begun with another configuration.*d_model"):
         use(Run(YAML, {**finished, "d_model": 48}))
-    with pytest.raises(SbkitError, match="beam_size.*another decoder: sbkit tune .* --out NEW"):
+    with pytest.raises(
+        SbkitError,
+        match="beam_size.*another decoder, report or format, sbkit tune.* with --out NEW",
+    ):
         use(Run(YAML, {**finished, "beam_size": 4}))
     assert Run.open(folder_of(finished)).settings["lr"] == 0.002
 

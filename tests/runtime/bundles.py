@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from recipes.asr.recipe import AsrBrain
 from sbkit.base.checksums import write_checksums
-from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
+from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK
 from sbkit.checkpoint.run_config import describe, write_description
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.export import format_table
@@ -51,6 +52,8 @@ def make_run(
     change(hparams)
     checkpointer = hparams["checkpointer"]
     checkpointer.meta = {NORMALIZER: table_to_store(text_table("en")), TASK: Recognition().name}
+    names = (*AsrBrain.parts, *AsrBrain.optional_parts)
+    checkpointer.meta[PARTS] = [name for name in names if hparams.get(name) is not None]
     spec = read_spec(yaml, overrides)
     write_description(folder, describe(spec, label_file=file.read_bytes()))
     (folder / "hyperparams.yaml").write_text(spec.one_file)

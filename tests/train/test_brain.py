@@ -92,7 +92,7 @@ def test_nonfinite_count_survives_stop_within_epoch(tmp_path: Path) -> None:
         brain.nonfinite_patience = 4
 
         def leave(*_: Any, brain: Any = brain) -> None:
-            brain.signals.received = signal.SIGTERM if brain.optimizer_step == 8 else None
+            brain.stopping.signals.received = signal.SIGTERM if brain.optimizer_step == 8 else None
 
         brain.on_fit_batch_end = leave
         with pytest.raises((KeyboardInterrupt, SbkitError)) as exited:

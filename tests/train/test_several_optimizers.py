@@ -193,7 +193,7 @@ def test_stopped_run_resumes_with_the_state_of_each_optimizer(
 
     def stop_after_step_5(*_: object) -> None:
         if stopped.optimizer_step == 5:
-            stopped.signals.received = signal.SIGTERM
+            stopped.stopping.signals.received = signal.SIGTERM
 
     monkeypatch.setattr(stopped, "on_fit_batch_end", stop_after_step_5)
     with pytest.raises(KeyboardInterrupt):

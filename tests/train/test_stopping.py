@@ -186,7 +186,7 @@ def timed_brain(folder: Path, seconds: float) -> tuple[Any, Callable[[], None], 
     """Return a Brain with a limit, whose steps take a second; its fit, and its shares."""
     brain, fit = interrupted_brain(folder, "")
     limit = TimeLimit(seconds / 60, clock=lambda: float(brain.optimizer_step))
-    brain.save_or_leave.time_limit = limit
+    brain.stopping.time_limit = limit
     shares: list[float] = []
     brain.on_fit_batch_start = lambda *_: shares.append(brain.run_share)
     return brain, fit, shares
@@ -343,7 +343,7 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
 ) -> None:
     """Its bundle is made again for other values. A format that fails is named before the test."""
     # Any mean is as good as the best checkpoint, so all are averaged.
-    monkeypatch.setattr(AsrBrain, "_averaging_error", lambda brain: 0.0)
+    monkeypatch.setattr("sbkit.train.brain.averaging_error", lambda brain: 0.0)
     options = ("--number_of_epochs=2", "--export_formats=[huggingface]")
     steps = ("fit_decoder", "write_bundle", "add_formats", "BundleScorer", "ScoreReport")
     originals = {name: getattr(export_and_test, name) for name in steps}

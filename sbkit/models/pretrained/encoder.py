@@ -76,6 +76,8 @@ class PretrainedFeatures(PretrainedPart):
     measured: the samples that clips are normalized by, by default all.
     """
 
+    normalizes_clips = True
+
     def __init__(self, *, config: Config) -> None:
         super().__init__()
         self.sample_rate: int = config["sample_rate"]  # Hz

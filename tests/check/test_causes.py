@@ -1,30 +1,22 @@
-"""`sbkit check` names what keeps a recognizer from learning; `--learn` tries it on eight clips."""
+"""`sbkit check` names what keeps a recognizer from learning."""
 
-import json
-import os
 import random
 import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import soundfile
 
 from sbkit.audio.augment import SpecAugment
-from sbkit.base.errors import ConfigError
-from sbkit.check import can_learn
-from sbkit.check.can_learn import check_causes, check_learning, masked_share
+from sbkit.check.causes import check_causes, masked_share
 from sbkit.check.check import check_run
 from sbkit.check.data import check_alignment
-from sbkit.commands.cli import run as sbkit
 from sbkit.text.tokenizer import ensure_tokenizer
-from tests.check.harness import checked_run, declared_run
-from tests.runs import ROOT, TINY_VOICE, Workplace, make_workplace, one_thread, rows_of, write_tsv
+from tests.check.harness import declared_run
+from tests.runs import Workplace, make_workplace, rows_of, write_tsv
 
-LARGER = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--num_decoder_layers=0")
-LARGER += ("--ctc_weight=1.0", "--dropout=0.0")
 COUNTS = {"train": 1, "dev": 4, "test": 2}
 NUM_CLIPS, MAX_SECONDS = 100, 5.0
 MASKS = ("--time_masks=10", "--time_width=3000", "--max_time_fraction=1.0")
@@ -114,52 +106,3 @@ def test_share_of_masks_counts_all_of_them() -> None:
     assert masked_share({"spec_augment": None}) == 0
     # A YAML with one of the two
     assert masked_share({"mask_time_prob": 0.65}) == pytest.approx(0.478, abs=0.001)
-
-
-@pytest.mark.slow
-def test_learning_is_tried_and_printed_without_touching_the_run(
-    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = workplace.arguments(tmp_path / "run", *LARGER, "--time_masks=10")
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}), one_thread():
-        assert sbkit(["check", *command, "--learn"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[-1].startswith("--learn passed: 8 clips without masks or augmentation, ")
-        assert sbkit(["check", *command, "--learn", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)["learn"]
-    assert record["outcome"] == "passed"
-    assert record["values"]["CER"] <= 0.2
-    assert record["losses"][-1] < record["losses"][0] / 2
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_clips_that_are_not_learned_are_reported_with_the_evident_cause(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(can_learn, "MAX_STEPS", 20)
-    with checked_run(workplace, tmp_path / "run", *LARGER, "--lr=1e-6") as run:
-        (finding,) = check_learning(run)
-        assert run.measured.learning is not None
-        assert run.measured.learning.outcome == "failed"
-    assert finding.stops
-    assert finding.where == "override of lr"
-    assert "about 1,000 times too low. Try `lr: 0.001`." in finding.fix
-
-
-@pytest.mark.slow
-def test_loss_of_another_task_must_fall(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(can_learn, "MAX_STEPS", 25)
-    yaml = ROOT / "hparams/tts.yaml"
-    with checked_run(workplace, tmp_path / "run", recipe=None, yaml=yaml, tiny=TINY_VOICE) as run:
-        assert [*check_learning(run)] == []
-        assert run.measured.learning is not None
-        assert run.measured.learning.outcome == "passed"
-
-
-def test_another_machine_cannot_be_tried(workplace: Workplace, tmp_path: Path) -> None:
-    command = ["check", *workplace.arguments(tmp_path / "run"), "--learn", "--target=cuda:2"]
-    with pytest.raises(ConfigError, match="`--learn` trains on this machine, but --target names"):
-        sbkit(command)
