@@ -31,23 +31,29 @@ Family = Callable[..., Parts]
 def sbkit_parts(
     encoder_module: str = "conformer",
     decoder_layers: int = 1,
+    *,
     streaming: dict[str, int] | None = None,
+    subsampling: int = 4,
+    level: str = "none",
+    **options: Any,
 ) -> Parts:
-    sizes: dict[str, Any] = {"n_mels": 40, "channels": 16, "d_model": 16}
+    norm = GlobalNorm(n_mels=40)
+    norm.mean.fill_(5)  # with these statistics, zeros of the padding become something else
+    norm.std.fill_(4)
+    frames: dict[str, Any] = {"streaming": streaming, "subsampling": subsampling}
+    transformer = Transformer(
+        d_model=16,
+        nhead=2,
+        d_ffn=32,
+        num_decoder_layers=decoder_layers,
+        encoder_module=encoder_module,
+        vocab_size=VOCABULARY.size,
+        **{"num_encoder_layers": 1, "dropout": 0.0, **frames, **options},
+    )
     return {
-        "compute_features": Fbank(n_mels=40),
-        "CNN": ConvFrontEnd(normalize=GlobalNorm(n_mels=40), streaming=streaming, **sizes),
-        "Transformer": Transformer(
-            d_model=16,
-            nhead=2,
-            d_ffn=32,
-            num_encoder_layers=1,
-            num_decoder_layers=decoder_layers,
-            encoder_module=encoder_module,
-            dropout=0.0,
-            vocab_size=VOCABULARY.size,
-            streaming=streaming,
-        ),
+        "compute_features": Fbank(n_mels=40, level=level),
+        "CNN": ConvFrontEnd(normalize=norm, n_mels=40, channels=16, d_model=16, **frames),
+        "Transformer": transformer,
         "seq_lin": nn.Linear(16, VOCABULARY.size),
         "ctc_lin": nn.Linear(16, VOCABULARY.size),
     }
