@@ -191,7 +191,8 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
     name = check.__name__.removeprefix("check_")
     spec = checked.spec if isinstance(checked, CheckedRun) else checked
     try:
-        with preserve_rng(ON_CPU.device), reporting(show_progress=False):
+        # What hooks log in its steps is not of the run.
+        with preserve_rng(ON_CPU.device), quiet(), reporting(show_progress=False):
             findings = [*(check(checked) or ())]
         for finding in findings:
             yield replace(finding, check=name)

@@ -30,7 +30,6 @@ from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
 from sbkit.data.batch import Batch, Loader, Loaders, TextBatch
 from sbkit.data.shard import Row
-from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures
 from sbkit.models.encoder import Predictions
@@ -335,7 +334,7 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
             if parameter.grad is not None:
                 is_zero[name] = is_zero.get(name, True) and not parameter.grad.any()
 
-    with quiet(), register_optimizer_step_pre_hook(note):  # a bad gradient is logged
+    with register_optimizer_step_pre_hook(note):
         for _ in range(2):
             count = take_step(brain, batch).counts.sum()
     after = _losses_of(brain, batch).sum()

@@ -34,7 +34,6 @@ from sbkit.data.splits import sample_counts
 from sbkit.distributed.device import check_precision, choose_device, device_counter_for, find_device
 from sbkit.export.export import bundle_weights, describe_parts
 from sbkit.export.formats import declared_formats
-from sbkit.logs.handlers import quiet
 from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
 from sbkit.train.optimizers import FREEZE
 from sbkit.train.recipe import load_recipe
@@ -247,8 +246,7 @@ def check_run_folder(run: CheckedRun) -> None:
     run_folder = run.spec.folder
     folder = run_folder / CHECKPOINTS
     if folder.is_dir():
-        with quiet():  # training itself logs which checkpoints are damaged
-            newest = next(iter(Checkpointer(folder).find_whole(1)), None)
+        newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
             require_own_folder(run.spec, describe_run(run.spec, run.data, run.helpers))
             check_weights(run.own.hparams["checkpointer"], newest)

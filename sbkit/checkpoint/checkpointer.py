@@ -169,7 +169,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 except SAVE_ERRORS as error:  # a disk may fail for a moment
                     logger.warning(f"Saving failed ({error}); it is tried once more.")
                     checkpoint = wait_for_store(save)
-        if SAVED_FILE in os.environ:
+        if SAVED_FILE in os.environ and self.recoverables:  # the check saves one without any
             Path(os.environ[SAVED_FILE]).touch()
         return checkpoint
 

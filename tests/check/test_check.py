@@ -1,12 +1,15 @@
 """What a finding looks like in print, how findings are gathered, and what a dry run leaves."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+from matplotlib.figure import Figure
+from speechbrain import Stage
 from torch import nn
 from torch.nn.modules import module
 
@@ -18,9 +21,9 @@ from sbkit.check.checked_run import Finding, RunSpec, finding_at
 from sbkit.commands.cli import run
 from sbkit.train import setup
 from sbkit.train.ownership import reachable
-from sbkit.train.setup import PreparedData, declare_run
+from sbkit.train.setup import PreparedData, declare_run, prepare_data
 from tests.calls import note_calls
-from tests.check.harness import checked_run, declared_run
+from tests.check.harness import brain, checked_run, declared_run
 from tests.runs import ROOT, Workplace
 
 ERROR = Finding(check="labels", problem="`a` has 3", where="x.yaml:3", fix="Do.")
@@ -167,6 +170,39 @@ def test_own_object_finds_the_labels_and_writes_only_in_the_folder_of_the_check(
     with declared_run(workplace, tmp_path / "run", yaml=yaml) as declared:
         assert check_run(declared, checks=[]).findings == []
     assert not (tmp_path / "run").exists()
+
+
+class Reporting(AsrBrain):
+    """Logs, draws and writes in its hooks, as a user's Brain may."""
+
+    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
+        super().on_stage_start(stage, epoch)
+        logging.getLogger(__name__).warning("a hook")
+        Path(self.hparams.output_folder, "hook.txt").touch()
+
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        super().on_stage_end(stage, stage_loss, epoch)
+        logging.getLogger(__name__).warning("a hook")
+        self.log("hook", 1.0)
+        self.log_figure("hook", Figure())
+
+
+@pytest.mark.slow
+def test_nothing_that_hooks_log_or_write_in_the_check_reaches_the_run(
+    workplace: Workplace,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SBKIT_SAVED_FILE", str(tmp_path / "saved"))
+    caplog.set_level(logging.INFO)
+    with declared_run(workplace, tmp_path / "run", recipe=brain(Reporting)) as declared:
+        data = prepare_data(declared)
+        caplog.clear()
+        check.check_before_training(declared, data)
+    assert "a hook" not in caplog.messages
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "saved").exists()
 
 
 @pytest.mark.slow
