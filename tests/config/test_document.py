@@ -168,12 +168,6 @@ def test_every_yaml_trains_the_same_as_one_file(yaml: Path, tmp_path: Path) -> N
     assert printed == original
 
 
-def test_base_that_changes_is_read_again(top: Path) -> None:
-    assert read_spec(top).settings["speeds"] == [0.9, 1.1]
-    (top.parent / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [3.0]\n")
-    assert read_spec(top).settings["speeds"] == [3.0]
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "text"),
     [

@@ -28,6 +28,10 @@ from tests.runs import ROOT
         (["--a={b: 1}"], {"a": {"b": 1}}),
         (["--a=1", "--a=2"], {"a": 2}),
         (["--a=1", "--a.b=2"], {"a": {"b": 2}}),
+        (
+            ["--manifest", "train=a.csv", "--manifest=test-x=1", "--manifest", "train=b=c.tsv"],
+            {"manifest": {"train": ["a.csv", "b=c.tsv"], "test-x": "1"}},
+        ),
     ],
 )
 def test_parse_overrides_reads_values(arguments: list[str], expected: dict[str, object]) -> None:
@@ -52,15 +56,6 @@ def test_parse_overrides_refuses_a_malformed_argument(argument: str, text: str) 
     with pytest.raises(ConfigError) as caught:
         parse_overrides([argument])
     assert text in str(caught.value)
-
-
-def test_parse_overrides_collects_manifests(tmp_path: Path) -> None:
-    arguments = ["--manifest", "train=a.csv", "--manifest=test-x=1", "--manifest", "train=b=c.tsv"]
-    overrides = parse_overrides(arguments)
-    assert overrides == {"manifest": {"train": ["a.csv", "b=c.tsv"], "test-x": "1"}}
-    yaml = tmp_path / "a.yaml"
-    yaml.write_text("manifest: null\n", encoding="utf-8")
-    assert read_spec(yaml, overrides).settings["manifest"] == overrides["manifest"]
 
 
 def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,13 +115,11 @@ def test_override_without_effect_is_refused(path: Path, argument: str, text: str
     assert text.format(path=path) in refusal(path, parse_overrides([argument]))
 
 
-def test_overrides_of_python_are_nested_and_plain() -> None:
+def test_overrides_from_python_may_be_numbers_of_numpy_and_paths_but_not_objects(
+    path: Path,
+) -> None:
     overrides = {"a": {"b": {"c": np.float32(0.5)}}, "a.b.d": (1,)}
     assert nest_overrides(overrides) == {"a": {"b": {"c": 0.5, "d": [1]}}}
-
-
-def test_overrides_from_python_may_be_paths_but_not_objects(path: Path) -> None:
-    assert read_spec(path, {"output_folder": path.parent}).settings["output_folder"] == str(
-        path.parent
-    )
+    settings = read_spec(path, {"output_folder": path.parent}).settings
+    assert settings["output_folder"] == str(path.parent)
     assert "`limit` must be a plain value" in refusal(path, {"limit": object()})

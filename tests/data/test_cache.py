@@ -20,13 +20,12 @@ from sbkit.data.cache import list_entries, unpack_corpus
 from sbkit.data.corpus import corpus_of
 from sbkit.data.facts import measure_once
 from sbkit.data.splits import Splits
+from tests.data.test_prepare import settings
 from tests.recipes.test_common_voice import make_release
 
 
-def prepare(data_folder: object, **more: object) -> Splits:
-    folder = data_folder and str(data_folder)
-    settings = {"data_folder": folder, "sample_rate": 16_000, "language": "en", **more}
-    return prepare_transcripts({"min_seconds": 0.0, "max_seconds": 9.0, **settings})
+def prepare(location: object, **more: object) -> Splits:
+    return prepare_transcripts(settings(location, **more))
 
 
 def listing(capsys: pytest.CaptureFixture[str], action: str = "list") -> list[str]:
@@ -105,7 +104,7 @@ def test_prune_removes_what_a_later_table_supersedes_only(
     for text in ("one", "two"):
         clip = next((release / "fr/clips").iterdir())
         own.write_text(f"path,text\n{clip},{text}\n")
-        prepare(None, manifest={"train": str(own), "dev": str(own)})
+        prepare(own, data_folder=None, manifest={"train": str(own), "dev": str(own)})
     assert len([*(own_cache / "corpora").glob("tables-*")]) == 2
     assert sbkit(["cache", "prune"]) == 0
     assert len([*(own_cache / "corpora").glob("tables-*")]) == 1
@@ -140,9 +139,7 @@ def test_facts_lie_in_the_corpus_else_in_the_cache_else_for_the_session(
     release, out = make_release(tmp_path / "release"), tmp_path / "out"
     overrides = (f"--data_folder={release}", f"--out={out}")
     assert sbkit(["prepare", "hparams/ctc.yaml", *overrides]) == 0
-    rows = prepare_audio(
-        {"data_folder": str(out), "sample_rate": 16_000, "min_seconds": 0.0, "max_seconds": 9.0}
-    ).train
+    rows = prepare_audio(settings(out)).train
     (corpus,) = (own_cache / "corpora").glob("[!.]*")
     places = [out / "facts", corpus / "facts"]
     for place in places[: ("writable", "shared", "away").index(state)]:

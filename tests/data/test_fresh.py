@@ -58,11 +58,6 @@ class Fresh(Corpus):
 OLD_TIMES = count(10**9)  # seconds
 
 
-def name_text_column(name: object) -> dict[str, Any]:
-    """Return the keys that name the column of the texts, with None for the usual one."""
-    return {"columns": name and {"text": name}}
-
-
 # ---- a corpus in one of several forms
 
 TEXTS = {"train": ["Word 1.", "Word 22!", "", "Other 333."], "dev": ["Long 4.", "Short 5."]}
@@ -133,9 +128,9 @@ class Corpus:
 
     def edit_key(self, key: str, value: object) -> None:
         """Set a key of the YAML, or take it out if the value is None."""
-        keys = name_text_column(value) if key == "columns" else {key: value}
-        self.keys = {name: value for name, value in self.keys.items() if name not in keys}
-        self.keys |= keys if value is not None else {}
+        self.keys = {name: old for name, old in self.keys.items() if name != key}
+        if value is not None:
+            self.keys[key] = {"text": value} if key == "columns" else value
 
     def options(self, folder: Path) -> list[str]:
         """Return the overrides that choose this corpus in a folder."""

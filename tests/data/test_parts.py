@@ -1,7 +1,6 @@
 """Parts of long recordings: tables with offsets and times."""
 
 import json
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +11,7 @@ import pytest
 import soundfile
 
 from recipes.OwnData.corpus import OwnData
-from sbkit.audio.io import AudioPart, read_audio
+from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Manifest
 from sbkit.data.shard import read_rows
@@ -66,26 +65,6 @@ def test_parts_are_slices_of_the_whole_file(folder: Path, opened: list[str]) -> 
         for name in RECORDINGS:
             parts = [row["audio"] for row in rows if row["id"].startswith(name)]
             assert np.array_equal(np.concatenate(parts), read_audio(folder / name))
-
-
-def test_every_form_gives_the_same_parts(folder: Path, tmp_path: Path) -> None:
-    for name in RECORDINGS:
-        shutil.copy(folder / name, tmp_path)
-    parts = [("talk.mp3", 0.0, 1.5), ("talk.flac", 2.25, 1.5), ("talk.mp3", 1.5, 62.0)]
-    rows = [f"{name},{start},{seconds},hi" for name, start, seconds in parts]
-    keys = ("audio_filepath", "offset", "duration", "text")
-    nemo = [dict(zip(keys, (*part, "hi"), strict=True)) for part in parts]
-    write_lines(tmp_path / "parts.json", map(json.dumps, nemo))
-    manifests = [read(write_table(tmp_path, rows))]
-    manifests.append(read(tmp_path / "parts.json"))
-    for manifest in manifests:
-        assert manifest.excluded == ()
-        assert [part._replace(path=Path(part.path).name) for part in manifest.parts] == [
-            AudioPart("talk.mp3", 0, 1_500_000),
-            AudioPart("talk.flac", 2_250_000, 3_750_000),
-            AudioPart("talk.mp3", 1_500_000, 63_500_000),
-        ]
-        assert manifest.sentences == ["hi"] * 3
 
 
 @pytest.mark.parametrize(
@@ -187,10 +166,13 @@ def test_channels_that_are_no_channel_of_the_file_are_left_out(tmp_path: Path) -
     noise = np.random.default_rng(0).normal(0, 0.1, (16_000, 2))
     for n in range(60):
         soundfile.write(tmp_path / f"{n}.wav", noise, 16_000)
-    rows = [f"{n}.wav,{n % 2},hi" for n in range(58)]
+    rows = ["0.wav,1.0,hi", "1.wav,,hi", *(f"{n}.wav,{n % 2},hi" for n in range(2, 58))]
     rows += ['58.wav,"[0, 1]",hi', "59.wav,2,hi"]
     write_lines(tmp_path / "t.csv", ["path,channel,text", *rows])
+    manifest = read(tmp_path / "t.csv", columns={"channel": None})
+    assert manifest[58].columns["channel"] == "[0, 1]"
     manifest = read(tmp_path / "t.csv")
+    assert [part.channel for part in manifest.parts][:2] == [1, None]
     assert [(row.reason, row.detail) for row in manifest.excluded] == [
         ("invalid channel", "[0, 1] is not one channel, counted from 0"),
     ]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -41,7 +41,7 @@ from sbkit.data.units import Work
 from tests.calls import NOTE_READS, Reads, note_calls
 from tests.data.test_fresh import Corpus, Row, difference, forget, observe, tone
 from tests.data.test_fresh import write as write_files
-from tests.data.test_splits import make_clips
+from tests.data.test_splits import cut, make_clips
 from tests.processes import Process, run_fresh
 from tests.runs import ROOT, TINY, TINY_VOICE, Workplace, losses_of, train_here
 from tests.shortage import largest_file, obeying_modes
@@ -67,31 +67,6 @@ def make_corpus(folder: Path, count: int = 4) -> Corpus:
         rows[:] = [Row(f"{n}.wav", f"Word {n}.", f"s{n}", tone(n)) for n in numbers]
     write_files(corpus, folder)
     return corpus
-
-
-def test_another_text_or_limit_decodes_nothing_and_adds_no_audio(
-    tmp_path: Path, own_cache: Path, reads: Reads
-) -> None:
-    corpus = make_corpus(tmp_path / "corpus", count=20)
-    reads.take()
-    before = observe(corpus, tmp_path / "corpus", own_cache)
-    rows = [*chain(*corpus.splits.values())]
-    assert reads.take() == {row.file: 1 for row in rows}
-    size = size_of_tables(own_cache)
-    for key, value in (("text", {"case": "keep"}), ("max_seconds", 0.125), ("language", "de")):
-        corpus.edit_key(key, value)
-        seen = observe(corpus, tmp_path / "corpus", own_cache)
-        assert difference(seen, before)
-        assert not reads.take()
-        before = seen
-    assert size_of_tables(own_cache) - size < sum(len(row.audio or b"") for row in rows)
-    for file in [*(tmp_path / "corpus").rglob("*.*")]:
-        os.utime(file)
-    assert not difference(observe(corpus, tmp_path / "corpus", own_cache), before)
-
-
-def size_of_tables(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*.arrow"))
 
 
 def test_starts_at_once_read_each_file_once(tmp_path: Path, reads: Reads) -> None:
@@ -121,14 +96,21 @@ def test_edit_that_keeps_size_and_time_is_found_by_again_only(
     assert not difference(seen, observe(corpus, tmp_path / "corpus", tmp_path / "empty"))
 
 
-def test_damaged_cache_gives_the_same_or_an_error(tmp_path: Path, own_cache: Path) -> None:
+def test_damaged_shard_is_prepared_again_and_other_damage_may_be_an_error(
+    tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     expected = observe(corpus, tmp_path / "corpus", own_cache)
-    for file in [path for path in own_cache.rglob("[!.]*") if path.is_file()]:
+    files = [path for path in own_cache.rglob("[!.]*") if path.is_file()]
+    shards = [path for path in files if path.match("*-last.arrow")]
+    for file, damage in [*product(files, [cut]), *product(shards, [Path.unlink])]:
         shutil.copytree(own_cache, tmp_path / "damaged")
-        cut(tmp_path / "damaged" / file.relative_to(own_cache))
+        caplog.clear()
+        damage(tmp_path / "damaged" / file.relative_to(own_cache))
         seen = observe(corpus, tmp_path / "corpus", tmp_path / "damaged")
-        assert not difference(seen, expected) or seen.startswith("error: "), file
+        is_refused = file not in shards and seen.startswith("error: ")
+        assert not difference(seen, expected) or is_refused, file
+        assert file not in shards or "The clips are decoded again" in caplog.text
         shutil.rmtree(tmp_path / "damaged")
 
 
@@ -508,10 +490,6 @@ assert finish(spec) == []
 
 def first(folder: Path, pattern: str) -> Path:
     return min(folder.glob(pattern))
-
-
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def spoil(file: Path) -> None:

@@ -4,7 +4,7 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -198,35 +198,12 @@ def test_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path, opened: lis
         assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", [cut, Path.unlink])
-def test_damaged_shard_is_prepared_again(
-    tmp_path: Path,
-    opened: list[str],
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[Path], object],
-) -> None:
-    clips = make_clips(tmp_path / "clips", 40)
-    first = prepare(clips)
-    damage(shards_of(tmp_path)[0])
-    opened.clear()
-    again = prepare(clips)
-    assert_holds(again, clips)
-    assert len(opened) == 40
-    assert again.digest == first.digest
-    assert "The clips are decoded again" in caplog.text
-
-
-def limit_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a unit have five clips, more or less."""
-    for name in ("UNIT_CLIPS", "MIN_UNIT_CLIPS"):
-        monkeypatch.setattr(prepared, name, 5)
-
-
 def test_full_disk_is_refused_and_finished_shards_stay(
     tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = make_clips(tmp_path / "clips", 40)
-    limit_units(monkeypatch)
+    for name in ("UNIT_CLIPS", "MIN_UNIT_CLIPS"):
+        monkeypatch.setattr(prepared, name, 5)
     soundfile.write(clips[30].path, np.zeros(50_000), 16_000)
     with largest_file(60_000), pytest.raises(SbkitError) as caught:
         prepare(clips)

@@ -15,9 +15,10 @@ from recipes.prepare import collate_clips, prepare_audio
 from sbkit.base.errors import DataError
 from sbkit.data import prepared
 from sbkit.data.batch import make_loaders
-from sbkit.data.prepared import Spec, finish, plan, write
 from sbkit.distributed.device import Placement
 from tests.data.test_batch import SETTINGS
+from tests.data.test_prepare import prepare_out, spec_of
+from tests.data.test_prepare import settings as settings_of
 from tests.data.test_splits import make_clips
 
 requests: Counter[str] = Counter()  # of the audio of shards, by name
@@ -48,18 +49,8 @@ class Ranges(SimpleHTTPRequestHandler):
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return the URL of a corpus of several shards."""
-    clips = make_clips(tmp_path, 24)
-    for split, rows in (("train", clips), ("dev", clips[:2])):
-        lines = ["path,sentence", *(f"{clip.path},{clip.sentence}" for clip in rows)]
-        (tmp_path / f"{split}.csv").write_text("\n".join(lines))
-    manifest = {split: str(tmp_path / f"{split}.csv") for split in ("train", "dev")}
     monkeypatch.setattr(prepared, "UNIT_CLIPS", 8)
-    spec = Spec(
-        {"manifest": manifest, "language": "en", "sample_rate": 16_000}, str(tmp_path / "corpus")
-    )
-    for unit in plan(spec):
-        write(unit)
-    assert finish(spec) == []
+    prepare_out(spec_of(make_clips(tmp_path, 24), tmp_path / "corpus"))
     handler = partial(Ranges, directory=tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -69,16 +60,9 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def train(location: str, num_workers: int, store_cache: Path | None) -> list[tuple[Any, ...]]:
     """Load two epochs; return the ids and the samples of their batches."""
-    settings = {
-        **SETTINGS,
-        **{"data_folder": location, "language": "en", "max_seconds": 9.0, "min_seconds": 0.0},
-        **{
-            "batch_seconds": 2.0,
-            "seed": 1,
-            "num_workers": num_workers,
-            "store_cache": store_cache and str(store_cache),
-        },
-    }
+    more = {"batch_seconds": 2.0, "seed": 1, "num_workers": num_workers}
+    store = store_cache and str(store_cache)
+    settings = {**SETTINGS, **settings_of(location, store_cache=store, **more)}
     loaders = make_loaders(
         prepare_audio(settings),
         settings,

@@ -105,15 +105,9 @@ def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting
     assert "WER" not in fitted.plain()
     assert fitted.weights.word == 0
     assert set(decoder.with_weights(fitted.weights).used_weights) == {"token", "token_bonus"}
-
-
-def test_decoder_without_tokens_keeps_its_model_of_words(fitting: Fitting) -> None:
-    """It has no other model."""
-    decoder, (clip, *_), _ = fitting
     models = LanguageModels(words=decoder.language_models.words, tokens=None)
-    decoder = decoder.copy_with(language_models=models)
-    fitted = fit_weights(decoder, [clip], splits=["dev"], by_words=False)
-    assert fitted.weights.word > 0
+    has_no_other = decoder.copy_with(language_models=models)
+    assert fit_weights(has_no_other, utterances[:1], by_words=False).weights.word > 0
 
 
 def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
@@ -153,18 +147,15 @@ def labeled_words(count: int, *, informed: bool = True, words: int = 4) -> list[
 
 
 def test_fitted_confidence_is_calibrated_on_other_words() -> None:
-    fitted = fit_confidence(labeled_words(500))
+    labeled = labeled_words(500)
+    fitted = fit_confidence(labeled)
+    assert fit_confidence(labeled[1::2] + labeled[::2]).plain() == fitted.plain()  # in any order
     assert fitted.confidence is not None and fitted.calibration is not None
     assert fitted.calibration.ECE < 0.04 and (fitted.calibration.NCE or 0) > 0.25
     assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the length is constant
     assert fitted.confidence.weights["posterior"] == pytest.approx(2, abs=0.2)
     assert fitted.plain()["weights"] == fitted.confidence.plain()
     assert Confidence.from_plain(fitted.plain()["weights"]) == fitted.confidence
-
-
-def test_fitted_confidence_does_not_depend_on_the_order() -> None:
-    labeled = labeled_words(60)
-    assert fit_confidence(labeled[1::2] + labeled[::2]).plain() == fit_confidence(labeled).plain()
 
 
 def test_too_few_words_give_no_confidence() -> None:

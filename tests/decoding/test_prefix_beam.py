@@ -38,7 +38,7 @@ Tokens = tuple[int, ...]
 Definition = Callable[[Sequence[int]], float]
 Beam = dict[Tokens, tuple[float, float]]  # ln p of what ends in a blank, and in its token
 Scored = tuple[list[PrefixScorer], Definition]
-WORDS, PHRASES = ("a", "ab", "aab", "bab"), ("ab", "b a", "a b a", "bb")
+WORDS, PHRASES = ("a", "ab", "aab", "bab"), ("ab", "b a", "a b a", "bb", "a ab b")
 
 
 def nothing(pieces: tuple[str, ...]) -> Scored:

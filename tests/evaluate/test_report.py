@@ -52,13 +52,10 @@ def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.Monk
     assert page.stat().st_size < static + 20_000 + 400 * count
 
 
-def test_times_of_words_are_written_in_milliseconds() -> None:
+def test_row_has_times_in_milliseconds_and_the_greedy_text_if_it_is_another() -> None:
     words = (Word("one", 0.12345, 1.98765, 0.9),)
     heard = row(ScoredUtterance("a", "one", "one", words=words), {})["heard"]
     assert heard == [[0.123, 1.988, 0.9]]
-
-
-def test_greedy_text_is_shown_where_the_decoder_wrote_another() -> None:
     greedy = [ScoredUtterance("a", "one two", text) for text in ("one too", "one two")]
     rows = [row(ScoredUtterance("a", "one two", "one two", greedy=other), {}) for other in greedy]
     assert [row["greedy"] for row in rows] == ["one too", None]

@@ -30,9 +30,6 @@ def test_words_are_in_columns() -> None:
     ):
         lines = format_alignment(reference, " ".join(hypothesis.split()))
         assert lines == (reference, hypothesis, marks)
-
-
-def test_align_puts_characters_in_columns_without_words() -> None:
-    """A space is a visible character, because it counts for the CER."""
+    # Characters, of which a space is visible, because it counts for the CER.
     lines = ("今␣天气**", "今*天气好", "  D    I")
     assert format_alignment("今 天气", "今天气好", by_words=False) == lines

@@ -13,7 +13,6 @@ from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
     figures_of_test_set,
-    hash_references,
     measure_marks,
     read_utterances,
     slice_figures,
@@ -232,9 +231,3 @@ def test_written_utterances_are_read_back(tmp_path: Path) -> None:
     assert (first["seconds"], first["speaker"], first["by_words"]) == (None, None, False)
     assert not {"reference_words", "word_errors"} & first.keys()
     assert read_utterances(tmp_path / "utterances_test.jsonl") == [SET[1], SET[0]]
-
-
-def test_hash_references_depends_on_ids_and_references_only() -> None:
-    expected = hash_references(SET)
-    assert hash_references([ScoredUtterance("a", SET[1].reference, "other"), SET[0]]) == expected
-    assert hash_references([SET[0], ScoredUtterance("c", SET[1].reference, "")]) != expected

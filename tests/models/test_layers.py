@@ -58,24 +58,16 @@ def test_strided_conv_equals_conv1d(channels: int, kernel: int, stride: int, bia
 
 
 @pytest.mark.parametrize("subsampling", [4, 8])
-def test_conv_front_end_counts_frames_and_ignores_the_padding(subsampling: int) -> None:
-    torch.manual_seed(0)
-    norm = GlobalNorm(n_mels=20)
-    norm.mean.fill_(8)  # with these statistics, zeros of the padding become something else
-    norm.std.fill_(3)
+def test_conv_front_end_counts_frames(subsampling: int) -> None:
     sizes = {"n_mels": 20, "channels": 16, "d_model": 12, "subsampling": subsampling}
-    part = ConvFrontEnd(normalize=norm, **sizes)
+    part = ConvFrontEnd(normalize=GlobalNorm(n_mels=20), **sizes)
     for frames in range(1, 51):
-        features, lengths = 8 + torch.randn(1, frames, 20), torch.tensor([frames])
-        expected, count = part(features, lengths)
-        assert expected.shape == (1, int(count), 12) == (1, math.ceil(frames / subsampling), 12)
-        padded = torch.cat([features, torch.full((1, 60 - frames, 20), -1e4)], dim=1)
-        x = part(padded, lengths)[0][:, : count[0]]
-        torch.testing.assert_close(x, expected, rtol=0.0, atol=1e-5)
-    x, counts = part(torch.zeros(2, 9, 20), torch.tensor([9, 0]))
-    assert counts.tolist() == [math.ceil(9 / subsampling), 0] and x.isfinite().all()
+        x, counts = part(torch.randn(2, frames, 20), torch.tensor([frames, 0]))
+        expected = math.ceil(frames / subsampling)
+        assert (x.shape, counts.tolist()) == ((2, expected, 12), [expected, 0])
+        assert x.isfinite().all()
     with pytest.raises(ConfigError, match="`subsampling` must be 4 or 8, but is 6"):
-        ConvFrontEnd(normalize=norm, **{**sizes, "subsampling": 6})
+        ConvFrontEnd(normalize=part.normalize, **{**sizes, "subsampling": 6})
 
 
 # -- dropout ----------------------------------------------------------------------------------

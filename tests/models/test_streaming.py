@@ -6,51 +6,29 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import ConfigError
-from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.layers import GlobalNorm
 from sbkit.models.streaming import EncoderState, StreamingConfig, streaming_network
 from sbkit.models.transformer import Transformer
 from sbkit.tasks.recognition.model import AsrModel, StreamingAsrModel, require_frame_length
-from sbkit.text.vocabulary import Vocabulary
+from tests.models.test_asr import VOCABULARY, sbkit_parts
+from tests.models.test_asr import make_model as make_asr_model
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 3}
 
 
 def make_model(
-    streaming: dict[str, int] | None,
-    *,
-    subsampling: int = 4,
-    level: str = "running",
-    **changes: Any,
+    streaming: dict[str, int] | None, *, level: str = "running", **options: Any
 ) -> AsrModel:
     """Make a small recognizer with distinct outputs, in eval mode."""
     torch.manual_seed(0)
-    norm = GlobalNorm(n_mels=20)
-    norm.mean.fill_(5)
-    norm.std.fill_(4)
-    parts: dict[str, nn.Module] = {
-        "CNN": ConvFrontEnd(
-            normalize=norm,
-            n_mels=20,
-            channels=12,
-            d_model=16,
-            subsampling=subsampling,
-            streaming=streaming,
-        ),
-        "Transformer": Transformer(
-            **{**SIZES, "subsampling": subsampling, "streaming": streaming, **changes}
-        ),
-        "ctc_lin": nn.Linear(16, 9),
-    }
-    parts["ctc_lin"].weight.data *= 10
-    vocabulary = Vocabulary(size=9, blank=0, unk=1, bos=2, eos=3)
-    model = nn.ModuleList(parts.values()).eval()
-    features = Fbank(n_mels=20, level=level).eval()
-    return AsrModel(model=model, vocabulary=vocabulary, compute_features=features, **parts)
+    options = {"decoder_layers": 0, "num_encoder_layers": 3, **options}
+    model = make_asr_model(sbkit_parts(streaming=streaming, level=level, **options))
+    model.ctc_lin.weight.data *= 10
+    model.model.eval()
+    model.encoder.modules["compute_features"].eval()
+    return model
 
 
 def declared(chunk: int, left_frames: int, subsampling: int = 4) -> dict[str, int]:
@@ -68,7 +46,7 @@ def streaming_of(model: AsrModel) -> StreamingAsrModel:
 def feed(
     stream: StreamingAsrModel, clip: Tensor, state: EncoderState, max_chunks: int = 999
 ) -> tuple[Tensor, EncoderState]:
-    outputs, size = [torch.zeros(0, 9)], stream.chunk_samples
+    outputs, size = [torch.zeros(0, VOCABULARY.size)], stream.chunk_samples
     while len(clip) >= 400 and len(outputs) <= max_chunks:
         length = torch.tensor([min(len(clip), size)])
         rows, lengths, state = stream.forward_chunk(clip[None, :size], length, state)

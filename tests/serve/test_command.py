@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,20 @@ import numpy as np
 import pytest
 import torch
 from openai import OpenAI
-from torch._dynamo.utils import counters
 
 from sbkit.base import machine
 from sbkit.base.errors import INTERRUPTED, SbkitError
 from sbkit.base.machine import NvidiaDriver
-from sbkit.bundle.bundle import BundleContents, read_bundle
+from sbkit.bundle.bundle import BundleContents
 from sbkit.commands.cli import run
-from sbkit.export.export import export_run
-from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import ThreadedBundle, warn_once
-from sbkit.runtime.torch_model import Compilation, CompiledModel
+from sbkit.runtime.runtimes import warn_once
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.server import Server
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.tasks.synthesis.task import Synthesis
 from tests import processes
-from tests.runtime.bundles import make_live_run
 from tests.runtime.tones import RATE, noise, tone_bundle
-from tests.serve.server import ToneSpeaker, running_server, wait_for, wav
+from tests.serve.server import ToneSpeaker, wait_for, wav
 from tests.serve.test_realtime import say
 
 NOISE = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")  # at 24 kHz
@@ -97,29 +91,6 @@ def test_serve_gives_files_and_realtime_sessions_one_text(streaming: Path, runti
             assert say(session, NOISE.tobytes(), blocks=50) == answer.json()["text"] != ""
             process.terminate()
             assert process.wait(120) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
-def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: Path) -> None:
-    folder = tmp_path / "bundle"
-    export_run(make_live_run(tmp_path / "run"), folder)
-    read = read_bundle(folder, with_weights=True)
-    table = Compilation(
-        mode="default", backend="eager", streaming="also", clips=(1, 2), seconds=(3.0, 30.0)
-    )
-    thread = ModelThread(partial(CompiledModel.load, read, folder, compilation=table))
-    tones: Any = ThreadedBundle.from_contents(read, thread), read.labels, None
-    with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(3) as clients:
-        before = counters["stats"]["unique_graphs"]
-
-        def speak(_: int) -> str:
-            with server.openai.realtime.connect() as session:
-                return say(session, NOISE.tobytes(), blocks=50)
-
-        expected = server.post(NOISE_WAV).json()["text"]
-        assert list(clients.map(speak, range(3))) == [expected] * 3 != [""] * 3
-        assert counters["stats"]["unique_graphs"] == before > 0
 
 
 def ask_until_gone(url: httpx2.URL, audio: bytes) -> Counter[int]:

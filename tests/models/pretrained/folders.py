@@ -84,14 +84,6 @@ def encode(config: dict[str, Any], parts: Any, audio: Tensor, *lengths: int) -> 
     return parts[1](x, frames)[0]
 
 
-def file_tensors(front_end: PretrainedFrontEnd, encoder: PretrainedEncoder) -> dict[str, Tensor]:
-    return {
-        prefix + name.removeprefix("body."): tensor.contiguous()
-        for part, prefix in ((front_end, front_end.prefix), (encoder, ""))
-        for name, tensor in part.state_dict().items()
-    }
-
-
 def make_folder(path: Path, model_type: str = "wav2vec2", **config: Any) -> Path:
     """Write config.json, model.safetensors and preprocessor_config.json of a tiny random model."""
     path.mkdir(parents=True, exist_ok=True)
@@ -101,6 +93,11 @@ def make_folder(path: Path, model_type: str = "wav2vec2", **config: Any) -> Path
     if model_type == "whisper":
         preprocessor = {**preprocessor, "chunk_length": settings["max_source_positions"] // 50}
     (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
-    tensors = file_tensors(*make_parts(tiny_config(model_type, **config)))
+    front_end, encoder = make_parts(tiny_config(model_type, **config))
+    tensors = {
+        prefix + name.removeprefix("body."): tensor.contiguous()
+        for part, prefix in ((front_end, front_end.prefix), (encoder, ""))
+        for name, tensor in part.state_dict().items()
+    }
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path

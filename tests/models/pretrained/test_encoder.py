@@ -144,30 +144,6 @@ def test_masked_frames_are_replaced_and_follow_from_the_seed() -> None:
     assert torch.equal(y[unmasked], x[unmasked])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", [VARIANTS[0], VARIANTS[-1], *OTHERS], ids=name_of)
-def test_exported_graph_takes_any_batch_and_length(config: dict[str, Any]) -> None:
-    config = {**config, "num_hidden_layers": 1}
-
-    class WholeEncoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList([PretrainedFeatures(config=config), *make_parts(config)])
-
-        def forward(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-            x, lengths = self.parts[0](audio, audio_lengths)
-            x, lengths = self.parts[1](x, lengths)
-            return self.parts[2](x, lengths)[0]
-
-    model = WholeEncoder().eval()
-    graph = trace(model, torch.randn(3, 4000), torch.tensor([4000, 3000, 2000])).module()
-    for batch, samples in ((1, 4000), (2, 2345), (5, 9000)):
-        audio, lengths = torch.randn(batch, samples), torch.randint(500, samples, (batch,))
-        lengths[0] = samples
-        ours, expected = graph(audio, lengths), model(audio, lengths)
-        torch.testing.assert_close(ours, expected, rtol=0.0, atol=1e-5)
-
-
 def test_onnxruntime_normalizes_long_audio_like_torch() -> None:
     """It adds numbers one by one: in float32, the variance of 40 s was off by 1e-4."""
     features = PretrainedFeatures(config=tiny_config()).eval()
