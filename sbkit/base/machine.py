@@ -49,15 +49,28 @@ def allowed_cores() -> int:
 
 
 def available_memory() -> int:
-    """Return the most bytes that this process could allocate; `sys.maxsize` without /proc."""
+    """Return the bytes that this process could still allocate; `sys.maxsize` without /proc."""
     of_version_1 = _cgroup_files("memory.limit_in_bytes", controller="memory")
-    files = [*_cgroup_files("memory.max"), *of_version_1]
-    limits = (file.read_text().strip() for file in files)
-    byte_limits = [int(limit) for limit in limits if limit != "max"]
+    free_bytes = [
+        int(limit) - _used_memory(file.parent)
+        for file in [*_cgroup_files("memory.max"), *of_version_1]
+        if (limit := file.read_text().strip()) != "max"
+    ]
     if MEMORY_INFO.exists():
         free = re.search(r"^MemAvailable: +(\d+) kB$", MEMORY_INFO.read_text(), re.MULTILINE)
-        byte_limits += [1024 * int(free[1])] if free else []
-    return min(byte_limits, default=sys.maxsize)
+        free_bytes += [1024 * int(free[1])] if free else []
+    return min(free_bytes, default=sys.maxsize)
+
+
+def _used_memory(group: Path) -> int:
+    """Return the bytes that a cgroup holds, without files in the cache, which the kernel drops."""
+    files = (group / name for name in ("memory.current", "memory.usage_in_bytes", "memory.stat"))
+    text = "\n".join(file.read_text() for file in files if file.exists())
+    used, cached = (
+        max(map(int, re.findall(rf"^{name}(\d+)$", text, re.MULTILINE)), default=0)
+        for name in ("", "(?:total_)?inactive_file ")  # version 1 has a total of all groups below
+    )
+    return max(0, used - cached)
 
 
 def _cgroup_files(name: str, *, controller: str = "") -> Iterator[Path]:

@@ -50,21 +50,24 @@ def test_limits_of_cgroups_of_version_1_are_obeyed(cgroups: Path) -> None:
     for group in ("memory", "cpu/jobs"):  # in a container, its own group appears as the root
         (cgroups / group).mkdir(parents=True)
     (cgroups / "memory/memory.limit_in_bytes").write_text("900\n")
+    (cgroups / "memory/memory.usage_in_bytes").write_text("500\n")
+    (cgroups / "memory/memory.stat").write_text("inactive_file 10\ntotal_inactive_file 200\n")
     for quota, cores in ((300_000, 3), (-1, 8)):
         (cgroups / "cpu/jobs/cpu.cfs_quota_us").write_text(f"{quota}\n")
         (cgroups / "cpu/jobs/cpu.cfs_period_us").write_text("100000\n")
         assert usable_cores() == cores
-    assert available_memory() == 900
+    assert available_memory() == 900 - (500 - 200)
 
 
 @pytest.mark.parametrize(
-    ("limits", "free"), [({"jobs": "900", "jobs/mine": "max"}, 900), ({}, 2048000)]
+    ("limits", "free"), [({"jobs": "900", "jobs/mine": "max"}, 600), ({}, 2048000)]
 )
 def test_available_memory_obeys_tightest_limit(
     cgroups: Path, limits: dict[str, str], free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for group, limit in limits.items():
         (cgroups / group / "memory.max").write_text(limit + "\n")
+        (cgroups / group / "memory.current").write_text("300\n")
     (cgroups / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   2000 kB\n")
     monkeypatch.setattr(machine, "MEMORY_INFO", cgroups / "meminfo")
     assert available_memory() == free
