@@ -27,7 +27,13 @@ from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize
-from sbkit.train.setup import make_brain
+from sbkit.train.setup import (
+    build_run,
+    choose_placement,
+    declare_run,
+    make_brain,
+    prepare_data,
+)
 from tests.export.test_formats import off_by
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
@@ -236,7 +242,8 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
     with one_thread(), Transcriber.load(bundle, device="cpu", decoder="greedy") as transcriber:
         encoded = [(segment, part.log_probs) for segment, part in transcriber.encode(recording)]
         text = transcriber.transcribe(recording).text
-    setup = Run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0}).prepare()
+    spec = declare_run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
+    setup = build_run(spec, prepare_data(spec), choose_placement(spec))
     brain = make_brain(setup, noprogressbar=True)
     brain.on_evaluate_start(min_key="CER")
     batch = TextCollate(setup.data.labels)([row_of("talk", audio, text=text)])
