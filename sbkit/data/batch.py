@@ -139,9 +139,10 @@ class UtteranceDataset(Dataset[Row]):
 
     def lazy_files(self) -> list[tuple[int, int]]:
         """Return the sizes and times of the files of lazy clips."""
-        audio = take_columns(self.rows, AUDIO)[AUDIO].combine_chunks()
-        lazy_files = audio.field("file").filter(audio.field("start").is_null())
-        files = stat_files(pc.unique(lazy_files).cast(pa.large_binary()))
+        audio = take_columns(self.rows, AUDIO)[AUDIO]
+        paths, starts = (pc.struct_field(audio, name) for name in ("file", "start"))
+        lazy_paths = paths.filter(starts.is_null()).cast(pa.large_binary())  # may exceed 2 GB
+        files = stat_files(pc.unique(lazy_paths))
         return [
             *zip(*(files[name].to_pylist() for name in ("file_size", "file_time")), strict=True)
         ]
