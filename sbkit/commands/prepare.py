@@ -17,9 +17,18 @@ from sbkit.cli.arguments import Parser
 if TYPE_CHECKING:
     from sbkit.data.prepared import Spec
 
-FOREIGN_INDICES = ("JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX")
+# Of arrays of jobs: the index, and its value in a job that is no part of an array.
+FOREIGN_INDICES = {
+    **dict.fromkeys(("JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX"), ""),
+    **dict.fromkeys(("PBS_ARRAY_INDEX", "PBS_ARRAYID"), ""),  # of OpenPBS and of Torque
+    **{"SGE_TASK_ID": "undefined", "LSB_JOBINDEX": "0"},
+}
 # Of jobs that start one command several times: the index of a process, and their number.
-FOREIGN_SIZES = {"SLURM_PROCID": "SLURM_NTASKS", "RANK": "WORLD_SIZE"}
+FOREIGN_SIZES = {
+    **{"SLURM_PROCID": "SLURM_NTASKS", "RANK": "WORLD_SIZE"},
+    **{"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE", "PMI_RANK": "PMI_SIZE"},
+    "CLOUD_RUN_TASK_INDEX": "CLOUD_RUN_TASK_COUNT",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +190,8 @@ def choose_share(given: tuple[int, int] | None, variables: Mapping[str, str]) ->
                 f"gaps, but this task has {error}. Pass --share K/N."
             ) from error
         return index + 1, count
-    foreign = [name for name in FOREIGN_INDICES if name in variables]
+    indices = FOREIGN_INDICES.items()
+    foreign = [name for name, alone in indices if variables.get(name, alone) != alone]
     foreign += [
         name
         for name, size in FOREIGN_SIZES.items()

@@ -27,6 +27,7 @@ from recipes.prepare import prepare_transcripts
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import ASKED_TO_STOP, PARTLY_DONE, ConfigError, SbkitError, StoreError
 from sbkit.commands.cli import run as sbkit
+from sbkit.commands.prepare import choose_share
 from sbkit.data import prepared, shard, units
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import CORPUS_FILE
@@ -417,6 +418,8 @@ def shards_of(spec: Spec) -> dict[str, tuple[bytes, int]]:
         ("--out o", {"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX is set"),
         ("", {"AWS_BATCH_JOB_ARRAY_INDEX": "2"}, "AWS_BATCH_JOB_ARRAY_INDEX is set"),
         ("--out s3://b/o", {"SLURM_PROCID": "1", "SLURM_NTASKS": "9"}, "SLURM_PROCID is set"),
+        ("", {"PBS_ARRAY_INDEX": "0"}, "PBS_ARRAY_INDEX is set"),
+        ("", {"SGE_TASK_ID": "3"}, "SGE_TASK_ID is set"),
         ("", {"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set, .* Pass --share K/N"),
         (
             "--out o",
@@ -430,6 +433,11 @@ def test_impossible_options_and_shares_are_refused_in_one_sentence(
 ) -> None:
     with patch.dict(os.environ, variables), pytest.raises(SbkitError, match=expected):
         sbkit(["prepare", YAML, *options.split()])
+
+
+def test_job_that_is_no_part_of_an_array_writes_all() -> None:
+    variables = {"SGE_TASK_ID": "undefined", "LSB_JOBINDEX": "0", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    assert choose_share(None, variables) == (1, 1)
 
 
 def test_out_needs_files_and_no_prepared_corpus(clips: list[Clip], tmp_path: Path) -> None:
