@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "fdbeb74bccfeeea0"),
+    "corpus": CodeVersion(2, "882329e930c18698"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(7, "5805a4ec5ab2e508"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),

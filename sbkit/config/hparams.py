@@ -236,9 +236,10 @@ def read_spec(
     recipe: type | None = None,
     target: str | None = None,
 ) -> RunSpec:
-    """Read a YAML with its overrides; that of a run folder is for the folder where it lies.
+    """Read a YAML with its overrides, and the defaults (`KEYS`) of the keys that it leaves out.
 
-    From then on, Python finds the modules beside it.
+    That of a run folder is for the folder where it lies. From then on, Python finds the modules
+    beside it.
 
     overrides: by key, such as `lr` or `Transformer.dropout`.
     recipe: replaces the recipe that the YAML names.

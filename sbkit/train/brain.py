@@ -6,7 +6,8 @@ and counts, or a plain mean as in SpeechBrain.
 
     fit -> on_fit_start (SpeechBrain's: `init_optimizers`, then the last checkpoint is loaded)
         -> _fit_epochs -> _fit_train -> set_scheduled_rate
-                                     -> fit_batch -> optimizers_step -> TrainingStep.update
+                                     -> fit_batch -> TrainingStep.forward (the recipe's methods)
+                                                  -> optimizers_step -> TrainingStep.update
                                      -> _validate_if_due (`valid_interval_steps`)
                        -> _fit_valid -> evaluate_splits -> evaluate_batch
 """
