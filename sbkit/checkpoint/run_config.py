@@ -104,7 +104,7 @@ class Description:
 
     Attributes:
         values: the values of the YAML by dotted path, with every reference resolved.
-        references: those that the YAML writes as references, as they stand there.
+        references: the text of each reference in the YAML, by dotted path.
         data: the hash of each split; None if not known yet, and then not compared.
         labels: the hash of the label file; None if not known yet, and then not compared.
         helpers: hashes of the frozen modules beside the model, by name; None if not known yet.
@@ -184,10 +184,9 @@ def differences(before: Description, now: Description) -> list[Difference]:
     if before.data and now.data:
         allowed |= DATA_SETTINGS
     kept = {path for path, text in now.references.items() if before.references.get(path) == text}
-    for found_difference in _compare(_replace_kept(before.values, now.values, kept), now.values):
-        is_of_optimizer = OPTIMIZER_KEY in found_difference.name.split(".")[:-1]
-        is_allowed = found_difference.key in allowed or is_of_optimizer
-        found.append(found_difference._replace(is_allowed=is_allowed))
+    for difference in _compare(_replace_kept(before.values, now.values, kept), now.values):
+        is_of_optimizer = OPTIMIZER_KEY in difference.name.split(".")[:-1]
+        found.append(difference._replace(is_allowed=difference.key in allowed or is_of_optimizer))
     return found
 
 
@@ -252,7 +251,7 @@ def _list(found: Sequence[Difference]) -> str:
 def _hash_differences(
     name: str, before: Mapping[str, str] | str | None, now: Mapping[str, str] | str | None
 ) -> Iterator[Difference]:
-    """Yield the hashes that differ, if both are known; `name` may have a place for their key."""
+    """Yield the hashes that differ, if both runs know them; `name` may have {} for their key."""
     if before is not None and now is not None:
         old, new = ({"": hash} if isinstance(hash, str) else hash for hash in (before, now))
         for difference in _compare(old, new):
@@ -260,7 +259,7 @@ def _hash_differences(
 
 
 def _with_names_of(now: Description, before: Description) -> Description:
-    """Return an earlier description that names files as another names the same contents."""
+    """Return the earlier description with the names that the later one has for the same files."""
     names = {digest: name for name, digest in now.files.items()}
     renamed = {
         name: names.get(digest, f"other content of {name}")

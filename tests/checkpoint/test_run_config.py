@@ -174,6 +174,20 @@ def test_changed_key_in_mapping_is_named(tmp_path: Path) -> None:
     assert differences(one, two) == [("encoder_config.source.sha256", "aa", "bb", False)]
 
 
+def test_value_that_only_follows_another_is_not_named(tmp_path: Path) -> None:
+    """Beside it in a list, another value is; so is a reference that was edited."""
+    text = YAML + "pair: [!ref <lr>, 1]\n"
+    before = declare(tmp_path, text)
+    assert differences(before, declare(tmp_path, text, lr=0.5)) == [("lr", 0.1, 0.5, True)]
+    edited = text.replace("<lr>, 1]", "<lr>, 2]").replace(
+        "s: !ref <hidden>", "s: !ref <hidden> * 2"
+    )
+    rate, pair, size = differences(before, declare(tmp_path, edited, lr=0.5))
+    assert rate == ("lr", 0.1, 0.5, True)
+    assert pair == ("pair", [0.5, 1], [0.5, 2], False)
+    assert size == ("CNN.out_features", 3, 6, False)
+
+
 def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     """Its references are resolved: 9 epochs in `number_of_epochs` and in the counter."""
     run, later = begun(tmp_path), {"number_of_epochs": 9}
