@@ -247,10 +247,9 @@ def build_objects(spec: RunSpec, data: RunData) -> Settings:
     return hparams
 
 
-def build_again(run: PreparedRun, **overrides: object) -> PreparedRun:
+def build_again(run: PreparedRun) -> PreparedRun:
     """Return a run with other objects of the YAML, of the same data, labels and loaders."""
-    spec = run.spec.with_overrides(**overrides)
-    return replace(run, spec=spec, hparams=build_objects(spec, run.data))
+    return replace(run, hparams=build_objects(run.spec, run.data))
 
 
 def load_initial_weights(run: PreparedRun) -> list[str]:
