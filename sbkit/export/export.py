@@ -62,6 +62,7 @@ from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.models.pretrained.encoder import PretrainedEncoder
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -306,6 +307,8 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         if read_description(run).labels != hashlib.sha256(files[file.name]).hexdigest():
             raise BundleError(f"{file} has changed since the run was trained.")
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
+    if (file := run / DECODER_TOKENIZER_FILE).is_file():
+        files[file.name] = read_file(file)
     parts = describe_parts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
