@@ -67,7 +67,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
     else:
         beam.attention_rescoring = True
         attention = AttentionScorer(
-            log_probs=lambda tokens: -np.ones((len(tokens), tokens.shape[1] + 1, 99)), eos=2
+            score_texts=lambda texts: -(texts != 2).sum(1) - np.ones(len(texts)), end=2
         )
     random = np.random.default_rng(3)
     pause = silence(beam.tokenizer, 30)
@@ -202,12 +202,12 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
     eos = model.vocabulary.eos
     losses = attention_loss(logits, tokens, counts, eos, 0.0).sums
     long, short = (
-        AttentionScorer(log_probs=partial(model.score_tokens, row[:count]), eos=eos)
+        AttentionScorer(score_texts=partial(model.score_texts, row[:count]), end=eos)
         for row, count in zip(states, lengths.tolist(), strict=True)
     )
     assert long.score([(4, 5, 6), (8,)])[0] == pytest.approx(-float(losses[0]), abs=1e-5)
     assert short.score([(8,)]) == [pytest.approx(-float(losses[1]), abs=1e-5)]
-    end = model.score_tokens(states[0], np.zeros((1, 0), np.int64))[0, 0, eos]
+    end = model.decoder_log_probs(tokens[:1, :0], states[:1], lengths[:1])[0, 0, eos]
     assert long.score([()]) == [pytest.approx(float(end), abs=1e-5)]
 
 

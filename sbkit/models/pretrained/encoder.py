@@ -23,6 +23,7 @@ from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
 from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Kind, Range, require_in_range
+from sbkit.base.units import seconds_to_samples
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
 from sbkit.models.pretrained.features import (
@@ -220,6 +221,8 @@ class PretrainedTransformer(PretrainedEncoder):
 
     language: of the texts, such as `en` or `pt-BR`, whose first part is a language of the model.
     decoder_task: transcribe, or translate into English.
+    context_seconds: silence follows shorter clips up to this length. At 30, the decoder writes what
+        Whisper's does; at 0, an untrained one repeats itself without end.
 
     The other arguments are those of `PretrainedEncoder`; the decoder shares the rates and `lora`.
 
@@ -233,6 +236,7 @@ class PretrainedTransformer(PretrainedEncoder):
     RANGES: ClassVar = {
         **PretrainedEncoder.RANGES,
         "decoder_task": Kind(("transcribe", "translate")),
+        "context_seconds": Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on."),
     }
     decoding_modules = ("decoder",)
 
@@ -242,6 +246,7 @@ class PretrainedTransformer(PretrainedEncoder):
         config: Config,
         language: str,
         decoder_task: str = "transcribe",
+        context_seconds: float = 0.0,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         activation_dropout: float = 0.0,
@@ -275,6 +280,7 @@ class PretrainedTransformer(PretrainedEncoder):
         self.end_token: int = tokens["end"]
         self.suppressed: list[int] = tokens["suppressed"]
         self.suppressed_first: list[int] = tokens["suppressed_first"]
+        self.context_samples = seconds_to_samples(context_seconds, config["sample_rate"])
         self.vocab_size: int = config["vocab_size"]
         self.max_tokens: int = config["max_target_positions"]
         rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}

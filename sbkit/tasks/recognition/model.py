@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.fbank import Fbank
+from sbkit.audio.lengths import append_silence
 from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError, DataError
@@ -96,7 +97,7 @@ class AsrModel(AcousticModel):
     ) -> Predictions:
         """Score every token at every frame and, given the decoder's (B, L), after each of them."""
         tail = 0 if self.model.training else self.tail_samples
-        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment, tail)
+        x, lengths = self._inputs(audio, audio_lengths, spec_augment, tail)
         backbone = self.encoder.backbone
         middle = None
         logits = None
@@ -115,8 +116,18 @@ class AsrModel(AcousticModel):
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = self.encoder.inputs(audio, audio_lengths, None, self.tail_samples)
-        return self.encoder.backbone(*inputs)
+        return self.encoder.backbone(*self._inputs(audio, audio_lengths, None, self.tail_samples))
+
+    def _inputs(
+        self, audio: Tensor, lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the encoder's input of clips, and of the silence that follows them."""
+        context: int = getattr(self.encoder.backbone.module, "context_samples", 0) - tail
+        if context > 0:
+            silent, _ = append_silence(audio, lengths, context)
+            audio = silent[:, : max(audio.shape[1], context)]
+            lengths = lengths.clamp(min=context)
+        return self.encoder.inputs(audio, lengths, spec_augment, tail)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""
