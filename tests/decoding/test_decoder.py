@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.decoding import pool as clip_module
 from sbkit.decoding.beam import BeamDecoder
@@ -209,6 +210,36 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
     assert short.score([(8,)]) == [pytest.approx(-float(losses[1]), abs=1e-5)]
     end = model.decoder_log_probs(tokens[:1, :0], states[:1], lengths[:1])[0, 0, eos]
     assert long.score([()]) == [pytest.approx(float(end), abs=1e-5)]
+
+
+def test_text_of_a_decoder_with_own_tokens_wins_only_where_ctc_hears_it(
+    tokenizer: Tokenizer,
+) -> None:
+    """Its repetitions, and its words in silence, lose; greedy decoding takes it as it is."""
+    models = LanguageModels(words=None, tokens=None)
+    beam = BeamDecoder(
+        tokenizer=tokenizer, language_models=models, weights={}, attention_rescoring=True
+    )
+    greedy = GreedyDecoder(tokenizer.vocabulary)
+    end = 2
+
+    def decode(log_probs: LogProbs, proposal: str) -> list[str]:
+        """Decode with a decoder that is 20 nats surer of its proposal than of all else."""
+        attention = AttentionScorer(
+            score_texts=lambda texts: np.where(texts[:, 0] == end, -20.0, 0.0),
+            end=end,
+            spell=lambda tokens: [7] if tokenizer.decode(tokens) == proposal else [],
+            propose=lambda: [tuple(tokenizer.encode(proposal))],
+        )
+        decoded = (decoder.nbest(log_probs, attention)[0] for decoder in (beam, greedy))
+        return [tokenizer.decode(hypothesis.tokens) for hypothesis in decoded]
+
+    heard = spoken(tokenizer, "call me", {5: "d", 6: "a"})
+    assert transcribe(beam.copy_with(attention_rescoring=False), heard) == "call da"
+    assert decode(heard, "call me") == ["call me", "call me"]
+    looped = " ".join(["call me"] * 9)
+    assert decode(heard, looped) == ["call da", looped]
+    assert decode(silence(tokenizer, 99), "the north is cold") == ["", "the north is cold"]
 
 
 # -- pools
