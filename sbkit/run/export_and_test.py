@@ -41,6 +41,7 @@ from sbkit.runtime.score_report import ScoredSet, ScoreReport
 from sbkit.runtime.score_sets import BATCH_SECONDS
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, sample_validation
 from sbkit.runtime.torch_model import TorchBundle, TorchModel
+from sbkit.text.normalization import text_table
 from sbkit.train.brain import Brain
 from sbkit.train.setup import PreparedRun, user_modules_of
 
@@ -97,13 +98,18 @@ def fit(
     """Fit a decoder, and the confidences of words, with the weights in memory."""
     settings, valid = run.spec.settings, run.data.splits.valid
     task, rate = run.data.recipe, settings["sample_rate"]
-    config = BundleConfig(task.name, rate, (), {}, language=settings.get("language"))
+    language = settings.get("language")
+    table = text_table(language, settings.get("text")) if language else None
+    config = BundleConfig(task.name, rate, (), {}, language=language, normalizer=table)
     for part in run.hparams.values():
         if isinstance(part, nn.Module):  # also the features, which `model` may lack
             part.eval()
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
-        bundle = TorchBundle(config, task, run.data.labels, model=model)
+        own_tokens = run.hparams.get("decoder_tokenizer")
+        bundle = TorchBundle(
+            config, task, run.data.labels, decoder_tokenizer=own_tokens, model=model
+        )
         rescores = decoder is not None and decoder.attention_rescoring
         seconds = batch_seconds_of(run)
         sample = sample_validation(bundle, valid, with_attention=rescores, batch_seconds=seconds)
