@@ -231,6 +231,7 @@ class PretrainedTransformer(PretrainedEncoder):
         end_token: the one that ends a text.
         suppressed, suppressed_first: tokens that no text contains, and that none begins with.
         vocab_size, max_tokens: of the decoder, ``start_tokens`` included.
+        max_frames: that its encoder has positions for.
     """
 
     RANGES: ClassVar = {
@@ -283,6 +284,7 @@ class PretrainedTransformer(PretrainedEncoder):
         self.context_samples = seconds_to_samples(context_seconds, config["sample_rate"])
         self.vocab_size: int = config["vocab_size"]
         self.max_tokens: int = config["max_target_positions"]
+        self.max_frames: int = config["max_source_positions"]
         rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
         self.decoder = WhisperDecoder({**config, **rates})
         if lora is not None:
