@@ -23,11 +23,15 @@ MAX_TOKENS = 24
 
 
 def make_whisper(
-    path: Path, *, languages: tuple[str, ...] = LANGUAGES, seconds: int = 3
+    path: Path,
+    *,
+    languages: tuple[str, ...] = LANGUAGES,
+    seconds: int = 3,
+    max_tokens: int = MAX_TOKENS,
 ) -> WhisperForConditionalGeneration:
     """Write the folder, and return its model, which writes short texts of any tokens.
 
-    languages: none for a model of English. seconds: the audio that its positions reach.
+    languages: none for a model of English. seconds, max_tokens: what its positions reach.
     """
     pairs = Tokenizer(models.BPE())
     pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,7 +54,7 @@ def make_whisper(
     sizes: dict[str, Any] = {
         **{**CONFIGS["whisper"], "max_source_positions": 50 * seconds},
         **{"vocab_size": pairs.get_vocab_size(), "decoder_layers": 2, "decoder_ffn_dim": 32},
-        **{"decoder_attention_heads": 4, "max_target_positions": MAX_TOKENS},
+        **{"decoder_attention_heads": 4, "max_target_positions": max_tokens},
     }
     special = {name: of_texts[name] for name in of_texts if not name.endswith("suppress_tokens")}
     config = WhisperConfig(**sizes, **special)
@@ -65,7 +69,7 @@ def make_whisper(
     }
     model.generation_config = GenerationConfig(
         **of_texts,
-        max_length=MAX_TOKENS,
+        max_length=max_tokens,
         no_timestamps_token_id=ids[NO_TIMES],
         is_multilingual=bool(languages),
         **(of_languages if languages else {}),
