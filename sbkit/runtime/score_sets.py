@@ -135,7 +135,7 @@ def prepare_source(
     made_from: dict[str, object] = {}
     if has_text:
         normalize = bundle.normalizer()
-        made_from = {"table": repr(bundle.config.text_table), "tags": bundle.tokenizer.tags}
+        made_from = {"table": repr(bundle.config.text_table), "tags": bundle.tags}
     prepared = add_texts(prepared, split, normalize, made_from, keep_empty=True)
     excluded = sorted(prepared.excluded, key=lambda row: row.reason)
     for reason, lost in groupby(excluded, key=lambda row: row.reason):
