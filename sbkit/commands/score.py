@@ -102,7 +102,7 @@ def score(options: Namespace) -> None:
             few_settings = {"sample_rate": config.sample_rate, "language": config.language}
             run_config = read_json(folder / RUN_CONFIG_FILE) or {}
             report.write(
-                note=f"{folder.name}, sbkit {__version__}",
+                notes=[f"{folder.name}, sbkit {__version__}"],
                 model=str(folder),
                 **{SETTINGS: run_config.get(SETTINGS, few_settings)},
                 provenance=provenance_of(bundle),
