@@ -311,7 +311,12 @@ class Bundle(BundleContents):
 
     def normalizer(self) -> Callable[[str], str]:
         """Return the text normalization that the training transcripts went through."""
-        return transcript_normalizer(self.config.text_table, self.tokenizer.tags)
+        return transcript_normalizer(self.config.text_table, self.tags)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The names of the tags that texts keep; none of a model without a tokenizer of sbkit."""
+        return self.labels.tags if isinstance(self.labels, Tokenizer) else ()
 
     @property
     def blank(self) -> int:

@@ -58,6 +58,15 @@ class BundleConfig:
         return self.normalizer or orthography(self.language or "und")
 
 
+def is_of_transformers(folder: Path) -> bool:
+    """Return whether a folder's config.json is one of transformers, not of a bundle."""
+    try:
+        settings = json.loads((folder / CONFIG_FILE).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and "model_type" in settings
+
+
 def missing_model(folder: Path, kind: str, file: str) -> BundleError:
     """Say that a folder lacks the file of a bundle or a run, and name those below it."""
     reason = f"it has no {file}" if folder.exists() else "there is no such folder"
@@ -85,6 +94,11 @@ class BundleFiles:
         folder = Path(folder)
         if not (folder / CONFIG_FILE).exists():
             raise missing_model(folder, "a bundle", CONFIG_FILE)
+        if is_of_transformers(folder):
+            raise BundleError(
+                f"{folder} is a model of transformers, not of sbkit. Only `sbkit score` and `sbkit "
+                "transcribe` run it, with --language TAG, and `load_bundle` with `language`."
+            )
         self.folder = folder
         self._checksums = read_regular(folder / CHECKSUMS, subject=f"A bundle's {CHECKSUMS}")
         self.config = parse_config(self.read(CONFIG_FILE), file=folder / CONFIG_FILE)

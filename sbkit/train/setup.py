@@ -14,6 +14,7 @@ data_report.html       the report on the data: hours, speakers, lengths, transcr
 data_report.json       the figures of this report
 left_out.tsv           utterances that are left out, with reasons
 misaligned.tsv         clips that the training of a synthesizer skips, if any
+before_training.json   the scores of the recognizer that the run starts from, if it starts from one
 train.log              the printed messages, with the time
 train_log.jsonl        figures of logged steps, epochs and tests; a test has its weights' epoch
 tensorboard/           the same figures for TensorBoard, with the extra `curves`

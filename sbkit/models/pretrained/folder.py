@@ -218,10 +218,7 @@ def read_settings(folder: Path) -> Config:
     settings = read_json(folder, CONFIG)
     if settings is None:
         raise BundleError(f"`pretrained` must be a folder with {CONFIG}, but {folder} has none.")
-    processor = read_json(folder, PROCESSOR) or {}  # where transformers 5 writes the features
-    features = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
-    if "sampling_rate" not in features:
-        raise BundleError(f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it.")
+    features = read_feature_settings(folder)
     encoder_settings = settings.get("encoder_config") or {}  # in a model with a head
     settings = {**settings, **encoder_settings, **features}
     settings = {**settings, "sample_rate": features["sampling_rate"]}
@@ -231,6 +228,15 @@ def read_settings(folder: Path) -> Config:
         # The norm undoes any level, but not its epsilon: quiet clips would become fainter features.
         config = {**config, "do_normalize": True}
     return config
+
+
+def read_feature_settings(folder: Path) -> dict[str, Any]:
+    """Read the configuration of the features, such as `sampling_rate`."""
+    processor = read_json(folder, PROCESSOR) or {}  # where transformers 5 writes the features
+    features = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
+    if "sampling_rate" not in features:
+        raise BundleError(f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it.")
+    return {**features}
 
 
 def complete_config(settings: Config, *, source_file: str) -> Config:
