@@ -29,6 +29,7 @@ from sbkit.bundle.task import load_task
 from sbkit.distributed.device import Placement
 from sbkit.models.pretrained.folder import (
     CONFIG,
+    GENERATION,
     MASK_VECTOR,
     MAX_LISTED_NAMES,
     hash_weights,
@@ -37,7 +38,7 @@ from sbkit.models.pretrained.folder import (
     weight_files,
 )
 from sbkit.runtime.torch_model import TorchModel
-from sbkit.text.languages import check_language, primary_language
+from sbkit.text.languages import check_language, primary_language, whisper_language
 from sbkit.text.normalization import orthography
 from sbkit.text.verbalize import languages_with_numbers
 
@@ -45,8 +46,6 @@ TASK = "sbkit.tasks.recognition.task.TextRecognition"
 WHISPER = "WhisperForConditionalGeneration"
 CTC = ("HubertForCTC", "ParakeetForCTC", "Wav2Vec2BertForCTC", "Wav2Vec2ForCTC", "WavLMForCTC")
 UNSUPPORTED = ("auto_map", "adapter_attn_dim")  # code; adapters, which lie in further files
-GENERATION_CONFIG = "generation_config.json"
-WHISPER_CODES = {"jv": "jw", "nb": "no"}  # where Whisper's code of a language is another one
 MAX_WHISPER_CLIPS = 16  # in a batch, where each is padded to 30 s
 MIN_CLIP_SECONDS = 0.1  # shorter ones, such as the empty rest of a recording, are padded
 
@@ -164,16 +163,15 @@ def _quiet() -> Iterator[None]:
 
 def _whisper_options(folder: Path, language: str) -> dict[str, str]:
     """Return the language and the task for Whisper's decoder; none for a model of English only."""
-    settings = read_json(folder, GENERATION_CONFIG) or {}
+    settings = read_json(folder, GENERATION) or {}
     if "is_multilingual" not in settings:
         raise BundleError(
-            f"{folder} has no {GENERATION_CONFIG} with `is_multilingual`. Copy that of the Whisper "
+            f"{folder} has no {GENERATION} with `is_multilingual`. Copy that of the Whisper "
             "that the model was trained from."
         )
-    code = primary_language(language)
-    token = f"<|{WHISPER_CODES.get(code, code)}|>"
+    token = f"<|{whisper_language(language)}|>"
     if not settings["is_multilingual"]:
-        if code != "en":
+        if token != "<|en|>":
             raise ConfigError(f"{folder} is a Whisper of English only, not of {language}.")
         return {}
     if token not in settings.get("lang_to_id", {}):

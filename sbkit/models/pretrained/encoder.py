@@ -40,6 +40,7 @@ from sbkit.models.pretrained.whisper import (
     WhisperConvs,
     WhisperDecoder,
 )
+from sbkit.text.languages import whisper_language
 
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
@@ -306,7 +307,7 @@ class PretrainedTransformer(PretrainedEncoder):
 
 def text_start(tokens: Mapping[str, Any], language: str, task: str) -> list[int]:
     """Return the tokens that begin a text in a language."""
-    code = language.partition("-")[0].lower()
+    code = whisper_language(language)
     languages, tasks = tokens["languages"], tokens["tasks"]
     if code not in (languages or ("en",)):
         raise ConfigError(
