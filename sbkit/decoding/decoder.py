@@ -44,6 +44,11 @@ class AttentionScorer:
         self._propose = propose
         self._scores: dict[Tokens, float] = {}
 
+    @property
+    def has_own_tokens(self) -> bool:
+        """Whether the decoder's tokens are others than those of CTC."""
+        return self._spell is not None
+
     @cached_property
     def proposals(self) -> Sequence[Tokens]:
         """The texts that the decoder finds by itself, as tokens of CTC."""
