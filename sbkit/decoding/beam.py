@@ -13,7 +13,7 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import FLAG, Range, require_in_range
 from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, DecoderWeights, rescore
-from sbkit.decoding.greedy import Hypothesis
+from sbkit.decoding.greedy import Hypothesis, near_speech
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.prefix_beam import (
     BeamSettings,
@@ -235,7 +235,8 @@ class BeamDecoder:
             beam = search.finish(state) or [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
             if self.attention_rescoring:
                 assert attention is not None
-                if log_probs is not None:
+                # A decoder writes words in silence, and may be surer of them than CTC of blanks.
+                if log_probs is not None and near_speech(log_probs, self.tokenizer.silent).any():
                     found = {hypothesis.tokens for hypothesis in beam}
                     added = [tokens for tokens in attention.proposals if tokens not in found]
                     beam += [search.score(log_probs, tokens) for tokens in added]

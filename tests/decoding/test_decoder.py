@@ -224,9 +224,9 @@ def test_text_of_a_decoder_with_own_tokens_wins_only_where_ctc_hears_it(
     end = 2
 
     def decode(log_probs: LogProbs, proposal: str) -> list[str]:
-        """Decode with a decoder that is 20 nats surer of its proposal than of all else."""
+        """Decode with a decoder that is 50 nats surer of its proposal than of all else."""
         attention = AttentionScorer(
-            score_texts=lambda texts: np.where(texts[:, 0] == end, -20.0, 0.0),
+            score_texts=lambda texts: np.where(texts[:, 0] == end, -50.0, 0.0),
             end=end,
             spell=lambda tokens: [7] if tokenizer.decode(tokens) == proposal else [],
             propose=lambda: [tuple(tokenizer.encode(proposal))],
@@ -239,7 +239,7 @@ def test_text_of_a_decoder_with_own_tokens_wins_only_where_ctc_hears_it(
     assert decode(heard, "call me") == ["call me", "call me"]
     looped = " ".join(["call me"] * 9)
     assert decode(heard, looped) == ["call da", looped]
-    assert decode(silence(tokenizer, 99), "the north is cold") == ["", "the north is cold"]
+    assert decode(silence(tokenizer, 99), "it") == ["", "it"]
 
 
 # -- pools
