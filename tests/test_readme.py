@@ -106,7 +106,7 @@ SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
     "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
     MOVED_YAML: (*TINY_ENGLISH, "--vocab_size=45", "--grad_accumulation_factor=1"),
     **dict.fromkeys(
-        ("hparams/ctc_pretrained.yaml", "hparams/ctc_whisper.yaml"),
+        ("hparams/ctc_pretrained.yaml", "hparams/ctc_whisper.yaml", "hparams/whisper.yaml"),
         ("--device=cpu", "--batch_seconds=6", "--word_lm_order=0", "--token_lm_order=0"),
     ),
 }
@@ -176,7 +176,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     soundfile.write(tmp_path / "talk.mp3", audio, rate)
     soundfile.write(tmp_path / "call.wav", audio, rate)
     make_folder(tmp_path / "FOLDER", **FRAMES)
-    make_whisper(tmp_path / "whisper-base")
+    make_whisper(tmp_path / "whisper-base", positions=300)
     copy_user_files(tmp_path)
     (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
     (tmp_path / "sentences.txt").write_text("Please hold.\nPress one.\n")

@@ -1,15 +1,15 @@
 """A bundle: the folder that holds everything needed to run a model elsewhere.
 
-    config.json        the parts as plain data, and where they come from
-    model.safetensors  the weights of the one ModuleList
-    tokenizer.model    the labels of the task, if it has any (sentencepiece for a recognizer)
-    lm.safetensors     the language models of the decoder, if it has any
+    config.json             the parts as plain data, and where they come from
+    model.safetensors       the weights of the one ModuleList
+    tokenizer.model         the labels of the task, if it has any (sentencepiece for a recognizer)
+    lm.safetensors          the language models of the decoder, if it has any
     decoder_tokenizer.json  the tokens of an attention decoder that has its own
-    MODULE.py          the source of user modules, which only `--import MODULE` runs
-    checksums.json     SHA-256 of the other files
-    README.md          the model card: data, results, licenses, how to run it
-    card.json          the facts of the model card
-    FORMAT/            a form of the model for another runtime, if the export or its run named it
+    MODULE.py               the source of user modules, which only `--import MODULE` runs
+    checksums.json          SHA-256 of the other files
+    README.md               the model card: data, results, licenses, how to run it
+    card.json               the facts of the model card
+    FORMAT/                 a form of the model for another runtime, if export or run named it
 
 Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed
 are the bytes that are parsed or, with `--import`, run; weights are safetensors; and only classes on

@@ -10,6 +10,7 @@ run_config.json        what describes the run, with which a resumed run is compa
 tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
+decoder_tokenizer.json  the tokens of a pretrained decoder, such as Whisper's
 data_report.html       the report on the data: hours, speakers, lengths, transcripts
 data_report.json       the figures of this report
 left_out.tsv           utterances that are left out, with reasons

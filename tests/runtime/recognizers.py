@@ -16,13 +16,16 @@ WHISPER_SIZES: dict[str, Any] = {
     **{f"{part}_layers": 1 for part in ("encoder", "decoder")},
     **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
     **{f"{part}_ffn_dim": 16 for part in ("encoder", "decoder")},
-    **{"d_model": 16, "num_mel_bins": 20, "max_target_positions": 16},
+    **{"d_model": 16, "num_mel_bins": 20},
 }
 SPECIAL = ("startoftranscript", "en", "es", "translate", "transcribe", "notimestamps")
 
 
-def make_whisper(folder: Path, *, is_multilingual: bool = True) -> Path:
-    """Write a Whisper that knows English and Spanish, or English only; its texts are short."""
+def make_whisper(folder: Path, *, is_multilingual: bool = True, positions: int = 16) -> Path:
+    """Write a Whisper that knows English and Spanish, or English only; its texts are short.
+
+    positions: the tokens of a text that it can learn.
+    """
     tokens = {char: id for id, char in enumerate(sorted(ByteLevel.alphabet()))}
     tokenizer = transformers.WhisperTokenizer(vocab=tokens, merges=[])
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in SPECIAL]})
@@ -32,6 +35,7 @@ def make_whisper(folder: Path, *, is_multilingual: bool = True) -> Path:
     ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     config = transformers.WhisperConfig(
         **WHISPER_SIZES,
+        max_target_positions=positions,
         vocab_size=len(tokenizer),
         decoder_start_token_id=start,
         **ends,

@@ -196,9 +196,10 @@ def _read_text_tokens(folder: Path) -> Config | None:
     settings = read_json(folder, GENERATION)
     if settings is None or "no_timestamps_token_id" not in settings:
         return None
+    several = settings if settings.get("is_multilingual", True) else {}
     with parsing_errors(folder / GENERATION, "list special tokens", fix=DOWNLOAD_AGAIN):
         languages, tasks = (
-            {name.strip("<|>"): int(token) for name, token in (settings.get(key) or {}).items()}
+            {name.strip("<|>"): int(token) for name, token in (several.get(key) or {}).items()}
             for key in ("lang_to_id", "task_to_id")
         )
         return {
