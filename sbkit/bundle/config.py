@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from sbkit.audio.decode import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
-from sbkit.base.errors import BundleError
+from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML, from_plain, parsing_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.decoding.word_times import Confidence, WordOffsets
@@ -60,11 +61,13 @@ class BundleConfig:
 
 def is_of_transformers(folder: Path) -> bool:
     """Return whether a folder's config.json is one of transformers, not of a bundle."""
-    try:
-        settings = json.loads((folder / CONFIG_FILE).read_bytes())
-    except (OSError, ValueError):
+    file = folder / CONFIG_FILE
+    if (folder / CHECKSUMS).exists():  # those of a bundle
         return False
-    return isinstance(settings, dict) and "model_type" in settings
+    with suppress(SbkitError), parsing_errors(file, "be JSON", fix="Restore it.", is_json=True):
+        content = read_regular(file, subject=f"The {CONFIG_FILE}", follow_links=True)
+        return "model_type" in json.loads(content)
+    return False
 
 
 def missing_model(folder: Path, kind: str, file: str) -> BundleError:

@@ -5,7 +5,8 @@ run folder, from which the log, the summary and the report quote them at the end
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -47,10 +48,13 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
         return
     with main_rank_first():
         (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # of a try with another start
+    start = _find_start(run)
+    if start is None:
+        return
     with brain.guarded(), preserve_rng(brain.device):
         brain.ping("test")
         try:
-            bundle = _open_start(run, brain)
+            bundle = _open_start(start, run, brain)
         except SbkitError as error:
             logger.info(f"note: what this run starts from is not measured. {error}")
             return
@@ -80,35 +84,35 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
             logger.info(line)
 
 
-def _open_start(run: PreparedRun, brain: Brain) -> TorchBundle | None:
-    """Open the recognizer that a run starts from, with the text table of the run.
+def _find_start(run: PreparedRun) -> dict[str, Any] | None:
+    """Return the folder of the model that a run starts from, with options of `load_bundle`.
 
-    Returns None if the run starts from none: from random weights, several models or an encoder.
+    Returns None for random weights, several models, or an encoder alone.
     """
     settings = run.spec.settings
-    language = settings["language"]
-    options: dict[str, Any] = {"device": brain.device, "precision": settings["eval_precision"]}
     sources = init_sources(settings)
+    files = (CONFIG_FILE, BUNDLE_CONFIG)
+    if len(sources) == 1 and any((sources[0] / file).exists() for file in files):
+        return {"folder": sources[0], "user_modules": user_modules_of(run.spec)}
     if not sources and settings.get(PRETRAINED):
         source = (settings.get("encoder_config") or {}).get("source") or {}
         folder = find_folder(settings[PRETRAINED], source.get("revision"))
-        try:
+        with suppress(BundleError):
             require_recognizer(folder)
-        except BundleError:
-            return None
-        options["language"] = language
-    elif len(sources) == 1:
-        (folder,) = sources
-        if not any((folder / name).exists() for name in (CONFIG_FILE, BUNDLE_CONFIG)):
-            return None
-        options["user_modules"] = user_modules_of(run.spec)
-    else:
-        return None
-    bundle: TorchBundle = load_bundle(folder, **options)
+            return {"folder": folder, "language": settings["language"]}
+    return None
+
+
+def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> TorchBundle | None:
+    """Open what `_find_start` returned, with the run's text table; None if it writes no texts."""
+    settings = run.spec.settings
+    precision = settings["eval_precision"]
+    bundle: TorchBundle = load_bundle(**start, device=brain.device, precision=precision)
     if not isinstance(bundle.task, Recognition):
         return None
-    if bundle.config.sample_rate != settings["sample_rate"]:
-        raise BundleError(f"{folder} has a sample rate of {bundle.config.sample_rate} Hz.")
+    rate, language = bundle.config.sample_rate, settings["language"]
+    if rate != settings["sample_rate"]:
+        raise BundleError(f"{start['folder']} has a sample rate of {rate} Hz.")
     table = text_table(language, settings.get("text"))
     # Whisper writes digits: if numbers are spelled, they are so in the references, too.
     table = replace(table, numbers=table.numbers or bundle.config.text_table.numbers)

@@ -127,8 +127,9 @@ def load_bundle(
             "The decoder beam": decoder == BEAM,
             "`hotwords`": hotwords is not None,
         }
-        for name in filter(unsupported.get, unsupported):
-            raise ConfigError(f"{name} is not supported for models of transformers ({folder}).")
+        for name, is_asked in unsupported.items():
+            if is_asked:
+                raise ConfigError(f"{name} is not supported for models of transformers ({folder}).")
         from sbkit.runtime.transformers_folder import load_transformers, read_transformers
 
         contents = read_transformers(folder, language)

@@ -54,16 +54,14 @@ def read_transformers(folder: Path, language: str) -> BundleContents:
     """Describe a folder of transformers like a bundle, with the text table of the language."""
     require_recognizer(folder)
     code = primary_language(check_language(language))
+    numbers = code if code in languages_with_numbers() else ""  # Whisper writes digits
     config = BundleConfig(
         task=TASK,
         sample_rate=read_feature_settings(folder)["sampling_rate"],
         model=(),
         parts={},
         language=language,
-        # Whisper writes digits.
-        normalizer=replace(
-            orthography(language), numbers=code if code in languages_with_numbers() else ""
-        ),
+        normalizer=replace(orthography(language), numbers=numbers),
     )
     digests = {"weights": hash_weights(folder), "language_models": None}
     return BundleContents(config, load_task(TASK), digests=digests)
