@@ -47,7 +47,7 @@ NOT_RUN_HERE = (
     *("python3 -m venv ", "/srv/lab/env/bin/"),
     *("pip install ", "pip wheel ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/"),
     "sbkit --version",
-    *("mkdocs serve", "python -m docs."),
+    *("mkdocs serve", "python -m docs.", "ct2-transformers-converter "),
     "python -m tools.prove_resume",
     *("export MDC_API_KEY=", "python3 -c 'from datacollective", "hf upload"),
     "python -m recipes.AsteriskPrompts.corpus",

@@ -32,9 +32,14 @@ class DecoderTokenizer:
     @property
     def end(self) -> int:
         """The token that ends a text, which also pads texts."""
-        token = self._tokens.token_to_id("<|endoftext|>")
+        token = self.token_id("<|endoftext|>")
         assert token is not None
-        return int(token)
+        return token
+
+    def token_id(self, name: str) -> int | None:
+        """Return the token of this name, None if there is none."""
+        token: int | None = self._tokens.token_to_id(name)
+        return token
 
     def encode(self, text: str) -> list[int]:
         """Convert text to tokens, without special ones."""
