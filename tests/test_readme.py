@@ -27,6 +27,7 @@ from sbkit.commands.cli import run as sbkit
 from tests import processes
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
+from tests.runtime.recognizers import make_whisper
 
 RECIPES = ("vad", "codec", "synthesis")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu")
@@ -46,7 +47,7 @@ NOT_RUN_HERE = (
     *("python3 -m venv ", "/srv/lab/env/bin/"),
     *("pip install ", "pip wheel ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/"),
     "sbkit --version",
-    *("mkdocs serve", "python -m docs."),
+    *("mkdocs serve", "python -m docs.", "ct2-transformers-converter "),
     "python -m tools.prove_resume",
     *("export MDC_API_KEY=", "python3 -c 'from datacollective", "hf upload"),
     "python -m recipes.AsteriskPrompts.corpus",
@@ -105,7 +106,7 @@ SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
     "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
     MOVED_YAML: (*TINY_ENGLISH, "--vocab_size=45", "--grad_accumulation_factor=1"),
     **dict.fromkeys(
-        ("hparams/ctc_pretrained.yaml", "hparams/ctc_whisper.yaml"),
+        ("hparams/ctc_pretrained.yaml", "hparams/ctc_whisper.yaml", "hparams/whisper.yaml"),
         ("--device=cpu", "--batch_seconds=6", "--word_lm_order=0", "--token_lm_order=0"),
     ),
 }
@@ -175,7 +176,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     soundfile.write(tmp_path / "talk.mp3", audio, rate)
     soundfile.write(tmp_path / "call.wav", audio, rate)
     make_folder(tmp_path / "FOLDER", **FRAMES)
-    make_folder(tmp_path / "whisper-base", "whisper", max_source_positions=1500)
+    make_whisper(tmp_path / "whisper-base", positions=300)
     copy_user_files(tmp_path)
     (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
     (tmp_path / "sentences.txt").write_text("Please hold.\nPress one.\n")

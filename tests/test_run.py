@@ -36,6 +36,7 @@ from sbkit.train.setup import (
 )
 from tests.export.test_formats import off_by
 from tests.models.pretrained.folders import FRAMES, make_folder
+from tests.models.pretrained.whisper_folder import make_whisper
 from tests.runs import (
     ROOT,
     Workplace,
@@ -424,9 +425,14 @@ def test_every_yaml_takes_a_step(
     options = [f"--{key}={min(depth, root[key])}" for key, depth in depths.items() if key in root]
     options += ["--vocab_size=50"] if root.get("token_type") == "unigram" else []
     if "pretrained" in root:
-        is_whisper = yaml.stem == "ctc_whisper"
-        family, config = ("whisper", {}) if is_whisper else ("wav2vec2", FRAMES)
-        options.append(f"--pretrained={make_folder(tmp_path / 'tiny', family, **config)}")
+        folder = tmp_path / "tiny"
+        if yaml.stem == "whisper":
+            make_whisper(folder, seconds=30, max_tokens=120)
+        elif yaml.stem == "ctc_whisper":
+            make_folder(folder, "whisper")
+        else:
+            make_folder(folder, "wav2vec2", **FRAMES)
+        options.append(f"--pretrained={folder}")
     file, overrides = parse_command([str(yaml), *small, *folders, *options])
     setup = Run(file, overrides).prepare()
     hparams = setup.hparams

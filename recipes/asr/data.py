@@ -12,7 +12,8 @@ import numpy as np
 
 from sbkit.audio.lengths import Subsampling
 from sbkit.audio.segments import longest_whole
-from sbkit.base.errors import DataError
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import plural
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
@@ -26,6 +27,9 @@ from sbkit.distributed.ranks import rank
 from sbkit.lm.language_models import TOKENS, WORDS, load_language_models
 from sbkit.lm.training import LmText, LmTextEncoder, ensure_language_models
 from sbkit.models.encoder import find_subsampling
+from sbkit.models.pretrained.folder import TOKENIZER, file_in
+from sbkit.models.pretrained.hub import find_folder
+from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE, DecoderTokenizer
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 from sbkit.text.transcripts import check_tag_names
@@ -51,9 +55,31 @@ def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
         tags=check_tag_names(settings.get("keep_tags")),
         earlier=earlier,
     )
+    if "decoder_task" in settings:
+        ensure_decoder_tokenizer(settings)
     if "word_lm_order" in settings:
         prepare_language_models(settings, splits, tokenizer)
     return tokenizer
+
+
+def ensure_decoder_tokenizer(settings: Mapping[str, Any]) -> None:
+    """Copy the tokens of the pretrained decoder to the run folder, unless they are there."""
+    file = Path(settings["output_folder"]) / DECODER_TOKENIZER_FILE
+    if file.exists():
+        return
+    if name := settings.get("pretrained"):
+        source = file_in(find_folder(name, settings.get("pretrained_revision")), TOKENIZER)
+        wanted = f"`pretrained` must be a folder with a {TOKENIZER}, but {name} has none."
+    else:
+        sources = init_sources(settings)
+        copied = sources[0] / DECODER_TOKENIZER_FILE if sources else None
+        source = copied if copied is not None and copied.is_file() else None
+        wanted = (
+            "`pretrained` must name a Whisper, whose decoder has tokens of its own, but is null."
+        )
+    if source is None:
+        raise ConfigError(wanted, keys=("pretrained",))
+    write_bytes_atomically(file, DecoderTokenizer(file=source).content)
 
 
 def make_asr_loaders(

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from speechbrain import Stage
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
@@ -31,7 +32,9 @@ from sbkit.models.encoder import COMPOSED, ENCODER, Predictions
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.tasks.recognition.task import Recognition
+from sbkit.text.normalization import text_table
 from sbkit.text.tokenizer import TOKEN_TYPES
+from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
 
 FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
@@ -51,6 +54,10 @@ class AsrBrain(Brain):
         self.tokenizer = self.hparams.tokenizer
         self.augmentation = Augmentation(self.hparams, features=self.network.encoder.features)
         self.decoder = declared_decoder(self.hparams.settings)  # of the test; None decodes greedily
+        # Of a decoder with its own tokens, such as Whisper's; None: the decoder has those of CTC.
+        self.decoder_tokenizer = self.hparams.settings.get("decoder_tokenizer")
+        table = text_table(self.hparams.language, self.hparams.settings.get("text"))
+        self.normalize = transcript_normalizer(table, self.tokenizer.tags)
 
     def init_optimizers(self) -> None:
         super().init_optimizers()
@@ -101,10 +108,19 @@ class AsrBrain(Brain):
         return self.network.run(
             audio,
             audio_lengths,
-            tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
+            tokens=self.decoder_targets(batch)[0] if self.hparams.ctc_weight < 1 else None,
             return_intermediate=training and self.hparams.inter_ctc_weight > 0,
             spec_augment=self.augmentation.feature_augmentation(training=training),
         )
+
+    def decoder_targets(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
+        """Return the tokens that the attention decoder learns: (B, L), (B,)."""
+        if self.decoder_tokenizer is None:
+            return batch.tokens, batch.token_lengths
+        texts = [torch.tensor(self.decoder_tokenizer.encode(text)).long() for text in batch.texts]
+        lengths = torch.tensor([len(tokens) for tokens in texts])
+        self.network.check_text_lengths(lengths.tolist(), batch.ids)
+        return pad_sequence(texts, batch_first=True).to(batch.tokens.device), lengths
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
         """Interpolate the losses of each utterance, multiplied by its weight."""
@@ -128,7 +144,8 @@ class AsrBrain(Brain):
             loss = intermediate.interpolate(loss, own_weight=self.hparams.inter_ctc_weight)
         if (logits := predictions.logits) is not None:
             smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
-            attention = attention_loss(logits, tokens, token_lengths, vocabulary.eos, smoothing)
+            targets, lengths = self.decoder_targets(batch)
+            attention = attention_loss(logits, targets, lengths, self.network.end_token, smoothing)
             attention = weighted("attention", attention)
             loss = loss.interpolate(attention, own_weight=self.hparams.ctc_weight)
         return loss if len(loss.parts) > 1 else Loss(loss.sums, loss.counts)
@@ -151,6 +168,9 @@ class AsrBrain(Brain):
             num_blank = int((frames == blank).sum())
             counts.append(GreedyCounts(num_frames, num_blank, len(tokens), expected))
             heard.append(Recognized(self.tokenizer.decode(tokens)))
+        if self.decoder_tokenizer is not None and predictions.logits is not None:
+            written = self.network.generate(predictions.states, predictions.frame_lengths)
+            heard = [Recognized(self.normalize(self.decoder_tokenizer.decode(t))) for t in written]
         pairs = zip(self.results_of(heard, batch), counts, strict=True)
         return [replace(utterance, counts_of_greedy=greedy) for utterance, greedy in pairs]
 
@@ -169,6 +189,7 @@ class Asr(CorpusRecipe, Recognition):
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
+        "decoder_task": Kind(("transcribe", "translate")),
         "language": Kind(
             ("one language tag",),
             advice="For several, write mul, and the tables of all languages as `manifest`.",

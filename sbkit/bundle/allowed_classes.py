@@ -48,7 +48,8 @@ MODULES = {
     "sbkit.audio.fbank": "Fbank",
     "sbkit.models.frontend": "ConvFrontEnd",
     "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
-    "sbkit.models.pretrained.encoder": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
+    "sbkit.models.pretrained.encoder": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd "
+    "PretrainedTransformer",
     "sbkit.models.speechbrain_parts": "SpeechBrainLayers SpeechBrainTransformer",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
     "DepthwiseConv FeedForward SelfAttention Transformer TransformerBlock",

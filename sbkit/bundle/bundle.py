@@ -1,14 +1,15 @@
 """A bundle: the folder that holds everything needed to run a model elsewhere.
 
-    config.json        the parts as plain data, and where they come from
-    model.safetensors  the weights of the one ModuleList
-    tokenizer.model    the labels of the task, if it has any (sentencepiece for a recognizer)
-    lm.safetensors     the language models of the decoder, if it has any
-    MODULE.py          the source of user modules, which only `--import MODULE` runs
-    checksums.json     SHA-256 of the other files
-    README.md          the model card: data, results, licenses, how to run it
-    card.json          the facts of the model card
-    FORMAT/            a form of the model for another runtime, if the export or its run named it
+    config.json             the parts as plain data, and where they come from
+    model.safetensors       the weights of the one ModuleList
+    tokenizer.model         the labels of the task, if it has any (sentencepiece for a recognizer)
+    lm.safetensors          the language models of the decoder, if it has any
+    decoder_tokenizer.json  the tokens of an attention decoder that has its own
+    MODULE.py               the source of user modules, which only `--import MODULE` runs
+    checksums.json          SHA-256 of the other files
+    README.md               the model card: data, results, licenses, how to run it
+    card.json               the facts of the model card
+    FORMAT/                 a form of the model for another runtime, if export or run named it
 
 Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed
 are the bytes that are parsed or, with `--import`, run; weights are safetensors; and only classes on
@@ -50,6 +51,7 @@ from sbkit.decoding.word_times import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.logs.progress import ping
+from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE, DecoderTokenizer
 from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.transcripts import transcript_normalizer
@@ -63,6 +65,7 @@ class BundleContents:
 
     labels: the object that the task makes from its label file, such as a Tokenizer.
     decoder: None for greedy decoding.
+    decoder_tokenizer: of an attention decoder with tokens of its own, such as Whisper's.
     word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
     weights: the bytes of the weights, if they were requested.
     digests: SHA-256 of the weights and of the language models, if there are any.
@@ -72,6 +75,7 @@ class BundleContents:
     task: Task = field(repr=False)
     labels: Labels = field(default=None, repr=False)
     decoder: BeamDecoder | None = None
+    decoder_tokenizer: DecoderTokenizer | None = field(default=None, repr=False)
     word_lm: NgramModel | None = field(default=None, repr=False)
     weights: bytes = field(default=b"", repr=False)
     digests: Mapping[str, str | None] = field(default_factory=dict, repr=False)
@@ -201,16 +205,32 @@ class Bundle(BundleContents):
 
     def decoder_input(self, encoded: Encoded, *, samples: int, start: float = 0.0) -> DecoderInput:
         rescores = self.decoder is not None and self.decoder.attention_rescoring
+        writes = self.decoder is None and self.decoder_tokenizer is not None
         return DecoderInput(
             log_probs=encoded.log_probs,
             samples=samples,
             start=start,
-            attention=self.attention_decoder(encoded) if rescores else None,
+            attention=self.attention_decoder(encoded) if rescores or writes else None,
         )
 
     def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
-        score = partial(self.model.decoder_log_probs, encoded.states)
-        return AttentionScorer(log_probs=score, eos=self.tokenizer.vocabulary.eos)
+        """Return what scores texts of a clip, and finds some, with the model's decoder."""
+        score, tokenizer, own = (
+            partial(self.model.score_texts, encoded.states),
+            self.tokenizer,
+            self.decoder_tokenizer,
+        )
+        if own is None:
+            return AttentionScorer(score_texts=score, end=tokenizer.vocabulary.eos)
+
+        def spell(tokens: Sequence[int]) -> list[int]:
+            return own.encode(tokenizer.decode(tokens))
+
+        def propose() -> list[tuple[int, ...]]:
+            text = self.normalizer()(own.decode(self.model.generate(encoded.states)))
+            return [tuple(tokenizer.encode(text))]
+
+        return AttentionScorer(score_texts=score, end=own.end, spell=spell, propose=propose)
 
     @cached_property
     def decoder_pool(self) -> DecoderPool:
@@ -291,7 +311,12 @@ class Bundle(BundleContents):
 
     def normalizer(self) -> Callable[[str], str]:
         """Return the text normalization that the training transcripts went through."""
-        return transcript_normalizer(self.config.text_table, self.tokenizer.tags)
+        return transcript_normalizer(self.config.text_table, self.tags)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The names of the tags that texts keep; none of a model without a tokenizer of sbkit."""
+        return self.labels.tags if isinstance(self.labels, Tokenizer) else ()
 
     @property
     def blank(self) -> int:
@@ -349,9 +374,16 @@ def read_bundle(
     checksums = read_checksums(folder)
     names = {"weights": WEIGHTS_FILE, "language_models": LANGUAGE_MODELS_FILE}
     digests = {name: checksums.get(file) for name, file in names.items()}
+    own_tokens = None
+    if DECODER_TOKENIZER_FILE in checksums:
+        content = files.read(DECODER_TOKENIZER_FILE)
+        own_tokens = DecoderTokenizer(file=folder / DECODER_TOKENIZER_FILE, content=content)
+    contents = BundleContents(
+        config, task, labels, decoder_tokenizer=own_tokens, weights=weights, digests=digests
+    )
     options = config.decoder
     if options is None:
-        return BundleContents(config, task, labels, weights=weights, digests=digests)
+        return contents
     if not isinstance(labels, Tokenizer):
         raise BundleError(
             f"{folder / CONFIG_FILE} has a decoder, but models of {config.task} have none."
@@ -369,4 +401,4 @@ def read_bundle(
             weights=options["weights"],
             attention_rescoring=options["attention_rescoring"],
         )
-    return BundleContents(config, task, labels, decoder, language_models.words, weights, digests)
+    return replace(contents, decoder=decoder, word_lm=language_models.words)

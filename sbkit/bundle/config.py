@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from sbkit.audio.decode import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
-from sbkit.base.errors import BundleError
+from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import RUN_CONFIG_FILE, RUN_YAML, from_plain, parsing_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.decoding.word_times import Confidence, WordOffsets
@@ -58,6 +59,17 @@ class BundleConfig:
         return self.normalizer or orthography(self.language or "und")
 
 
+def is_of_transformers(folder: Path) -> bool:
+    """Return whether a folder's config.json is one of transformers, not of a bundle."""
+    file = folder / CONFIG_FILE
+    if (folder / CHECKSUMS).exists():  # those of a bundle
+        return False
+    with suppress(SbkitError), parsing_errors(file, "be JSON", fix="Restore it.", is_json=True):
+        content = read_regular(file, subject=f"The {CONFIG_FILE}", follow_links=True)
+        return "model_type" in json.loads(content)
+    return False
+
+
 def missing_model(folder: Path, kind: str, file: str) -> BundleError:
     """Say that a folder lacks the file of a bundle or a run, and name those below it."""
     reason = f"it has no {file}" if folder.exists() else "there is no such folder"
@@ -85,6 +97,11 @@ class BundleFiles:
         folder = Path(folder)
         if not (folder / CONFIG_FILE).exists():
             raise missing_model(folder, "a bundle", CONFIG_FILE)
+        if is_of_transformers(folder):
+            raise BundleError(
+                f"{folder} is a model of transformers, not of sbkit. Only `sbkit score` and `sbkit "
+                "transcribe` run it, with --language TAG, and `load_bundle` with `language`."
+            )
         self.folder = folder
         self._checksums = read_regular(folder / CHECKSUMS, subject=f"A bundle's {CHECKSUMS}")
         self.config = parse_config(self.read(CONFIG_FILE), file=folder / CONFIG_FILE)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sbkit.audio.io import Samples
-from sbkit.base.arrays import Counts, Float64s, LogProbs
+from sbkit.base.arrays import Float64s, Int64s, LogProbs
 
 ModelState = Any  # of a session between two chunks, for the model that returned it
 DeviceArray = Any  # an array on the device of a model, for that model only
@@ -87,8 +87,11 @@ class RunnableModel(Protocol):
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return what the network's `predict` returns for clips (S,) in one batch."""
 
-    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
-        """Run the attention decoder on hypotheses: (U, D), (N, L) -> (N, L + 1, V)."""
+    def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
+        """Score texts with the attention decoder: (U, D), (N, L + 1) with the end -> (N,)."""
+
+    def generate(self, states: DeviceArray) -> list[int]:
+        """Find the text of a clip with an attention decoder that has its own tokens: (U, D)."""
 
 
 class StreamingModel(Protocol):

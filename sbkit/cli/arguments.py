@@ -89,6 +89,9 @@ def _add_group(add: Add, group: str) -> None:
             add("--decoder", choices=("greedy", "beam"), help=decoder)
             phrases = "phrases to expect: a file with one per line, or a comma-separated list"
             add("--hotwords", metavar="FILE|WORDS", help=phrases)
+        case "language":
+            language = "of a model of transformers, such as en; a bundle has its own"
+            add("--language", metavar="TAG", help=language)
         case "vad":
             detector = "the voice activity detector that finds speech and pauses"
             add("--vad", metavar="BUNDLE|silero", help=detector)

@@ -107,7 +107,7 @@ def build_parser() -> Parser:
     """Make the parser of all commands."""
     parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
     parser.add_argument("--version", action=ShowVersions, nargs=0, help="print versions, and exit")
-    parser.set_defaults(imports=[], models=[], quiet=False)
+    parser.set_defaults(imports=[], models=[], quiet=False, language=None)
     parser.commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for module in MODULES:
         module.add_commands(parser)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import RUN_CONFIG_FILE, is_run, require_writable, to_json
+from sbkit.base.machine import PRECISIONS
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.versions import __version__
 from sbkit.cli.arguments import Parser
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 def add_commands(parser: Parser) -> None:
     """Add `score` and `compare`."""
     help = "score a model on your data, without training"
-    groups = "tables decoding quiet import model"
+    groups = "tables decoding language quiet import model"
     add = parser.add_command("score", score, help, groups, is_intermixed=True)
     add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
     add("--split", metavar="NAME", help="a split of the run, such as train, not its test sets")
     add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
     add("--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable")
+    add("--device", default="cpu", help="cpu, cuda, cuda:INDEX or auto (default: cpu)")
+    add("--precision", choices=PRECISIONS["torch"], default="fp32", help="default: fp32")
     normalizer = "also score texts that this wrote: whisper-english, whisper-basic or a language"
     add("--normalizer", metavar="NAME", help=normalizer)
 
@@ -70,7 +73,13 @@ def score(options: Namespace) -> None:
         require_writable(out, option="--out")
     with exported_bundle(folder, modules) as source:
         bundle = load_bundle(
-            source, decoder=options.decoder, hotwords=options.hotwords, user_modules=modules
+            source,
+            device=options.device,
+            precision=options.precision,
+            decoder=options.decoder,
+            hotwords=options.hotwords,
+            user_modules=modules,
+            language=options.language,
         )
         scorer = BundleScorer(bundle, normalizer=options.normalizer, times=out is not None)
         report = ScoreReport(
@@ -93,7 +102,7 @@ def score(options: Namespace) -> None:
             few_settings = {"sample_rate": config.sample_rate, "language": config.language}
             run_config = read_json(folder / RUN_CONFIG_FILE) or {}
             report.write(
-                note=f"{folder.name}, sbkit {__version__}",
+                notes=[f"{folder.name}, sbkit {__version__}"],
                 model=str(folder),
                 **{SETTINGS: run_config.get(SETTINGS, few_settings)},
                 provenance=provenance_of(bundle),

@@ -13,7 +13,7 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import FLAG, Range, require_in_range
 from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, DecoderWeights, rescore
-from sbkit.decoding.greedy import Hypothesis
+from sbkit.decoding.greedy import Hypothesis, near_speech
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.prefix_beam import (
     BeamSettings,
@@ -209,7 +209,7 @@ class BeamDecoder:
     def nbest(
         self, log_probs: LogProbs, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
-        return self.finish(self.advance(self.start(), log_probs), attention)
+        return self.finish(self.advance(self.start(), log_probs), attention, log_probs)
 
     def start(self) -> BeamStates:
         return tuple(search.start() for search in self._searches())
@@ -219,14 +219,27 @@ class BeamDecoder:
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 
     def finish(
-        self, states: BeamStates, attention: AttentionScorer | None = None
+        self,
+        states: BeamStates,
+        attention: AttentionScorer | None = None,
+        log_probs: LogProbs | None = None,
     ) -> list[Hypothesis]:
+        """Return the hypotheses of a clip that ends here, the best first.
+
+        log_probs: those of the whole clip, (U, V), by which CTC scores the attention decoder's own
+            texts; None in a stream, which leaves them out.
+        """
         beams: list[list[Hypothesis]] = []
         for search, state in zip(self._searches(), states, strict=True):
             # The beam is empty if no sequence of ordinary tokens is possible.
             beam = search.finish(state) or [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
             if self.attention_rescoring:
                 assert attention is not None
+                # A decoder writes words in silence, and may be surer of them than CTC of blanks.
+                if log_probs is not None and near_speech(log_probs, self.tokenizer.silent).any():
+                    found = {hypothesis.tokens for hypothesis in beam}
+                    added = [tokens for tokens in attention.proposals if tokens not in found]
+                    beam += [search.score(log_probs, tokens) for tokens in added]
                 beam = rescore(beam, attention, self.weights.attention)
             beams.append(beam)
         return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]

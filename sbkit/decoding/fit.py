@@ -44,6 +44,8 @@ WEIGHT_RANGES = {
     "token_bonus": (0.0, 1.0),
     "attention": (0.0, 2.5),
 }
+# Of a decoder with own tokens, which are words and not characters: a text has fewer of them.
+OWN_TOKENS_RANGE = (0.0, 8.0)
 
 MIN_RIGHT_AND_WRONG = 20  # words; with them, NCE on other clips was at worst 0.17
 NUM_FOLDS = 10
@@ -261,8 +263,14 @@ def fit_weights(
     if not by_words and "token" in names:
         names = [name for name in names if name not in WORD_WEIGHTS]
     points = np.stack([_halton(base) for base in HALTON_BASES[: len(names)]], 1)
+    ranges = dict(WEIGHT_RANGES)
+    own = any(
+        utterance.attention and utterance.attention.has_own_tokens for utterance in utterances
+    )
+    if any(gather_over_ranks(own)):
+        ranges["attention"] = OWN_TOKENS_RANGE
     quick_decoder = decoder.copy_with(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
-    trials = (quick_decoder.with_weights(_weights_at(names, point)) for point in points)
+    trials = (quick_decoder.with_weights(_weights_at(names, point, ranges)) for point in points)
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
     with progress_bar("trying weights of the decoder", num_decoded) as advance:
 
@@ -279,7 +287,7 @@ def fit_weights(
         values = np.array([trial.cer + (trial.wer if by_words else 0) for trial in errors])
         smooth = _fit_quadratic(points, values)
         center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
-        best = decoder.with_weights(_weights_at(names, center))
+        best = decoder.with_weights(_weights_at(names, center, ranges))
         (best_errors,) = count_all_errors([best], utterances, decoder.tokenizer, on_utterance)
     chosen = asdict(best.weights)
     text = ", ".join(f"{name} {chosen[name]:g}" for name in best.used_weights)
@@ -307,11 +315,13 @@ def count_all_errors(
     return [sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own), strict=True)]
 
 
-def _weights_at(names: Sequence[str], point: Float64s) -> DecoderWeights:
+def _weights_at(
+    names: Sequence[str], point: Float64s, ranges: Mapping[str, tuple[float, float]]
+) -> DecoderWeights:
     """Return the weights at a point of the unit cube."""
     values = {"word": 0.0}
     for name, share in zip(names, point.tolist(), strict=True):
-        low, high = WEIGHT_RANGES[name]
+        low, high = ranges[name]
         values[name] = round(low + share * (high - low), 3)
     return DecoderWeights(**values)
 

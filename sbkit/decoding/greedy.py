@@ -5,13 +5,16 @@ Legend: U frames, V vocabulary.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from sbkit.base.arrays import Bools, Counts, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from sbkit.decoding.decoder import AttentionScorer
 
 REACH_FRAMES = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
 LOWEST = -1e4  # finite, so that any text can be aligned
@@ -104,7 +107,13 @@ class GreedyDecoder:
 
     vocabulary: Vocabulary
 
-    def nbest(self, log_probs: LogProbs, attention: object = None) -> Sequence[Hypothesis]:
+    def nbest(
+        self, log_probs: LogProbs, attention: "AttentionScorer | None" = None
+    ) -> Sequence[Hypothesis]:
+        """Return the text of a decoder with its own tokens, or of CTC's best frames."""
+        if attention is not None and attention.proposals:
+            (tokens, *_), (score, *_) = attention.proposals, attention.score(attention.proposals)
+            return [Hypothesis(tokens=tokens, score=score, ctc_score=0.0, attention_score=score)]
         return self.finish(self.advance(self.start(), log_probs))
 
     def start(self) -> GreedyState:

@@ -209,6 +209,19 @@ class PrefixBeamSearch:
         """Return the beam of natural log-probabilities (U, V), the best hypothesis first."""
         return self.finish(self.advance(self.start(), log_probs))
 
+    def score(self, log_probs: LogProbs, tokens: Sequence[int]) -> Hypothesis:
+        """Score a token sequence that was found elsewhere: (U, V)."""
+        state = self._automaton_state(tuple(scorer.start() for scorer in self._scorers))
+        added = 0.0
+        for token in tokens:
+            price, after = state.arcs.get(token) or self._expand(state, token)
+            added += price
+            state = self._automaton_state(after)
+        pairs = zip(self._scorers, state.scorer_states, strict=True)
+        added += sum(scorer.end(scorer_state) for scorer, scorer_state in pairs)
+        ctc = sum_alignments(log_probs, tokens, self.settings.blank)
+        return Hypothesis(tokens=(*tokens,), score=ctc + added, ctc_score=ctc, lm_score=added)
+
     def start(self) -> BeamState:
         if len(self._states) > MAX_CACHED_STATES:
             self._states = {}
@@ -351,6 +364,31 @@ class PrefixBeamSearch:
             next_states.append(next_state)
         arc = state.arcs[token] = total, tuple(next_states)
         return arc
+
+
+def sum_alignments(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> float:
+    """Return ln p(tokens | audio), the sum over all alignments of CTC: (U, V) (Graves et al. 2006).
+
+    >>> frames = np.log(np.array([[0.4, 0.6], [0.5, 0.5]]))
+    >>> round(exp(sum_alignments(frames, [1], blank=0)), 3)  # "1 1", "- 1" and "1 -"
+    0.8
+    """
+    states = np.full(2 * len(tokens) + 1, blank)  # a blank before, between and after the tokens
+    states[1::2] = tokens
+    # A blank between two different tokens may be skipped.
+    may_skip = np.zeros(len(states), np.bool_)
+    may_skip[3::2] = states[3::2] != states[1:-2:2]
+    alphas = np.full(len(states), -inf)
+    alphas[0] = 0.0  # before the first frame
+    for index, frame in enumerate(log_probs):
+        advanced = np.concatenate([[-inf], alphas[:-1]])
+        if index == 0:
+            alphas = np.logaddexp(alphas, advanced) + frame[states]
+            alphas[2:] = -inf
+            continue
+        skipped = np.where(may_skip, np.concatenate([[-inf, -inf], alphas])[: len(states)], -inf)
+        alphas = np.logaddexp(np.logaddexp(alphas, advanced), skipped) + frame[states]
+    return float(np.logaddexp.reduce(alphas[-2:]))
 
 
 def log_add(a: float, b: float) -> float:

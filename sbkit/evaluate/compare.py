@@ -34,6 +34,7 @@ from sbkit.evaluate.wer_report import (
     utterances_file,
 )
 from sbkit.lm.language_models import SEEN, describe_seen
+from sbkit.logs.metric import percent
 
 MAX_CHANGED = 10  # utterances that are listed
 # Of a run, by their names in its summary: the title, the unit and the format of a column
@@ -89,6 +90,8 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
             test[name] = _figures(name, runs, [sets[name] for sets in tests])
         for row, results in zip(test[name]["rows"], results_of_runs, strict=True):
             row[SEEN] = results["test"].get(name, {}).get(SEEN)
+            before = results.get("before_training", {}).get(name, {})
+            row["before_training"] = {rate: before[rate] for rate in ERROR_RATES if rate in before}
             row |= {fact: results.get(fact) for fact in COSTS}
     settings = {
         letter: {
@@ -231,6 +234,9 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
         lines = [(" ", *titles, "run"), *(_cells(row, rates, costs) for row in rows)]
         yield from align_columns(lines)
         for row in rows:
+            if before := row.get("before_training"):
+                described = ", ".join(f"{rate} {percent(before[rate])}" for rate in before)
+                yield f"  {row['letter']}: before training: {described}"
             if row.get(SEEN) is not None:
                 yield f"  {row['letter']}: {describe_seen(row[SEEN])}"
         if figures["changed"]:

@@ -59,13 +59,14 @@ from sbkit.export.format_table import FORMATS
 from sbkit.export.formats import ParityReports, write_formats
 from sbkit.export.model_card import FACTS_FILE, UNKNOWN_LICENSE, card_facts, write_card
 from sbkit.export.parity import FULL_GRID, Grid
-from sbkit.models.pretrained.encoder import PretrainedEncoder
+from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedTransformer
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 
 logger = logging.getLogger(__name__)
 
-PRETRAINED_ENCODER = dotted_path(PretrainedEncoder)
+ADAPTED = {*map(dotted_path, (PretrainedEncoder, PretrainedTransformer))}  # may have `lora`
 
 
 def export_run(
@@ -306,6 +307,8 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         if read_description(run).labels != hashlib.sha256(files[file.name]).hexdigest():
             raise BundleError(f"{file} has changed since the run was trained.")
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
+    if (file := run / DECODER_TOKENIZER_FILE).is_file():
+        files[file.name] = read_file(file)
     parts = describe_parts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
@@ -385,7 +388,7 @@ def describe_parts(
     for name in (*listed_names, *names):
         part: Any = SpecWriter(name, objects_by_node).write(root.get(name))
         is_object = isinstance(part, dict)  # otherwise a number or a text
-        if is_object and part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
+        if is_object and part.get("new") in ADAPTED and "lora" in part[ARGUMENTS_KEY]:
             part[ARGUMENTS_KEY]["lora"] = None  # the exported weights contain the adapters
         parts[name] = part
     in_main = [name for name in parts if "__main__" in CLASS_MODULES.findall(to_json(parts[name]))]

@@ -57,7 +57,10 @@ FORMATS: Mapping[str, Format] = {  # by the name of the folder
         use='`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
         "sbkit: append 0.2 s of zeros to each clip. Whisper's encoder needs "
         "`trust_remote_code=True`, which runs `whisper_ctc.py`, and `chunk_length_s=20` for clips "
-        "of more than 30 s.",
+        "of more than 30 s. A Whisper with its decoder needs neither code nor zeros: transformers "
+        "fills each clip to 30 s, so it writes what sbkit does if the model was trained with "
+        "`context_seconds: 30`, and may write other words if not; longer clips need "
+        "`chunk_length_s=30`.",
         packages=("transformers",),
         library="transformers",
     ),

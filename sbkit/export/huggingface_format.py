@@ -6,7 +6,8 @@
     tokenizer_config.json             the class of the tokenizer
     whisper_ctc.py                    for Whisper: the class, loaded with trust_remote_code=True
 
-The model is a pretrained encoder with one linear head and nothing else.
+The model is a pretrained encoder with one linear head and nothing else; whisper_format.py writes a
+Whisper with its decoder.
 
 The tokenizer is a `ParakeetTokenizer`, which merges repeated tokens, removes the blank, and decodes
 the rest with `tokenizer.json`; the text equals sbkit's to the last space. A `Wav2Vec2CTCTokenizer`
@@ -30,6 +31,7 @@ from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
 from sbkit.export.trace import ModelWithoutTail, quiet_exporters, trained_log_probs
+from sbkit.export.whisper_format import write_whisper
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.models.pretrained.folder import WHISPER_NAMES
 from sbkit.runtime.onnx_model import BatchLogProbs
@@ -59,6 +61,8 @@ WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the model and its processor, and load both with transformers."""
     network = bundle.model.network
+    if network.has_own_tokens:
+        return write_whisper(bundle, folder)
     _require_one_head(network)
     transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]

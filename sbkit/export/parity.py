@@ -22,6 +22,7 @@ from sbkit.audio.segments import TAIL_SECONDS
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.word_times import GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
@@ -38,6 +39,7 @@ from sbkit.runtime.torch_model import TorchBundle
 TestSets = Mapping[str, datasets.Dataset]
 # audio (B, S) between -1 and 1, and lengths (B,)
 RunBatch = Callable[[Float32s, Counts], BatchLogProbs]
+Transcribe = Callable[[Sequence[Float32s]], list[str]]
 PADDINGS = ("none", "ragged", "beyond")
 EXTRA_SECONDS = 1.0  # past the longest clip in "beyond"; one more sample avoids a round number
 MAX_DIFFERENCE = 1e-4  # between log-probabilities, for a format that computes in float32
@@ -49,6 +51,8 @@ MAX_WHISPER_DIFFERENCE = 1e-3
 TIE_DIFFERENCE = 2 * MAX_DIFFERENCE
 # By which the WER of the test sets may be higher; in a language without words, their CER.
 MAX_WER_DIFFERENCE = 0.01
+# Whose tokens a decoder of its own reads in every clip, so that its scores can be compared.
+PARITY_TEXT = "1 2 3 4 5 6 7 8"
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Candidate:
         zeros: the samples of silence that the format's users append to a clip.
         trained: the trained model on the same input, if it is not a clip as a bundle takes it.
         transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
+        trained_texts: what the trained model writes, unless CTC writes it.
     """
 
     name: str
@@ -84,7 +89,8 @@ class Candidate:
     is_exact: bool = True
     zeros: int = 0
     trained: RunBatch | None = None
-    transcribe: Callable[[Sequence[Float32s]], list[str]] | None = None
+    transcribe: Transcribe | None = None
+    trained_texts: Transcribe | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,8 @@ class Comparison:
         agreement = self.clips if case.rows else self.grid
         agreement.add(expected, actual, blank=self.bundle.blank, where=case.description)
         if texts:
-            trained_texts = self._decode(expected)
+            write = self.candidate.trained_texts
+            trained_texts = write(_clips(case)) if write else self._decode(expected)
             for row, text, trained in zip(case.rows, texts, trained_texts, strict=True):
                 self.errors += count_errors(row["text"], text)
                 self.trained_errors += count_errors(row["text"], trained)
@@ -201,8 +208,7 @@ class Comparison:
             return []
         if self.candidate.transcribe is None:
             return self._decode(output)
-        clips = zip(case.audio, case.lengths, strict=True)
-        return self.candidate.transcribe([clip[:length] for clip, length in clips])
+        return self.candidate.transcribe(_clips(case))
 
     def _decode(self, output: BatchLogProbs) -> list[str]:
         best = (best_tokens(clip, self.bundle.blank) for clip in _split(output))
@@ -341,6 +347,22 @@ def _split(output: BatchLogProbs) -> list[Float32s]:
     """Return the frames (U, V) of each utterance of a batch, without padding."""
     pairs = zip(output.log_probs, output.lengths.tolist(), strict=True)
     return [log_probs[:frames] for log_probs, frames in pairs]
+
+
+def _clips(case: Case) -> list[Float32s]:
+    return [clip[:length] for clip, length in zip(case.audio, case.lengths, strict=True)]
+
+
+def greedy_texts(bundle: Bundle, clips: Sequence[Float32s]) -> list[str]:
+    """Transcribe clips between -1 and 1 with the decoder greedy."""
+    return bundle.with_decoder(GREEDY).transcribe(
+        [np.rint(clip * FULL_SCALE).astype(np.int16) for clip in clips]
+    )
+
+
+def spelled(bundle: Bundle, text: str) -> str:
+    """Normalize a text, and write it with the bundle's tokens."""
+    return bundle.tokenizer.decode(bundle.tokenizer.encode(bundle.normalizer()(text)))
 
 
 def join(utterances: Sequence[Float32s]) -> BatchLogProbs:

@@ -29,18 +29,20 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
-from sbkit.evaluate.run_results import SETTINGS
+from sbkit.evaluate.run_results import BEFORE_TRAINING, SETTINGS, read_json
 from sbkit.evaluate.wer import FigureDict
 from sbkit.export.export import add_formats, collect_files, write_bundle
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
+from sbkit.run.before_training import describe_start, describe_worse
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_report import ScoredSet, ScoreReport
-from sbkit.runtime.score_sets import BATCH_SECONDS
+from sbkit.runtime.score_sets import batch_seconds_of
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, sample_validation
 from sbkit.runtime.torch_model import TorchBundle, TorchModel
+from sbkit.text.normalization import text_table
 from sbkit.train.brain import Brain
 from sbkit.train.setup import PreparedRun, user_modules_of
 
@@ -97,15 +99,20 @@ def fit(
     """Fit a decoder, and the confidences of words, with the weights in memory."""
     settings, valid = run.spec.settings, run.data.splits.valid
     task, rate = run.data.recipe, settings["sample_rate"]
-    config = BundleConfig(task.name, rate, (), {}, language=settings.get("language"))
+    language = settings.get("language")
+    table = text_table(language, settings.get("text")) if language else None
+    config = BundleConfig(task.name, rate, (), {}, language=language, normalizer=table)
     for part in run.hparams.values():
         if isinstance(part, nn.Module):  # also the features, which `model` may lack
             part.eval()
     with torch.compiler.set_stance("force_eager"):  # as the bundle will run
         model = TorchModel(brain.network, parts=(), sample_rate=rate, placement=placement)
-        bundle = TorchBundle(config, task, run.data.labels, model=model)
+        own_tokens = run.hparams.get("decoder_tokenizer")
+        bundle = TorchBundle(
+            config, task, run.data.labels, decoder_tokenizer=own_tokens, model=model
+        )
         rescores = decoder is not None and decoder.attention_rescoring
-        seconds = batch_seconds_of(run)
+        seconds = batch_seconds_of(run.spec.settings)
         sample = sample_validation(bundle, valid, with_attention=rescores, batch_seconds=seconds)
         brain.leave_if_asked()
         aligner = bundle.decoder_pool.decoder.aligner
@@ -148,7 +155,7 @@ def score(run: PreparedRun, brain: Brain, bundle: TorchBundle | None, name: str)
     """Score the bundle on a test set; without a bundle or metrics, validate the checkpoint."""
     splits = run.loaders.splits
     if bundle is not None and type(brain).metrics:
-        scorer = BundleScorer(bundle, batch_seconds=batch_seconds_of(run))
+        scorer = BundleScorer(bundle, batch_seconds=batch_seconds_of(run.spec.settings))
         count, as_tested = brain.max_evaluated_batches, splits.as_tested
         scored = scorer.score(name, splits.test[name], as_tested=as_tested, max_batches=count)
     else:
@@ -168,11 +175,6 @@ def validate(brain: Brain, loader: Loader) -> dict[int, Any]:
     if len(results) == len(losses):  # plain means, which belong to all utterances alike
         results = [mean for mean, batch in zip(results, rows, strict=True) for _ in batch]
     return dict(zip(chain.from_iterable(rows), results, strict=True))
-
-
-def batch_seconds_of(run: PreparedRun) -> float:
-    """Return the padded audio of a batch outside of training."""
-    return float(run.spec.settings.get("eval_batch_seconds", BATCH_SECONDS))
 
 
 def report(
@@ -218,8 +220,10 @@ def report(
     parameters = sum(p.numel() for p in brain.modules.parameters())
     training = brain.training_metrics.of_run
     draw_curves(folder / LOG_FILE, folder / CURVES, brain.evaluator.metrics)
+    before: FigureDict = read_json(folder / BEFORE_TRAINING) or {}
+    note = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
     test_report.write(
-        note=f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}",
+        notes=[*describe_start(before), note],
         model=str(folder),
         **{SETTINGS: read_description(folder).values},
         provenance=None if bundle is None else provenance_of(bundle),
@@ -228,8 +232,11 @@ def report(
         audio_seconds=round(training.audio_seconds, 1),
         rtfx=round(training.rtfx, 1) if training.wall_seconds else None,
         device=str(brain.device),
+        **({"before_training": before} if before else {}),
     )
     for scored in sets:
         logger.info(f"{test_report.describe(scored)}, {weights}")
     for line in test_report.notes:
         logger.info(line)
+    for line in describe_worse(run.data.recipe.metrics, before, test_report.entries):
+        logger.warning(line)

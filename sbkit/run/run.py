@@ -62,6 +62,7 @@ from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.logs.handlers import TEXT_LOG, TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
+from sbkit.run.before_training import measure_start
 from sbkit.run.export_and_test import make_bundle, report, score, write_formats
 from sbkit.run.tuning import tune
 from sbkit.runtime.runtimes import load_bundle
@@ -217,6 +218,7 @@ class Run:
             text_log.open()
             brain.on_epoch = on_epoch
             try:
+                measure_start(prepared, brain)
                 loaders = prepared.loaders
                 brain.fit(prepared.hparams["epoch_counter"], loaders.train, loaders.valid)
                 self._finish(prepared, brain)

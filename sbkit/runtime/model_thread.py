@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.base.arrays import Counts, Float64s, LogProbs
+from sbkit.base.arrays import Float64s, Int64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError, translate
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, EffectiveRuntime, Encoded, ModelState
@@ -143,8 +143,11 @@ class ModelThread:
             output_of_clip.update(zip(batch, batch_outputs, strict=True))
         return [output_of_clip[index] for index in range(len(clips))]
 
-    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
-        return self.call(lambda model: model.decoder_log_probs(states, tokens))
+    def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
+        return self.call(lambda model: model.score_texts(states, texts))
+
+    def generate(self, states: DeviceArray) -> list[int]:
+        return self.call(lambda model: model.generate(states))
 
     @property
     def chunks(self) -> ChunkSizes | None:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from sbkit.audio.io import FULL_SCALE, Samples
-from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
+from sbkit.base.arrays import Array, Counts, Float32s, Float64s, Int64s, LogProbs
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import parsing_errors, read_regular
@@ -144,7 +144,10 @@ class OnnxModel:
         threads = usable_cores() if self.effective.device == "cpu" else 1
         return run_batches(self.encode, batches, threads=threads)
 
-    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
+    def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
+        raise DeviceError("The attention decoder is not exported to ONNX. Use the runtime torch.")
+
+    def generate(self, states: DeviceArray) -> list[int]:
         raise DeviceError("The attention decoder is not exported to ONNX. Use the runtime torch.")
 
     @property

@@ -12,8 +12,9 @@ from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.machine import ONNX, PRECISIONS, has_torch, warn_of_unused_gpu, why_no_cuda
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
-from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers
 from sbkit.bundle.task import Prediction
+from sbkit.decoding.word_times import BEAM
 from sbkit.evaluate.run_results import BUNDLE_CONFIG
 from sbkit.runtime.model_thread import (
     LoadedModel,
@@ -54,6 +55,7 @@ class LoadOptions(TypedDict, total=False):
     decoder: str | None
     hotwords: str | Path | Sequence[str] | None
     user_modules: frozenset[str]
+    language: str | None
 
 
 @overload
@@ -75,10 +77,11 @@ def load_bundle(
     decoder: str | None = None,
     hotwords: str | Path | Sequence[str] | None = None,
     user_modules: frozenset[str] = frozenset(),
+    language: str | None = None,
 ) -> Bundle:
     """Load a bundle with its model, which runs exactly as requested, in the calling thread.
 
-    folder: a bundle, or a run that has ended.
+    folder: a bundle, a run that has ended, or a recognizer of transformers.
     runtime: torch or onnx.
     device: cpu, cuda, cuda:N or auto; or a torch.device.
     precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
@@ -88,6 +91,8 @@ def load_bundle(
     decoder: greedy or beam; None for the bundle's own.
     hotwords: phrases separated by commas, a list of them, or a file of them.
     user_modules: the user's modules that the bundle may import.
+    language: what a recognizer of transformers is to write; its texts are normalized by the text
+        table of this language. A bundle has its own.
 
     >>> bundle = load_bundle("my-model")  # doctest: +SKIP
     >>> bundle.transcribe([read_audio("talk.mp3", bundle.config.sample_rate)])  # doctest: +SKIP
@@ -108,8 +113,26 @@ def load_bundle(
         decoder=decoder,
         hotwords=hotwords,
         user_modules=user_modules,
+        language=language,
     )
-    contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
+    if language is None or not is_of_transformers(folder):
+        contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
+        if language is not None:
+            raise ConfigError(f"{folder} has a language of its own. Leave out `language`.")
+    else:
+        unsupported = {
+            "The runtime onnx": runtime == ONNX,
+            "`compile`": compile is not None,
+            "Streaming": streaming != "no",
+            "The decoder beam": decoder == BEAM,
+            "`hotwords`": hotwords is not None,
+        }
+        for name, is_asked in unsupported.items():
+            if is_asked:
+                raise ConfigError(f"{name} is not supported for models of transformers ({folder}).")
+        from sbkit.runtime.transformers_folder import load_transformers, read_transformers
+
+        contents = read_transformers(folder, language)
     if str(device).startswith("cuda") and (cause := why_no_cuda(runtime)):
         raise DeviceError(f"The device {device} needs a GPU that {runtime} can use, but {cause}.")
     bundle: Bundle
@@ -123,7 +146,9 @@ def load_bundle(
         chosen: Any = None if device == AUTO else device
         placement = resolve(chosen, precision)
         options: dict[str, Any] = {"user_modules": user_modules, "placement": placement}
-        if compile is None:
+        if language is not None:
+            network = load_transformers(contents, folder, placement)
+        elif compile is None:
             network = TorchModel.load(contents, folder, **options)
         else:
             if contents.task.predicts == "text":

@@ -139,10 +139,10 @@ class ScoreReport:
             for note in entry.get("notes", ())
         ]
 
-    def write(self, *, note: str, device: str, **facts: Any) -> None:
+    def write(self, *, notes: Sequence[str], device: str, **facts: Any) -> None:
         """Write the page and the summary of all test sets.
 
-        note: a line of the page about the model; device: where it was tested; facts: further ones
+        notes: lines of the page about the model; device: where it was tested; facts: further ones
         for the summary, about the model and its training.
         """
         folder = self.folder
@@ -163,7 +163,7 @@ class ScoreReport:
                 *folder.glob(CURVES),
                 *(p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))),
             ],
-            notes=[*self.notes, note],
+            notes=[*self.notes, *notes],
         )
         accelerator = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
         summary = {

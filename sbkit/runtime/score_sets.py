@@ -33,6 +33,11 @@ logger = logging.getLogger(__name__)
 BATCH_SECONDS = 120.0  # of padded audio
 
 
+def batch_seconds_of(settings: Mapping[str, Any]) -> float:
+    """Return the padded audio of a batch outside of a run's training."""
+    return float(settings.get("eval_batch_seconds", BATCH_SECONDS))
+
+
 def read_whole_clips(
     rows: datasets.Dataset, sample_rate: int, *, batch_seconds: float = BATCH_SECONDS
 ) -> Iterator[dict[int, Mapping[str, Any]]]:
@@ -135,7 +140,7 @@ def prepare_source(
     made_from: dict[str, object] = {}
     if has_text:
         normalize = bundle.normalizer()
-        made_from = {"table": repr(bundle.config.text_table), "tags": bundle.tokenizer.tags}
+        made_from = {"table": repr(bundle.config.text_table), "tags": bundle.tags}
     prepared = add_texts(prepared, split, normalize, made_from, keep_empty=True)
     excluded = sorted(prepared.excluded, key=lambda row: row.reason)
     for reason, lost in groupby(excluded, key=lambda row: row.reason):

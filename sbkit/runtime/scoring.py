@@ -19,6 +19,7 @@ from sbkit.bundle.task import ClipBatch
 from sbkit.data.shard import Row
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
+from sbkit.decoding.pool import Recognition
 from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.wer import FigureDict
@@ -41,6 +42,7 @@ class BundleScorer:
         normalizer: the name of a normalizer of texts, for a second comparison.
         times: whether words are timed, for the reports.
         batch_seconds: of padded audio.
+        rewrite: writes the texts and references anew, of a model with another text table.
 
     >>> scorer = BundleScorer(load_bundle("my-model"))  # doctest: +SKIP
     >>> scored = scorer.score("test", run.prepare_splits().test["test"])  # doctest: +SKIP
@@ -55,10 +57,12 @@ class BundleScorer:
         normalizer: str | None = None,
         times: bool = True,
         batch_seconds: float = BATCH_SECONDS,
+        rewrite: Callable[[str], str] | None = None,
     ) -> None:
         task = bundle.task
         self._bundle = bundle
         self._times = times
+        self._rewrite = rewrite
         self._batch_seconds = batch_seconds
         self._result = partial(task.result, config=bundle.config)
         if normalizer is not None:
@@ -92,6 +96,8 @@ class BundleScorer:
                     break
                 with model_errors(", ".join(ids[:3])), seeded_draws(ids):
                     batch_rows = as_tested(batch_rows) if as_tested else batch_rows
+                    if rewrite := self._rewrite:
+                        batch_rows = [{**row, "text": rewrite(row["text"])} for row in batch_rows]
                     pairs = zip(self._predict(batch_rows), batch_rows, strict=True)
                     own_results |= zip(batch, starmap(self._result, pairs), strict=True)
                 advance(world_size() * sum(row["samples"] for row in batch_rows))
@@ -101,7 +107,10 @@ class BundleScorer:
         bundle = self._bundle
         clips = [row["audio"] for row in rows]
         if bundle.task.predicts == "text":
-            return bundle.recognize(clips, times=self._times, with_greedy=True)
+            recognized = bundle.recognize(clips, times=self._times, with_greedy=True)
+            if (rewrite := self._rewrite) is None:
+                return recognized
+            return [Recognition(rewrite(clip.text)) for clip in recognized]
         return bundle.task.predict(bundle, ClipBatch(clips=clips, rows=rows))
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sbkit.audio.io import Samples
-from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
+from sbkit.base.arrays import Array, Counts, Float32s, Float64s, Int64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError, translate
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
 from sbkit.base.units import seconds_to_samples
@@ -173,9 +173,14 @@ class TorchModel(nn.ModuleList):
         return [(row[:count].numpy(), row_state) for row, count, row_state in rows]
 
     @torch.inference_mode()
-    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Float64s:
-        log_probs: Float64s = self.network.score_tokens(states, tokens)
-        return log_probs
+    def score_texts(self, states: Tensor, texts: Int64s) -> Float64s:
+        scores: Float64s = self.network.score_texts(states, texts)
+        return scores
+
+    @torch.inference_mode()
+    def generate(self, states: Tensor) -> list[int]:
+        (tokens,) = self.network.generate(states.unsqueeze(0), torch.tensor([len(states)]))
+        return [*tokens]
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return what the task's model predicts for clips (S,) in one batch."""
@@ -336,9 +341,13 @@ class CompiledModel(TorchModel):
         with torch.compiler.set_stance("force_eager"):  # its shapes are not in the table
             return super().samples_per_frame
 
-    def decoder_log_probs(self, states: Tensor, tokens: Counts) -> Float64s:
+    def score_texts(self, states: Tensor, texts: Int64s) -> Float64s:
         with torch.compiler.set_stance("force_eager"):
-            return super().decoder_log_probs(states, tokens)
+            return super().score_texts(states, texts)
+
+    def generate(self, states: Tensor) -> list[int]:
+        with torch.compiler.set_stance("force_eager"):
+            return super().generate(states)
 
 
 @dataclass(frozen=True, kw_only=True)

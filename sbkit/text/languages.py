@@ -51,6 +51,7 @@ _TWO_LETTER_OF = {  # by three-letter code and English name
 TWO_LETTER_CODES = frozenset(_TWO_LETTER_OF.values())
 
 SEVERAL_LANGUAGES = "mul"  # in ISO 639
+WHISPER_CODES = {"jv": "jw", "nb": "no"}  # where Whisper's code of a language is another one
 
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
 _TAG = re.compile(
@@ -102,6 +103,12 @@ def single_language_tag(value: object) -> str:
 def primary_language(tag: str) -> str:
     """Return the language of a tag without its script and region: ``sv`` for ``sv-SE``."""
     return re.split("[-_]", tag.strip())[0].lower()
+
+
+def whisper_language(tag: str) -> str:
+    """Return Whisper's code of a language, as in its token ``<|en|>``."""
+    code = primary_language(tag)
+    return WHISPER_CODES.get(code, code)
 
 
 def language_code(text: str) -> str:

@@ -62,7 +62,7 @@ def _children(parent: object) -> Iterator[tuple[str | int, object]]:
         case Mapping():
             yield from ((str(key), value) for key, value in list(parent.items()))
         case list() | tuple() | set() | frozenset() | deque():
-            yield from enumerate(parent)
+            yield from enumerate([*parent])  # a thread may add to it meanwhile
         case partial():
             yield from {"func": parent.func, "args": parent.args, **parent.keywords}.items()
     for name in getattr(type(parent), "__slots__", ()):

@@ -10,10 +10,12 @@ run_config.json        what describes the run, with which a resumed run is compa
 tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
+decoder_tokenizer.json  the tokens of a pretrained decoder, such as Whisper's
 data_report.html       the report on the data: hours, speakers, lengths, transcripts
 data_report.json       the figures of this report
 left_out.tsv           utterances that are left out, with reasons
 misaligned.tsv         clips that the training of a synthesizer skips, if any
+before_training.json   the scores of the recognizer that the run starts from, if it starts from one
 train.log              the printed messages, with the time
 train_log.jsonl        figures of logged steps, epochs and tests; a test has its weights' epoch
 tensorboard/           the same figures for TensorBoard, with the extra `curves`
@@ -44,6 +46,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import nn
 
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import write_bytes_atomically
@@ -62,8 +65,10 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import Placement, device_counter_for, resolve
 from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
+from sbkit.models.pretrained.encoder import PretrainedTransformer
 from sbkit.models.pretrained.folder import load_weights
 from sbkit.models.pretrained.hub import find_folder
+from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
@@ -203,7 +208,8 @@ def prepare_labels(
 
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
-    names = [name for name in (recipe.label_file, LANGUAGE_MODELS_FILE) if name]
+    files = (recipe.label_file, LANGUAGE_MODELS_FILE, DECODER_TOKENIZER_FILE)
+    names = [name for name in files if name]
     with TemporaryDirectory(prefix="sbkit-labels") as scratch:
         for name in names:
             if (file := spec.folder / name).is_file():
@@ -212,8 +218,8 @@ def prepare_labels(
                 shutil.copyfile(file, Path(scratch, name))
         settings = spec.settings.with_values({OUTPUT_FOLDER: scratch})
         labels = recipe.prepare_labels(settings, splits)
-        files = [file for name in names if (file := Path(scratch, name)).is_file()]
-        return labels, {file.name: file.read_bytes() for file in files}
+        made = [file for name in names if (file := Path(scratch, name)).is_file()]
+        return labels, {file.name: file.read_bytes() for file in made}
 
 
 def write_label_files(spec: RunSpec, data: RunData) -> None:
@@ -264,11 +270,21 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
         with concerning("pretrained"):
             folder = find_folder(name, source.get("revision"))
             lines.append(load_weights(folder, hparams.values()))
+        fill_output_layer(hparams)
     if sources := init_sources(settings):
         with concerning("init_from"):
             parts = (*run.data.recipe.brain.parts, *run.data.recipe.brain.optional_parts)
             lines += initialize_from(sources, hparams, run.data.recipe, run.spec.tree, parts)
     return lines
+
+
+def fill_output_layer(hparams: Mapping[str, Any]) -> None:
+    """Copy the embedding of a pretrained decoder to `seq_lin`: Whisper has one matrix for both."""
+    transformer, seq_lin = hparams.get("Transformer"), hparams.get("seq_lin")
+    if isinstance(transformer, PretrainedTransformer) and isinstance(seq_lin, nn.Linear):
+        seq_lin.load_state_dict({"weight": transformer.decoder.embed_tokens.weight}, strict=False)
+        if seq_lin.bias is not None:
+            nn.init.zeros_(seq_lin.bias)
 
 
 def make_brain(run: PreparedRun, **run_opts: Any) -> Brain:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.decoding import pool as clip_module
 from sbkit.decoding.beam import BeamDecoder
@@ -67,7 +68,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
     else:
         beam.attention_rescoring = True
         attention = AttentionScorer(
-            log_probs=lambda tokens: -np.ones((len(tokens), tokens.shape[1] + 1, 99)), eos=2
+            score_texts=lambda texts: -(texts != 2).sum(1) - np.ones(len(texts)), end=2
         )
     random = np.random.default_rng(3)
     pause = silence(beam.tokenizer, 30)
@@ -202,13 +203,43 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
     eos = model.vocabulary.eos
     losses = attention_loss(logits, tokens, counts, eos, 0.0).sums
     long, short = (
-        AttentionScorer(log_probs=partial(model.score_tokens, row[:count]), eos=eos)
+        AttentionScorer(score_texts=partial(model.score_texts, row[:count]), end=eos)
         for row, count in zip(states, lengths.tolist(), strict=True)
     )
     assert long.score([(4, 5, 6), (8,)])[0] == pytest.approx(-float(losses[0]), abs=1e-5)
     assert short.score([(8,)]) == [pytest.approx(-float(losses[1]), abs=1e-5)]
-    end = model.score_tokens(states[0], np.zeros((1, 0), np.int64))[0, 0, eos]
+    end = model.decoder_log_probs(tokens[:1, :0], states[:1], lengths[:1])[0, 0, eos]
     assert long.score([()]) == [pytest.approx(float(end), abs=1e-5)]
+
+
+def test_text_of_a_decoder_with_own_tokens_wins_only_where_ctc_hears_it(
+    tokenizer: Tokenizer,
+) -> None:
+    """Its repetitions, and its words in silence, lose; greedy decoding takes it as it is."""
+    models = LanguageModels(words=None, tokens=None)
+    beam = BeamDecoder(
+        tokenizer=tokenizer, language_models=models, weights={}, attention_rescoring=True
+    )
+    greedy = GreedyDecoder(tokenizer.vocabulary)
+    end = 2
+
+    def decode(log_probs: LogProbs, proposal: str) -> list[str]:
+        """Decode with a decoder that is 50 nats surer of its proposal than of all else."""
+        attention = AttentionScorer(
+            score_texts=lambda texts: np.where(texts[:, 0] == end, -50.0, 0.0),
+            end=end,
+            spell=lambda tokens: [7] if tokenizer.decode(tokens) == proposal else [],
+            propose=lambda: [tuple(tokenizer.encode(proposal))],
+        )
+        decoded = (decoder.nbest(log_probs, attention)[0] for decoder in (beam, greedy))
+        return [tokenizer.decode(hypothesis.tokens) for hypothesis in decoded]
+
+    heard = spoken(tokenizer, "call me", {5: "d", 6: "a"})
+    assert transcribe(beam.copy_with(attention_rescoring=False), heard) == "call da"
+    assert decode(heard, "call me") == ["call me", "call me"]
+    looped = " ".join(["call me"] * 9)
+    assert decode(heard, looped) == ["call da", looped]
+    assert decode(silence(tokenizer, 99), "it") == ["", "it"]
 
 
 # -- pools

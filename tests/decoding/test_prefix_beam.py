@@ -112,6 +112,11 @@ def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
             assert hypothesis.score == pytest.approx(scores[tokens], abs=1e-9)
             assert hypothesis.ctc_score == pytest.approx(ctc_scores[tokens], abs=1e-9)
             assert hypothesis.lm_score == pytest.approx(added[tokens], abs=1e-9)
+            found = exact.score(log_probs, tokens)  # as if another decoder had proposed it
+            assert (found.tokens, found.score) == (
+                tokens,
+                pytest.approx(hypothesis.score, abs=1e-9),
+            )
         ordered = [hypothesis.score for hypothesis in beam]
         assert ordered == sorted(ordered, reverse=True)
         num_best += bounded.decode(log_probs)[0].tokens == best_of(scores)

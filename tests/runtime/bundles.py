@@ -42,7 +42,7 @@ def make_run(
     **settings: object,
 ) -> Path:
     """Save a model with its initial weights as training would; ``change`` edits it first."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     file = char_tokenizer(folder, ["hello there", "a quick brown fox"]).model_file
     defaults = read_spec(yaml).settings
     sizes = {name: value for name, value in SIZES.items() if name in defaults}

@@ -103,7 +103,7 @@ def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(bundle: 
     assert len(first) == len(second) > 1
     assert len({*first}) == len({*second}) == 1 and first != second
     for count in (3, 4):
-        model.decoder_log_probs(one.states, np.ones((count, count), np.int64))
+        model.score_texts(one.states, np.ones((count, count), np.int64))
     assert len(steps) == 2 * len(traced)
     assert one.states.untyped_storage().data_ptr() != other.states.untyped_storage().data_ptr()
 

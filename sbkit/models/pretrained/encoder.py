@@ -1,5 +1,7 @@
 """A pretrained encoder as three modules of a YAML: features, front-end and Transformer.
 
+Whisper's Transformer may also have its decoder, `PretrainedTransformer`.
+
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
 frame, C channels, D width.
 
@@ -18,7 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.audio.random_draws import draw_for_step
-from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Range, require_in_range
+from sbkit.base.errors import ConfigError
+from sbkit.base.messages import listed
+from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Kind, Range, require_in_range
+from sbkit.base.units import seconds_to_samples
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
 from sbkit.models.pretrained.features import (
@@ -29,7 +34,13 @@ from sbkit.models.pretrained.features import (
 )
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
-from sbkit.models.pretrained.whisper import WhisperBody, WhisperConvs
+from sbkit.models.pretrained.whisper import (
+    DecoderState,
+    WhisperBody,
+    WhisperConvs,
+    WhisperDecoder,
+)
+from sbkit.text.languages import whisper_language
 
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
@@ -204,3 +215,110 @@ class PretrainedEncoder(nn.Module):
             else:
                 x = layer(x, mask, positions)
             yield x
+
+
+class PretrainedTransformer(PretrainedEncoder):
+    """Encode frames, and decode the tokens of their text, as Whisper does.
+
+    language: of the texts, such as `en` or `pt-BR`, whose first part is a language of the model.
+    decoder_task: transcribe, or translate into English.
+    context_seconds: silence follows shorter clips up to this length. At 30, the decoder writes what
+        Whisper's does; at 0, an untrained one repeats itself without end.
+
+    The other arguments are those of `PretrainedEncoder`; the decoder shares the rates and `lora`.
+
+    Attributes:
+        start_tokens: those that each text begins with.
+        end_token: the one that ends a text.
+        suppressed, suppressed_first: tokens that no text contains, and that none begins with.
+        vocab_size, max_tokens: of the decoder, ``start_tokens`` included.
+        max_frames: that its encoder has positions for.
+    """
+
+    RANGES: ClassVar = {
+        **PretrainedEncoder.RANGES,
+        "decoder_task": Kind(("transcribe", "translate")),
+        "context_seconds": Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on."),
+    }
+    decoding_modules = ("decoder",)
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        language: str,
+        decoder_task: str = "transcribe",
+        context_seconds: float = 0.0,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        layerdrop: float = 0.0,
+        mask_time_prob: float = 0.0,
+        mask_time_length: int = 10,
+        gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            config=config,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_dropout=activation_dropout,
+            layerdrop=layerdrop,
+            mask_time_prob=mask_time_prob,
+            mask_time_length=mask_time_length,
+            mask_channel_prob=0.0,
+            gradient_checkpointing=gradient_checkpointing,
+            lora=lora,
+        )
+        tokens = config.get("text_tokens")
+        if tokens is None:
+            raise ConfigError(
+                f"`pretrained` must be a Whisper with its decoder, but is {config['model_type']}, "
+                "or its folder has no generation_config.json. Without a decoder, train "
+                "hparams/ctc_pretrained.yaml.",
+                keys=("pretrained",),
+            )
+        self.start_tokens = text_start(tokens, language, decoder_task)
+        self.end_token: int = tokens["end"]
+        self.suppressed: list[int] = tokens["suppressed"]
+        self.suppressed_first: list[int] = tokens["suppressed_first"]
+        self.context_samples = seconds_to_samples(context_seconds, config["sample_rate"])
+        self.vocab_size: int = config["vocab_size"]
+        self.max_tokens: int = config["max_target_positions"]
+        self.max_frames: int = config["max_source_positions"]
+        rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
+        self.decoder = WhisperDecoder({**config, **rates})
+        if lora is not None:
+            add_adapters(self.decoder, **lora)
+
+    def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
+        """Decode whole texts: (B, L), (B, U, D), (B,) -> (B, L, D)."""
+        return self.continue_text(tokens, self.decoder.start(states, lengths))[0]
+
+    def start_text(self, states: Tensor, lengths: Tensor) -> DecoderState:
+        """Begin to decode token by token: (B, U, D), (B,)."""
+        return self.decoder.start(states, lengths)
+
+    def continue_text(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Read the next tokens: (B, L) -> (B, L, D), and the state after them."""
+        decoded, state = self.decoder(tokens, state)
+        return decoded, state
+
+
+def text_start(tokens: Mapping[str, Any], language: str, task: str) -> list[int]:
+    """Return the tokens that begin a text in a language."""
+    code = whisper_language(language)
+    languages, tasks = tokens["languages"], tokens["tasks"]
+    if code not in (languages or ("en",)):
+        raise ConfigError(
+            f"`language` must be one of the model's, but is {language}. It has "
+            f"{listed(languages, max_names=100) if languages else 'only en'}.",
+            keys=("language",),
+        )
+    if not languages and task != "transcribe":
+        raise ConfigError(
+            "A Whisper of English only transcribes. Set `decoder_task: transcribe`.",
+            keys=("decoder_task",),
+        )
+    chosen = [languages[code], tasks[task]] if languages else []
+    return [tokens["start"], *chosen, tokens["no_times"]]

@@ -137,6 +137,8 @@ WHISPER: Config = {
     **_sizes(384, 4, 6, 1536),
     **{"hidden_act": "gelu", "num_mel_bins": 80, "max_source_positions": 1500},
     **{"n_fft": 400, "hop_length": 160},
+    **{"decoder_layers": 4, "decoder_attention_heads": 6, "decoder_ffn_dim": 1536},
+    **{"vocab_size": 51865, "max_target_positions": 448},
 }
 WHISPER_NAMES = {  # keys of its config.json, which also has the sizes of a decoder
     **{"hidden_size": "d_model", "num_hidden_layers": "encoder_layers"},
@@ -164,8 +166,11 @@ CHOICES = {
     "position_embeddings_type": ("relative_key",),
 }
 SIZE = Range(low=1, high=1 << 16, integer=True, advice="Use another model.")
-DIVISORS = ("num_attention_heads", "num_conv_pos_embedding_groups")  # they divide hidden_size
+DIVISORS = (  # of hidden_size
+    *("num_attention_heads", "decoder_attention_heads", "num_conv_pos_embedding_groups"),
+)
 PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.json", "README.md"
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"  # of a decoder of text
 
 
 def read_encoder_config(folder: Path) -> Config:
@@ -180,23 +185,59 @@ def read_encoder_config(folder: Path) -> Config:
     return {**config, "source": source}
 
 
+def _read_text_tokens(folder: Path) -> Config | None:
+    """Return the special tokens of a decoder of text; None if the folder does not list them.
+
+    languages, tasks: the tokens that begin a text in each language, and of each task; none for a
+        model of English.
+    start, no_times, end: the first token of all, the one that no times follow, and the last one.
+    suppressed, suppressed_first: tokens that no text contains, and that none begins with.
+    """
+    settings = read_json(folder, GENERATION)
+    if settings is None or "no_timestamps_token_id" not in settings:
+        return None
+    several = settings if settings.get("is_multilingual", True) else {}
+    with parsing_errors(folder / GENERATION, "list special tokens", fix=DOWNLOAD_AGAIN):
+        languages, tasks = (
+            {name.strip("<|>"): int(token) for name, token in (several.get(key) or {}).items()}
+            for key in ("lang_to_id", "task_to_id")
+        )
+        return {
+            **{"languages": languages, "tasks": tasks},
+            **{
+                "start": int(settings["decoder_start_token_id"]),
+                "end": int(settings["eos_token_id"]),
+            },
+            "no_times": int(settings["no_timestamps_token_id"]),
+            "suppressed": [*map(int, settings.get("suppress_tokens") or ())],
+            "suppressed_first": [*map(int, settings.get("begin_suppress_tokens") or ())],
+        }
+
+
 def read_settings(folder: Path) -> Config:
     """Read the configuration of an encoder, without its source and its weights."""
     settings = read_json(folder, CONFIG)
     if settings is None:
         raise BundleError(f"`pretrained` must be a folder with {CONFIG}, but {folder} has none.")
-    processor = read_json(folder, PROCESSOR) or {}  # where transformers 5 writes the features
-    features = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
-    if "sampling_rate" not in features:
-        raise BundleError(f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it.")
+    features = read_feature_settings(folder)
     encoder_settings = settings.get("encoder_config") or {}  # in a model with a head
     settings = {**settings, **encoder_settings, **features}
     settings = {**settings, "sample_rate": features["sampling_rate"]}
+    settings = {**settings, "text_tokens": _read_text_tokens(folder)}
     config = complete_config(settings, source_file=str(folder / CONFIG))
     if config.get("feat_extract_norm") == "group":
         # The norm undoes any level, but not its epsilon: quiet clips would become fainter features.
         config = {**config, "do_normalize": True}
     return config
+
+
+def read_feature_settings(folder: Path) -> dict[str, Any]:
+    """Read the configuration of the features, such as `sampling_rate`."""
+    processor = read_json(folder, PROCESSOR) or {}  # where transformers 5 writes the features
+    features = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
+    if "sampling_rate" not in features:
+        raise BundleError(f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it.")
+    return {**features}
 
 
 def complete_config(settings: Config, *, source_file: str) -> Config:
@@ -216,7 +257,8 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
             f"`{key}` in {source_file} must be {requirement}, but is "
             f"{config.get(key, settings.get(key))}. Use another model."
         )
-    return {"model_type": family, **config, "source": settings.get("source")}
+    given = {key: settings.get(key) for key in ("text_tokens", "source")}
+    return {"model_type": family, **config, **given}
 
 
 def _faults(settings: Config, defaults: Config) -> Iterator[tuple[str, str]]:
@@ -322,13 +364,18 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
                 current_name = f"{module}.{RENAMED[last]}" if last in RENAMED else name
                 stored[current_name] = slices.get_slice(name)
     tensors: dict[str, Tensor] = {}
+    decoder: dict[str, Tensor] = {}
     for part in parts:
         for name, tensor in part.state_dict(keep_vars=True).items():
             child, _, path = name.partition(".")
             if child == "body" and "lora_" not in path:
                 tensors[f"{getattr(part, 'prefix', '')}{path}"] = tensor
+            elif child == "decoder" and "lora_" not in path:
+                decoder[name] = tensor
     prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in tensors))
     tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    beside = prefix.removesuffix("encoder.")  # where a model has its decoder
+    tensors |= {f"{beside}{name}": tensor for name, tensor in decoder.items()}
     faults = {name: _fault(stored.get(name), tensor) for name, tensor in tensors.items()}
     _check_no_faults(folder, faults)
     return tensors, stored

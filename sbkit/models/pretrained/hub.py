@@ -16,9 +16,11 @@ from sbkit.base.messages import listed
 from sbkit.models.pretrained.folder import (
     CARD,
     CONFIG,
+    GENERATION,
     INDEX,
     PREPROCESSOR,
     PROCESSOR,
+    TOKENIZER,
     WEIGHTS,
     commit_of,
     read_settings,
@@ -28,7 +30,10 @@ from sbkit.models.pretrained.folder import (
 
 logger = logging.getLogger(__name__)
 
-SMALL_FILES = (CONFIG, PREPROCESSOR, PROCESSOR, CARD)
+SMALL_FILES = (
+    *(CONFIG, PREPROCESSOR, PROCESSOR, CARD, GENERATION, TOKENIZER),
+    *("tokenizer_config.json", "vocab.json", "merges.txt"),  # of a recognizer of transformers
+)
 LOG_IN = "log in (hf auth login, or HF_TOKEN)"
 MODEL_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\b[\w.-]+\b/\b[\w.-]+\b", re.ASCII)  # the hub's rule
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
 TEXT_OPTIONS = (  # options with an effect on a result
-    *("format", "channel", "raw_rate", "decoder", "hotwords"),
+    *("format", "channel", "raw_rate", "decoder", "hotwords", "language"),
     *("vad", "runtime", "precision", "compile"),
 )
 
@@ -40,7 +40,7 @@ def add_commands(parser: Parser) -> None:
     """Add `transcribe` and `segment`."""
     segment.add_commands(parser)
     help = "transcribe audio files"
-    groups = "model files runtime decoding vad quiet import share"
+    groups = "model files runtime decoding language vad quiet import share"
     add = parser.add_command("transcribe", transcribe, help, groups, opens_bundle=True)
     add("--format", choices=("text", "json", *TIMED_FORMATS), default="text")
     add("--out", metavar="DIR", type=Path, help="write one file per recording there")
@@ -240,8 +240,11 @@ def assign_names(
 
 
 def _content(value: object) -> str:
-    """Return the checksum of a file or a bundle that a value names, or the value."""
+    """Return the checksum of a file or a model that a value names, or the value."""
+    from sbkit.bundle.config import WEIGHTS_FILE
+
     path = Path(str(value))
+    files = (path / CHECKSUMS, path / WEIGHTS_FILE)  # of a bundle, of a model of transformers
     with suppress(OSError, ValueError):  # it names none
-        return checksum(path / CHECKSUMS if path.is_dir() else path)
+        return checksum(next((file for file in files if file.exists()), path))
     return str(value)

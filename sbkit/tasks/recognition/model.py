@@ -6,17 +6,22 @@ bins, D model width, V vocabulary.
 Training, transcription and export all call this model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.fbank import Fbank
+from sbkit.audio.lengths import append_silence
 from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import Float64s, Int64s
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples, window_samples
+from sbkit.decoding.generate import generate
 from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
 from sbkit.models.encoder_parts import decoding_modules, token_embedding
 from sbkit.models.frontend import ConvFrontEnd
@@ -27,6 +32,9 @@ from sbkit.text.vocabulary import Vocabulary
 
 class AsrModel(AcousticModel):
     """Call the parts of a recognizer in order.
+
+    The decoder's tokens are those of CTC, unless its part has a ``start_tokens`` of its own, as
+    `PretrainedTransformer` has.
 
     Parts may be sbkit's, SpeechBrain's or the user's. The encoder is either ``encoder``, or
     ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` the model does CTC only;
@@ -53,14 +61,22 @@ class AsrModel(AcousticModel):
         parts |= {"CNN": CNN, "Transformer": Transformer}
         heads = {"ctc_lin": ctc_lin, "seq_lin": seq_lin, "linear_stack": linear_stack}
         super().__init__(model=model, encoder=make_encoder(parts), heads=heads)
-        for name, head in (("ctc_lin", ctc_lin), ("seq_lin", seq_lin)):
-            if head is not None:
-                vocabulary.check_size(head_size(head), key=name, unit="outputs")
+        decoder: Any = self.encoder.backbone.module
+        self.has_own_tokens = hasattr(decoder, "start_tokens")
+        self.start_tokens: Sequence[int] = (
+            decoder.start_tokens if self.has_own_tokens else [vocabulary.bos]
+        )
+        self.end_token: int = decoder.end_token if self.has_own_tokens else vocabulary.eos
+        vocabulary.check_size(head_size(ctc_lin), key="ctc_lin", unit="outputs")
+        if self.has_own_tokens:
+            require_token_outputs(seq_lin, decoder.vocab_size)
+        elif seq_lin is not None:
+            vocabulary.check_size(head_size(seq_lin), key="seq_lin", unit="outputs")
         require_frame_length(CNN, Transformer)
         if isinstance(CNN, ConvFrontEnd) and CNN.is_causal:
             require_causal_level(compute_features)
         backbone = self.encoder.backbone
-        embedding = token_embedding(backbone.module)
+        embedding = None if self.has_own_tokens else token_embedding(backbone.module)
         if embedding is not None:
             unit = "rows in its embedding"
             vocabulary.check_size(embedding.num_embeddings, key=backbone.name, unit=unit)
@@ -80,9 +96,9 @@ class AsrModel(AcousticModel):
         return_intermediate: bool,
         spec_augment: AugmentFeatures | None = None,
     ) -> Predictions:
-        """Score every token at every frame and, given ``tokens`` (B, L), after each of them."""
+        """Score every token at every frame and, given the decoder's (B, L), after each of them."""
         tail = 0 if self.model.training else self.tail_samples
-        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment, tail)
+        x, lengths = self._inputs(audio, audio_lengths, spec_augment, tail)
         backbone = self.encoder.backbone
         middle = None
         logits = None
@@ -94,15 +110,25 @@ class AsrModel(AcousticModel):
         elif tokens is not None:
             prefixed = self._prefixed(tokens)
             states, lengths, decoded = backbone.encode_and_decode(x, lengths, prefixed)
-            logits = self._seq_logits(decoded)
+            logits = self._next_logits(decoded)
         else:
             states, lengths = backbone(x, lengths)
         intermediate = None if middle is None else self.ctc_log_probs(middle)
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = self.encoder.inputs(audio, audio_lengths, None, self.tail_samples)
-        return self.encoder.backbone(*inputs)
+        return self.encoder.backbone(*self._inputs(audio, audio_lengths, None, self.tail_samples))
+
+    def _inputs(
+        self, audio: Tensor, lengths: Tensor, spec_augment: AugmentFeatures | None, tail: int
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the encoder's input of clips, and of the silence that follows them."""
+        context: int = getattr(self.encoder.backbone.module, "context_samples", 0) - tail
+        if context > 0:
+            silent, _ = append_silence(audio, lengths, context)
+            audio = silent[:, : max(audio.shape[1], context)]
+            lengths = lengths.clamp(min=context)
+        return self.encoder.inputs(audio, lengths, spec_augment, tail)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score every token at every frame: (B, S), (B,) -> (B, U, V), (B,)."""
@@ -123,12 +149,60 @@ class AsrModel(AcousticModel):
         return self._decode(tokens, states, frame_lengths).float().log_softmax(-1)
 
     @torch.no_grad()
-    def score_tokens(self, states: Tensor, tokens: Int64s) -> Float64s:
-        """Score hypotheses of one utterance with the decoder: (U, D), (N, L) -> (N, L + 1, V)."""
+    def score_texts(self, states: Tensor, texts: Int64s) -> Float64s:
+        """Score hypotheses of one utterance with the decoder: (U, D), (N, L) -> (N,).
+
+        texts: the decoder's tokens, filled up with ``end_token``, of which there is one at least.
+        Returns ln p(tokens, end | states) of each.
+        """
+        tokens = torch.from_numpy(texts).to(states.device)
         states = states.float().expand(len(tokens), *states.shape)
         lengths = torch.full((len(tokens),), states.shape[1])
-        scores = self.decoder_log_probs(torch.from_numpy(tokens).to(states.device), states, lengths)
-        return scores.double().cpu().numpy()
+        log_probs = self.decoder_log_probs(tokens[:, :-1], states, lengths)
+        scores = log_probs.gather(2, tokens.unsqueeze(2)).squeeze(2).double()
+        is_after_end = (tokens == self.end_token).cumsum(1) > 1
+        return scores.masked_fill(is_after_end, 0.0).sum(1).cpu().numpy()
+
+    def check_text_lengths(self, lengths: Sequence[int], ids: Sequence[str]) -> None:
+        """Raise DataError for a text longer than the positions of a decoder with own tokens."""
+        decoder: Any = self.encoder.backbone.module
+        longest = decoder.max_tokens - len(self.start_tokens)
+        for id, count in zip(ids, lengths, strict=True):
+            if count > longest:
+                raise DataError(
+                    f"A text may have up to {longest} tokens of the decoder, but {id} has {count}. "
+                    "Cut the recording, or leave it out: lower `max_seconds`."
+                )
+
+    @torch.no_grad()
+    def generate(self, states: Tensor, frame_lengths: Tensor) -> list[list[int]]:
+        """Decode greedily with a decoder that has its own tokens: (B, U, D), (B,) -> B texts.
+
+        A text may have as many tokens a frame as the positions of both allow, so that one that
+        repeats itself in a short clip soon ends.
+        """
+        decoder: Any = self.encoder.backbone.module
+        share = frame_lengths.numpy() / decoder.max_frames
+        limits = np.ceil(share * decoder.max_tokens).astype(np.int64) + len(self.start_tokens)
+        forbidden = torch.zeros(2, decoder.vocab_size, dtype=torch.bool, device=states.device)
+        forbidden[:, decoder.suppressed] = True
+        forbidden[1, decoder.suppressed_first] = True
+
+        def read(tokens: Int64s, state: Any, is_first: bool) -> tuple[Int64s, Any]:
+            decoded, state = decoder.continue_text(
+                torch.from_numpy(tokens).to(states.device), state
+            )
+            logits = self._seq_logits(decoded[:, -1]).float()
+            best = logits.masked_fill(forbidden[int(is_first)], -torch.inf).argmax(-1)
+            return best.cpu().numpy(), state
+
+        return generate(
+            read,
+            decoder.start_text(states.float(), frame_lengths),
+            start=self.start_tokens,
+            end=self.end_token,
+            max_tokens=limits.clip(max=decoder.max_tokens),
+        )
 
     @property
     def has_decoder(self) -> bool:
@@ -137,12 +211,17 @@ class AsrModel(AcousticModel):
         return any(True for module in decoder for _ in module.parameters())
 
     def _prefixed(self, tokens: Tensor) -> Tensor:
-        """Put the start token before each row: (B, L) -> (B, L + 1)."""
-        return nn.functional.pad(tokens, (1, 0), value=self.vocabulary.bos)
+        """Put the tokens that begin a text before each row: (B, L) -> (B, P + L)."""
+        prefix = torch.tensor(self.start_tokens, device=tokens.device).expand(len(tokens), -1)
+        return torch.cat([prefix, tokens], 1)
 
     def _decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         decoded = self.encoder.backbone.decode(self._prefixed(tokens), states, lengths)
-        return self._seq_logits(decoded)
+        return self._next_logits(decoded)
+
+    def _next_logits(self, decoded: Tensor) -> Tensor:
+        """Score what follows the prefix and each token: (B, P + L, D) -> (B, L + 1, V)."""
+        return self._seq_logits(decoded[:, len(self.start_tokens) - 1 :])
 
     def _seq_logits(self, decoded: Tensor) -> Tensor:
         if self.seq_lin is None:
@@ -202,6 +281,17 @@ class StreamingAsrModel:
         x, lengths, state = self.front_end.forward_chunk(features, lengths, state)
         states, state = self.encoder.forward_chunk(x, lengths, state)
         return self.model.ctc_log_probs(states), lengths, state
+
+
+def require_token_outputs(seq_lin: nn.Module | None, vocab_size: int) -> None:
+    """Raise ConfigError unless `seq_lin` has an output for each token of the decoder."""
+    count = 0 if seq_lin is None else head_size(seq_lin)
+    if count != vocab_size:
+        raise ConfigError(
+            f"`seq_lin` must have as many outputs as the decoder of `Transformer` has tokens "
+            f"({vocab_size}), but has {count}. Write `!ref <encoder_config[vocab_size]>`.",
+            keys=("seq_lin",),
+        )
 
 
 def require_frame_length(front_end: nn.Module | None, encoder: nn.Module | None) -> None:

@@ -86,7 +86,8 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
 
 def recognizer_options(options: Namespace) -> dict[str, Any]:
     """Return the options of a command that `Transcriber.load` takes."""
-    return {**model_options(options), "decoder": options.decoder, "hotwords": options.hotwords}
+    names = ("decoder", "hotwords", "language")
+    return {**model_options(options), **{name: getattr(options, name) for name in names}}
 
 
 def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:

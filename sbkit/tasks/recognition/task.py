@@ -26,7 +26,7 @@ class Recognition(Task):
     predicts = "text"
     uses = ("transcribe FOLDER talk.wav",)
     metrics: ClassVar[Metrics] = dict.fromkeys(("CER", *ERROR_RATES), Metric())
-    label_file = TOKENIZER_FILE
+    label_file: ClassVar[str | None] = TOKENIZER_FILE
     label_key = "tokenizer"
     heads: ClassVar[tuple[str, ...]] = ("ctc_lin", "seq_lin")
     hub_task = "automatic-speech-recognition"
@@ -111,3 +111,14 @@ class Recognition(Task):
             return utterance
         greedy = self.result(prediction.greedy, row, config=config, normalizer=normalizer)
         return replace(utterance, greedy=greedy)
+
+
+class TextRecognition(Recognition):
+    """Speech recognition by a model whose `predict` returns texts, such as one of transformers."""
+
+    label_file = None
+
+    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Recognized]:
+        """Write texts as the training transcripts of the bundle would be."""
+        texts = bundle.model.predict(batch.clips)
+        return [*map(Recognized, map(bundle.normalizer(), texts))]

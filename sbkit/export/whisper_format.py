@@ -1,0 +1,191 @@
+"""A whole Whisper as the folder that `WhisperForConditionalGeneration` of transformers loads.
+
+    config.json, model.safetensors    the model, under the names of transformers
+    generation_config.json            the special tokens, and the language and task of the run
+    preprocessor_config.json          the preparation of audio
+    tokenizer.json                    the decoder's tokens, as the pretrained model has them
+    tokenizer_config.json             the class of the tokenizer
+
+ct2-transformers-converter reads all of them, and faster-whisper reads what it writes. There is no
+CTC head in the folder.
+
+Legend: B clips, S samples, L tokens, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sbkit.audio.io import FULL_SCALE
+from sbkit.base.arrays import Counts, Float32s
+from sbkit.base.errors import BundleError
+from sbkit.base.files import to_json
+from sbkit.base.imports import require_package
+from sbkit.base.units import samples_to_seconds
+from sbkit.export.parity import PARITY_TEXT, Candidate, greedy_texts, spelled
+from sbkit.export.trace import quiet_exporters
+from sbkit.models.pretrained.folder import WHISPER_NAMES
+from sbkit.runtime.onnx_model import BatchLogProbs
+from sbkit.runtime.torch_model import TorchBundle
+from sbkit.text.decoder_tokenizer import DecoderTokenizer
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+GENERATION_FILE, PREPROCESSOR_FILE = "generation_config.json", "preprocessor_config.json"
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+END = "<|endoftext|>"
+EARLIER_TEXT = "<|startofprev|>"  # begins the text of what was said before
+# Of the encoder's config, but not of `config.json`.
+SBKIT_KEYS = (
+    *("source", "text_tokens", "do_normalize", "sample_rate"),
+    *("n_fft", "hop_length"),
+)
+
+
+def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
+    """Write a Whisper and its processor, and load both with transformers."""
+    transformers = require_package("transformers", extra="export")
+    network = bundle.model.network
+    config = bundle.config.parts["Transformer"]["arguments"]["config"]
+    tokenizer = bundle.decoder_tokenizer
+    assert tokenizer is not None
+    transformer, output = network.encoder.modules["Transformer"], network.seq_lin
+    if type(output) is not nn.Linear or output.bias is not None:
+        raise BundleError(
+            "The output layer of a Whisper in transformers is a torch.nn.Linear without bias, but "
+            "`seq_lin` of this model is another layer."
+        )
+    special = _special_tokens(config["text_tokens"])
+    is_tied = torch.equal(output.weight, transformer.decoder.embed_tokens.weight)
+    sizes = {WHISPER_NAMES.get(key, key): config[key] for key in config if key not in SBKIT_KEYS}
+    settings = transformers.WhisperConfig(**sizes, **special, tie_word_embeddings=is_tied)
+    model = transformers.WhisperForConditionalGeneration(settings)
+    model.load_state_dict(_renamed_weights(network))
+    generation = special | _generation_settings(config, tokenizer, transformer.start_tokens)
+    model.generation_config = transformers.GenerationConfig(**generation)
+    model.save_pretrained(folder)
+    context = 2 * config["max_source_positions"] * config["hop_length"]  # samples
+    files = {
+        PREPROCESSOR_FILE: {
+            "feature_extractor_type": "WhisperFeatureExtractor",
+            "processor_class": "WhisperProcessor",
+            "sampling_rate": config["sample_rate"],
+            "feature_size": config["num_mel_bins"],
+            "n_fft": config["n_fft"],
+            "hop_length": config["hop_length"],
+            "chunk_length": round(samples_to_seconds(context, config["sample_rate"])),
+            "padding_value": 0.0,
+            "return_attention_mask": False,
+        },
+        TOKENIZER_CONFIG_FILE: {
+            "tokenizer_class": "WhisperTokenizer",
+            "processor_class": "WhisperProcessor",
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END),
+            "clean_up_tokenization_spaces": False,
+        },
+    }
+    for name, content in files.items():
+        (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
+    (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
+    loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
+    text = torch.tensor([tokenizer.encode(PARITY_TEXT)])
+    return [
+        Candidate(
+            name=type(model).__name__,
+            files=(CONFIG_FILE, WEIGHTS_FILE, GENERATION_FILE, TOKENIZER_FILE, *files),
+            log_probs=partial(_log_probs, loaded, network.start_tokens, text),
+            trained=partial(_trained_log_probs, network, text, context),
+            transcribe=partial(_transcribe, loaded, bundle),
+            trained_texts=partial(greedy_texts, bundle),
+        )
+    ]
+
+
+def _special_tokens(tokens: Mapping[str, Any]) -> dict[str, int]:
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokens["end"])
+    return {**ends, "decoder_start_token_id": tokens["start"]}
+
+
+def _generation_settings(
+    config: Mapping[str, Any], tokenizer: DecoderTokenizer, start: Sequence[int]
+) -> dict[str, Any]:
+    """Return what `generate` needs beside the special tokens, and its default language and task."""
+    tokens = config["text_tokens"]
+    languages, tasks = tokens["languages"], tokens["tasks"]
+    settings = {
+        "no_timestamps_token_id": tokens["no_times"],
+        "suppress_tokens": tokens["suppressed"],
+        "begin_suppress_tokens": tokens["suppressed_first"],
+        "max_length": config["max_target_positions"],
+        "is_multilingual": bool(languages),
+        "num_beams": 1,  # which `pipeline` would set to 5
+    }
+    if (earlier := tokenizer.token_id(EARLIER_TEXT)) is not None:
+        settings["prev_sot_token_id"] = earlier
+    if languages:
+        settings |= {
+            "lang_to_id": {f"<|{name}|>": token for name, token in languages.items()},
+            "task_to_id": tasks,
+            "language": next(name for name, token in languages.items() if token == start[1]),
+            "task": next(name for name, token in tasks.items() if token == start[2]),
+        }
+    return settings
+
+
+def _renamed_weights(network: Any) -> dict[str, Tensor]:
+    weights = {"proj_out.weight": network.seq_lin.weight}
+    for part in (network.encoder.modules["CNN"], network.encoder.modules["Transformer"]):
+        for name, tensor in part.state_dict().items():
+            is_of_decoder = name.startswith("decoder.")
+            path = name if is_of_decoder else f"encoder.{name.removeprefix('body.')}"
+            weights[f"model.{path}"] = tensor
+    return weights
+
+
+@torch.inference_mode()
+def _trained_log_probs(
+    network: Any, text: Tensor, context: int, audio: Float32s, lengths: Counts
+) -> BatchLogProbs:
+    """Score the tokens after each of a text, in clips that silence fills: -> (B, L + 1, V), (B,).
+
+    transformers fills clips in this way, however long the context of the model is.
+    """
+    padded = torch.zeros(len(audio), context)
+    for row, samples, length in zip(padded, audio, lengths, strict=True):
+        row[:length] = torch.from_numpy(samples[: min(length, context)])
+    full = torch.full((len(audio),), context)
+    inputs = network.encoder.inputs(padded * FULL_SCALE, full, None, 0)
+    states, frames = network.encoder.backbone(*inputs)
+    log_probs = network.decoder_log_probs(text.expand(len(audio), -1), states, frames)
+    return BatchLogProbs(log_probs.numpy(), np.full(len(audio), log_probs.shape[1]))
+
+
+@quiet_exporters()
+@torch.inference_mode()
+def _log_probs(
+    pipeline: Any, start: Sequence[int], text: Tensor, audio: Float32s, lengths: Counts
+) -> BatchLogProbs:
+    """Do the same with transformers."""
+    extract = pipeline.feature_extractor
+    clips = [samples[:length] for samples, length in zip(audio, lengths, strict=True)]
+    inputs = extract(clips, sampling_rate=extract.sampling_rate, return_tensors="pt")
+    tokens = torch.cat([torch.tensor([[*start]]), text], 1).expand(len(clips), -1)
+    logits = pipeline.model(inputs.input_features, decoder_input_ids=tokens).logits
+    log_probs = logits[:, len(start) - 1 :].log_softmax(-1)
+    return BatchLogProbs(log_probs.numpy(), np.full(len(clips), log_probs.shape[1]))
+
+
+@quiet_exporters()
+def _transcribe(pipeline: Any, bundle: TorchBundle, clips: Sequence[Float32s]) -> list[str]:
+    """Transcribe clips, longer ones in chunks, and spell the texts as the bundle does."""
+    extract = pipeline.feature_extractor
+    texts: list[str] = []
+    for clip in clips:
+        options = {"chunk_length_s": extract.chunk_length} if len(clip) > extract.n_samples else {}
+        audio = {"raw": clip, "sampling_rate": extract.sampling_rate}
+        texts.append(spelled(bundle, pipeline(audio, **options)["text"]))
+    return texts

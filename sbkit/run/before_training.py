@@ -1,0 +1,146 @@
+"""Measure the recognizer that a run starts from, before the first step.
+
+`init_from` or `pretrained` -> a bundle -> scores on the validation and test sets -> a file of the
+run folder, from which the log, the summary and the report quote them at the end
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sbkit.base.allocator import return_freed_memory
+from sbkit.base.errors import BundleError, SbkitError
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.bundle.config import CONFIG_FILE
+from sbkit.checkpoint.rng import preserve_rng
+from sbkit.checkpoint.run_config import has_checkpoint
+from sbkit.distributed.ranks import main_rank_first, rank
+from sbkit.evaluate.intervals import Interval
+from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG
+from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer_report import describe_results
+from sbkit.logs.metric import Metrics, best_key, percent
+from sbkit.models.pretrained.hub import find_folder
+from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.score_report import ScoreReport
+from sbkit.runtime.score_sets import batch_seconds_of
+from sbkit.runtime.scoring import BundleScorer
+from sbkit.runtime.torch_model import TorchBundle
+from sbkit.runtime.transformers_folder import require_recognizer
+from sbkit.tasks.recognition.task import Recognition
+from sbkit.text.normalization import text_table
+from sbkit.text.transcripts import transcript_normalizer
+from sbkit.train.brain import Brain
+from sbkit.train.initialize import PRETRAINED, init_sources
+from sbkit.train.setup import PreparedRun, user_modules_of
+
+logger = logging.getLogger(__name__)
+
+
+def measure_start(run: PreparedRun, brain: Brain) -> None:
+    """Score what a run starts from, if that is a recognizer; write and log the figures."""
+    folder, splits = run.spec.folder, run.loaders.splits
+    if has_checkpoint(folder) or not isinstance(run.data.recipe, Recognition):
+        return
+    with main_rank_first():
+        (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # of a try with another start
+    start = _find_start(run)
+    if start is None:
+        return
+    with brain.guarded(), preserve_rng(brain.device):
+        brain.ping("test")
+        try:
+            bundle = _open_start(start, run, brain)
+        except SbkitError as error:
+            logger.info(f"note: what this run starts from is not measured. {error}")
+            return
+        if bundle is None:
+            return
+        scorer = BundleScorer(
+            bundle,
+            times=False,
+            batch_seconds=batch_seconds_of(run.spec.settings),
+            rewrite=transcript_normalizer(bundle.config.text_table, run.data.labels.tags),
+        )
+        report = ScoreReport(folder, bundle.task, sample_rate=bundle.config.sample_rate)
+        for name, rows in splits.evaluated().items():
+            as_tested = splits.as_tested if name in splits.test else None
+            count = brain.max_evaluated_batches
+            scored = scorer.score(name, rows, as_tested=as_tested, max_batches=count)
+            brain.leave_if_asked()
+            if rank() == 0:
+                report.describe(scored)  # which computes the figures
+        del bundle, scorer
+        return_freed_memory()
+        torch.cuda.empty_cache()  # without CUDA it does nothing
+    if rank() == 0:
+        text = to_json(report.entries, indent=2)
+        write_text_atomically(folder / BEFORE_TRAINING, f"{text}\n")
+        for line in describe_start(report.entries):
+            logger.info(line)
+
+
+def _find_start(run: PreparedRun) -> dict[str, Any] | None:
+    """Return the folder of the model that a run starts from, with options of `load_bundle`.
+
+    Returns None for random weights, several models, or an encoder alone.
+    """
+    settings = run.spec.settings
+    sources = init_sources(settings)
+    files = (CONFIG_FILE, BUNDLE_CONFIG)
+    if len(sources) == 1 and any((sources[0] / file).exists() for file in files):
+        return {"folder": sources[0], "user_modules": user_modules_of(run.spec)}
+    if not sources and settings.get(PRETRAINED):
+        source = (settings.get("encoder_config") or {}).get("source") or {}
+        folder = find_folder(settings[PRETRAINED], source.get("revision"))
+        with suppress(BundleError):
+            require_recognizer(folder)
+            return {"folder": folder, "language": settings["language"]}
+    return None
+
+
+def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> TorchBundle | None:
+    """Open what `_find_start` returned, with the run's text table; None if it writes no texts."""
+    settings = run.spec.settings
+    precision = settings["eval_precision"]
+    bundle: TorchBundle = load_bundle(**start, device=brain.device, precision=precision)
+    if not isinstance(bundle.task, Recognition):
+        return None
+    rate, language = bundle.config.sample_rate, settings["language"]
+    if rate != settings["sample_rate"]:
+        raise BundleError(f"{start['folder']} has a sample rate of {rate} Hz.")
+    table = text_table(language, settings.get("text"))
+    # Whisper writes digits: if numbers are spelled, they are so in the references, too.
+    table = replace(table, numbers=table.numbers or bundle.config.text_table.numbers)
+    return replace(bundle, config=replace(bundle.config, language=language, normalizer=table))
+
+
+def describe_start(before: FigureDict) -> Iterator[str]:
+    """Yield a line about each set that was scored before training."""
+    for name, figures in before.items():
+        yield f"before training: {name}: {describe_results(figures)}"
+
+
+def describe_worse(metrics: Metrics, before: FigureDict, after: FigureDict) -> Iterator[str]:
+    """Yield a sentence about each test set that has more errors after training than before.
+
+    metrics: those of the task, of which the first one ranks.
+    """
+    rate = best_key(metrics).name
+    for name, now in after.items():
+        then = before.get(name, {})
+        if None in (then.get(rate), now.get(rate)) or not now[rate] > then[rate]:
+            continue
+        yield (
+            f"{name}: the run ends worse than it began: {rate} {_with_interval(rate, now)}, before "
+            f"training {_with_interval(rate, then)}."
+        )
+
+
+def _with_interval(rate: str, figures: FigureDict) -> str:
+    interval = Interval(**figures[f"{rate}_interval"])
+    return f"{percent(figures[rate])} ({interval.format_ends()})"

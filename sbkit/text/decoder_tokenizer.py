@@ -1,0 +1,54 @@
+"""The tokens of a pretrained decoder, such as Whisper's, beside those of CTC."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as BytePairs
+
+from sbkit.base.errors import BundleError, translate
+from sbkit.base.files import read_regular
+
+DECODER_TOKENIZER_FILE = "decoder_tokenizer.json"  # in a run folder or a bundle
+MAX_FILE_BYTES = 1 << 25  # Whisper's has 2.5 MB
+
+
+class DecoderTokenizer:
+    """Encode and decode text with a `tokenizer.json`; `content` is its file, if it was read.
+
+    A text begins with a space, as Whisper writes it after the tokens of language and task.
+    """
+
+    def __init__(self, *, file: str | Path, content: bytes | None = None) -> None:
+        self.file = Path(file)
+        if content is None:
+            content = read_regular(
+                self.file, max_bytes=MAX_FILE_BYTES, subject="A tokenizer", follow_links=True
+            )
+        self.content = content
+        explain = f"{file} must be a tokenizer.json, but cannot be read. Download it again."
+        with translate(Exception, BundleError, explain):  # the library has no error of its own
+            self._tokens = BytePairs.from_str(content.decode())
+
+    @property
+    def end(self) -> int:
+        """The token that ends a text, which also pads texts."""
+        token = self.token_id("<|endoftext|>")
+        assert token is not None
+        return token
+
+    def token_id(self, name: str) -> int | None:
+        """Return the token of this name, None if there is none."""
+        token: int | None = self._tokens.token_to_id(name)
+        return token
+
+    def encode(self, text: str) -> list[int]:
+        """Convert text to tokens, without special ones."""
+        ids: list[int] = self._tokens.encode(
+            f" {text}" if text else "", add_special_tokens=False
+        ).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Convert tokens to text; special ones add none."""
+        text: str = self._tokens.decode([*tokens], skip_special_tokens=True)
+        return text.strip()

@@ -1,0 +1,159 @@
+"""A whole Whisper writes the same texts in transformers, faster-whisper and onnxruntime."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.export.export import export_run
+from sbkit.export.huggingface_format import write_huggingface
+from sbkit.models.pretrained.folder import load_weights, read_encoder_config
+from sbkit.runtime.runtimes import load_bundle
+from sbkit.runtime.torch_model import TorchBundle
+from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
+from sbkit.train.setup import fill_output_layer
+from tests.models.pretrained.whisper_folder import make_whisper
+from tests.runtime.bundles import ROOT, SMALL, WITHOUT_DATA, make_run, parity_report
+
+YAML = ROOT / "hparams/whisper.yaml"
+library: Any = transformers  # whose annotations are incomplete
+FORMATS = ("huggingface",)
+
+
+def export_whisper(
+    folder: Path,
+    change: Callable[[Any], Any] = lambda hparams: None,
+    *,
+    formats: tuple[str, ...] = (),
+    languages: tuple[str, ...] = ("en", "de", "fr"),
+    context_seconds: float = 3.0,
+) -> Path:
+    """Export a tiny Whisper with the weights of its folder, as if it was trained."""
+    make_whisper(folder / "whisper", languages=languages)
+    run = folder / "run"
+    run.mkdir()
+    (run / DECODER_TOKENIZER_FILE).write_bytes((folder / "whisper/tokenizer.json").read_bytes())
+
+    def load(hparams: Any) -> None:
+        load_weights(folder / "whisper", [hparams["CNN"], hparams["Transformer"]])
+        fill_output_layer(hparams)
+        change(hparams)
+
+    config = read_encoder_config(folder / "whisper")
+    settings: dict[str, Any] = {"encoder_config": config, "context_seconds": context_seconds}
+    settings |= {"pretrained": str(folder / "whisper"), "language": "de" if languages else "en"}
+    make_run(run, YAML, load, **settings, **WITHOUT_DATA)
+    export_run(run, folder / "bundle", formats=formats, grid=SMALL)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_whisper(tmp_path_factory.mktemp("whisper"), formats=FORMATS)
+
+
+@pytest.fixture(scope="module")
+def noise() -> list[Samples]:
+    random = np.random.default_rng(0)
+    sizes = (44_000, 30_000, 8_000, 3_000)
+    return [(3000 * random.standard_normal(size)).astype(np.int16) for size in sizes]
+
+
+def written_texts(bundle: TorchBundle, clips: list[Samples]) -> list[str]:
+    """Return the decoder's texts, before CTC's tokens spell them."""
+    assert bundle.decoder_tokenizer is not None
+    model = bundle.model
+    return [
+        bundle.decoder_tokenizer.decode(model.generate(encoded.states))
+        for encoded in model.encode(clips)
+    ]
+
+
+def theirs(folder: Path, clips: list[Samples], **options: Any) -> list[str]:
+    recognize = library.pipeline(
+        "automatic-speech-recognition", model=str(folder / "huggingface"), device="cpu"
+    )
+    audio = ({"raw": clip / np.float32(32768), "sampling_rate": 16_000} for clip in clips)
+    return [recognize(clip, **options)["text"].strip() for clip in audio]
+
+
+def test_transformers_writes_the_same_texts(folder: Path, noise: list[Samples]) -> None:
+    """In the language of the run, unless another is named."""
+    texts = written_texts(load_bundle(folder), noise)
+    assert theirs(folder, noise) == texts
+    assert len({*texts}) > 2 and all(texts)
+    assert theirs(folder, noise, generate_kwargs={"language": "fr"}) != texts
+
+
+def test_transformers_loads_every_tensor_and_its_own_classes(folder: Path) -> None:
+    model, loading = library.WhisperForConditionalGeneration.from_pretrained(
+        folder / "huggingface", output_loading_info=True
+    )
+    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.proj_out.weight is model.model.decoder.embed_tokens.weight
+    processor = library.AutoProcessor.from_pretrained(folder / "huggingface")
+    assert type(processor).__name__ == "WhisperProcessor"
+    own = load_bundle(folder).decoder_tokenizer
+    assert own is not None
+    tokens = processor.tokenizer(" Press five.", add_special_tokens=False).input_ids
+    assert tokens == own.encode("Press five.")
+    reference = json.loads((folder.parent / "whisper/generation_config.json").read_text())
+    written = json.loads((folder / "huggingface/generation_config.json").read_text())
+    assert written == {**reference, "language": "de", "task": "transcribe", "num_beams": 1}
+
+
+def test_formats_agree_with_the_trained_model(folder: Path) -> None:
+    for name in FORMATS:
+        for kind, report in parity_report(folder, name).items():
+            if "int8" not in kind:  # which random weights may miss
+                assert report["written"], report["reasons"]
+                assert 0 < report["grid"]["largest_difference"] < 1e-4
+
+
+def test_model_of_english_with_an_output_layer_of_its_own(
+    tmp_path: Path, noise: list[Samples]
+) -> None:
+    def train_output(hparams: Any) -> None:
+        weight = hparams["seq_lin"].weight.data
+        weight += 0.1 * torch.randn_like(weight)
+
+    folder = export_whisper(tmp_path, train_output, formats=("huggingface",), languages=())
+    assert not json.loads((folder / "huggingface/config.json").read_text())["tie_word_embeddings"]
+    assert theirs(folder, noise) == written_texts(load_bundle(folder), noise)
+
+
+def test_output_layer_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
+    bundle = load_bundle(export_whisper(tmp_path))
+    network = bundle.model.network
+    network.seq_lin = torch.nn.Linear(network.seq_lin.in_features, network.seq_lin.out_features)
+    with pytest.raises(SbkitError, match="Linear without bias, but `seq_lin`"):
+        write_huggingface(bundle, tmp_path)
+
+
+@pytest.mark.slow
+def test_faster_whisper_loads_what_its_converter_makes(
+    folder: Path, noise: list[Samples], tmp_path: Path
+) -> None:
+    """On the same features; faster-whisper pads them with other values than transformers."""
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    faster_whisper = pytest.importorskip("faster_whisper")
+    source = str(folder / "huggingface")
+    files = ["tokenizer.json", "preprocessor_config.json"]
+    converter = ctranslate2.converters.TransformersConverter(source, copy_files=files)
+    converter.convert(str(tmp_path / "converted"))
+    model = faster_whisper.WhisperModel(str(tmp_path / "converted"), compute_type="float32")
+    extract = library.WhisperFeatureExtractor.from_pretrained(source)
+    bundle = load_bundle(folder)
+    start = [*bundle.model.network.start_tokens]
+    for clip, encoded in zip(noise, bundle.model.encode(noise), strict=True):
+        features = extract(clip / np.float32(32768), sampling_rate=16_000, return_tensors="np")
+        view = ctranslate2.StorageView.from_array(features.input_features)
+        (result,) = model.model.generate(view, [start], beam_size=1, max_length=24)
+        assert result.sequences_ids[0] == bundle.model.generate(encoded.states)

@@ -1,0 +1,94 @@
+"""A run that starts from a recognizer measures it first, and says so wherever it says results."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.commands.cli import run as sbkit
+from sbkit.evaluate.run_results import BEFORE_TRAINING
+from sbkit.logs.metric import percent
+from sbkit.run.before_training import describe_worse
+from sbkit.tasks.recognition.task import Recognition
+from tests.models.pretrained.folders import make_folder
+from tests.runs import Workplace, read_json, stopped_after
+from tests.runtime.recognizers import make_whisper
+
+pytestmark = pytest.mark.slow
+
+ONE_EPOCH: tuple[str, ...] = ("--check=False", "--number_of_epochs=1", "--average_checkpoints=1")
+PRETRAINED: tuple[str, ...] = ("--device=cpu", *ONE_EPOCH, "--batch_seconds=6")
+PRETRAINED += ("--word_lm_order=0", "--token_lm_order=0")
+
+
+def test_start_from_a_bundle_is_measured_once(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, run = tmp_path / "first", tmp_path / "run"
+    assert workplace.train_here(first, *ONE_EPOCH) == 0
+    assert "before training" not in capsys.readouterr().out
+    assert "before_training" not in read_json(first / "summary.json")
+    start = ("--init_from_differs=[text]", "--text={case: keep}", "--lr=0.1")
+    options = (f"--init_from={first}", *start, *ONE_EPOCH)
+    run.mkdir()
+    (run / BEFORE_TRAINING).write_text("of a try with another start")
+    with stopped_after(1):
+        workplace.train_here(run, *options)
+    before = read_json(run / BEFORE_TRAINING)
+    assert before.keys() == {"dev", "test"}
+    output = capsys.readouterr().out
+    first.rename(tmp_path / "gone")
+    assert workplace.train_here(run, *options) == 0
+    captured = capsys.readouterr()
+    output += captured.out
+    assert output.count("before training: dev: CER") == 1
+    assert output.count("before training: test: CER") == 1
+
+    summary = read_json(run / "summary.json")
+    assert summary["before_training"] == before == read_json(run / BEFORE_TRAINING)
+    assert before["test"]["utterances"] == summary["test"]["test"]["utterances"]
+    assert before["test"]["references"] == summary["test"]["test"]["references"]
+    assert "before training: test: CER" in (run / "report.html").read_text()
+    assert summary["test"]["test"]["CER"] > before["test"]["CER"]  # the learning rate is too high
+    assert "test: the run ends worse than it began: CER" in captured.err
+    assert sbkit(["compare", str(run), str(tmp_path / "gone")]) == 0
+    wer, cer = (percent(before["test"][rate]) for rate in ("WER", "CER"))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "before" in line]
+    assert lines == [f"  A: before training: WER {wer}, CER {cer}"]
+
+
+def test_pretrained_whisper_is_measured_with_its_decoder(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, whisper = tmp_path / "run", make_whisper(tmp_path / "whisper")
+    yaml = {"yaml": "hparams/ctc_whisper.yaml", "tiny": PRETRAINED}
+    assert workplace.train_here(run, f"--pretrained={whisper}", **yaml) == 0
+    before = read_json(run / "summary.json")["before_training"]
+    table = workplace.release / "test.tsv"
+    capsys.readouterr()
+    assert sbkit(["score", str(whisper), str(table), "--language=en", f"--out={run}/s"]) == 0
+    score = read_json(run / "s/summary.json")["test"]["test"]
+    assert before["test"]["CER"] == score["CER"]
+
+
+def test_encoder_is_not_measured(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path / "encoder", "whisper", max_source_positions=1500)
+    yaml = {"yaml": "hparams/ctc_whisper.yaml", "tiny": PRETRAINED}
+    assert workplace.train_here(tmp_path / "run", f"--pretrained={folder}", **yaml) == 0
+    assert "before training" not in capsys.readouterr().out
+    assert not (tmp_path / "run" / BEFORE_TRAINING).exists()
+
+
+def test_worse_sets_are_named_with_their_intervals() -> None:
+    interval: dict[str, object] = {"low": 0.1, "high": 0.3, "unit": "clips", "unit_count": 20}
+    before, after = (
+        {"test": {"CER": cer, "CER_interval": interval}, "noise": {"CER": 0.5}}
+        for cer in (0.18, 0.2)
+    )
+    (line,) = describe_worse(Recognition.metrics, before, {**after, "other": after["test"]})
+    assert line == (
+        "test: the run ends worse than it began: CER 20.0 % (10.0 to 30.0), before training "
+        "18.0 % (10.0 to 30.0)."
+    )
+    assert not [*describe_worse(Recognition.metrics, after, before)]

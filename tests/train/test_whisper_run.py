@@ -1,0 +1,56 @@
+"""Whisper, trained whole by hparams/whisper.yaml: checked, stopped, resumed, and transcribing."""
+
+import os
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.commands.cli import run as sbkit
+from sbkit.runtime.runtimes import load_bundle
+from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
+from tests.models.pretrained.whisper_folder import make_whisper
+from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after, train_here
+
+YAML = ROOT / "hparams/whisper.yaml"
+SMALL = (
+    *("--device=cpu", "--check=False", "--batch_seconds=6", "--number_of_epochs=2"),
+    *("--log_every=1", "--lr=0.01", "--average_checkpoints=1", "--dropout=0.1"),
+)
+
+
+@pytest.mark.slow
+def test_run_resumes_without_the_folder_and_its_bundle_transcribes(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    folder = tmp_path / "whisper"
+    make_whisper(folder, seconds=30, max_tokens=120)
+    options = {"yaml": str(YAML), "tiny": (*SMALL, f"--pretrained={folder}")}
+    words = workplace.arguments(tmp_path / "whole", **options)
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        assert sbkit(["check", *words]) == 0
+    assert train_here(["train.py", *words], workplace.cache) == 0
+    command = ["train.py", *workplace.arguments(tmp_path / "run", **options)]
+    with stopped_after(5):
+        train_here(command, workplace.cache)
+    shutil.rmtree(folder)
+    assert train_here(command, workplace.cache) == 0
+    expected = last_parameters(tmp_path / "whole")
+    for name, value in last_parameters(tmp_path / "run").items():
+        assert torch.equal(value, expected[name]), name
+
+    summary = read_json(tmp_path / "run/summary.json")["test"]["test"]
+    assert summary["decoder"] == "beam" and summary["greedy"]["utterances"] == 4
+    bundle = load_bundle(tmp_path / "run")
+    assert (tmp_path / "run/bundle" / DECODER_TOKENIZER_FILE).is_file()
+    clips = [np.zeros(8000, np.int16)]
+    greedy = bundle.with_decoder("greedy")
+    (written,) = bundle.model.network.generate(
+        *bundle.model.network.encode(torch.zeros(1, 8000), torch.tensor([8000]))
+    )
+    assert greedy.transcribe(clips) == [
+        bundle.normalizer()(bundle.decoder_tokenizer.decode(written))
+    ]
