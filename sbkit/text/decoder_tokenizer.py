@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from tokenizers import Tokenizer as BytePairs
+from typing import Any
 
 from sbkit.base.errors import BundleError, translate
 from sbkit.base.files import read_regular
+from sbkit.base.imports import require_package
 
 DECODER_TOKENIZER_FILE = "decoder_tokenizer.json"  # in a run folder or a bundle
+END = "<|endoftext|>"
 MAX_FILE_BYTES = 1 << 25  # Whisper's has 2.5 MB
 
 
@@ -25,15 +26,17 @@ class DecoderTokenizer:
                 self.file, max_bytes=MAX_FILE_BYTES, subject="A tokenizer", follow_links=True
             )
         self.content = content
+        tokenizers: Any = require_package("tokenizers", extra="export")
         explain = f"{file} must be a tokenizer.json, but cannot be read. Download it again."
         with translate(Exception, BundleError, explain):  # the library has no error of its own
-            self._tokens = BytePairs.from_str(content.decode())
+            self._tokens = tokenizers.Tokenizer.from_str(content.decode())
 
     @property
     def end(self) -> int:
         """The token that ends a text, which also pads texts."""
-        token = self.token_id("<|endoftext|>")
-        assert token is not None
+        token = self.token_id(END)
+        if token is None:
+            raise BundleError(f"{self.file} has no token {END}. Use the tokenizer of a Whisper.")
         return token
 
     def token_id(self, name: str) -> int | None:
