@@ -140,12 +140,18 @@ def test_onnxruntime_writes_and_scores_the_same_texts(folder: Path, noise: list[
     assert written.transcribe(noise) == trained.transcribe(noise)
 
 
-def test_int8_runs_whole_and_other_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_int8_runs_whole_and_other_weights_are_refused(
+    folder: Path, noise: list[Samples], tmp_path: Path
+) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(folder, bundle)
     with quiet_exporters():
-        write_onnx(load_bundle(folder), bundle / "onnx")
+        candidates = write_onnx(load_bundle(folder), bundle / "onnx")
     write_checksums(bundle / "onnx")
+    decoder = next(item for item in candidates if item.name == "decoder, fp32")
+    assert decoder.transcribe and decoder.trained_texts
+    floats = [clip / np.float32(32768) for clip in noise]
+    assert decoder.transcribe(floats) == decoder.trained_texts(floats)
     model = load_bundle(bundle, runtime="onnx", precision="int8").model
     (encoded,) = model.encode([np.zeros(16_000, np.int16)])
     assert len(model.generate(encoded.states)) > 0
