@@ -150,7 +150,7 @@ def test_int8_runs_whole_and_other_weights_are_refused(
     write_checksums(bundle / "onnx")
     decoder = next(item for item in candidates if item.name == "decoder, fp32")
     assert decoder.transcribe and decoder.trained_texts
-    floats = [clip / np.float32(32768) for clip in noise]
+    floats = [(clip / 32768).astype(np.float32) for clip in noise]
     assert decoder.transcribe(floats) == decoder.trained_texts(floats)
     model = load_bundle(bundle, runtime="onnx", precision="int8").model
     (encoded,) = model.encode([np.zeros(16_000, np.int16)])
