@@ -347,11 +347,14 @@ def encode_in_segments(
         parts.append(encoded.part(skipped, end))
         skipped = skipped_by_next
     log_probs = np.concatenate([part.log_probs for part in parts])
-    if parts[0].states is None:
+    states = [part.states for part in parts]
+    if states[0] is None:
         return Encoded(log_probs)
+    if isinstance(states[0], np.ndarray):
+        return Encoded(log_probs, np.concatenate(states))
     import torch
 
-    return Encoded(log_probs, torch.cat([part.states for part in parts]))
+    return Encoded(log_probs, torch.cat(states))
 
 
 def read_bundle(

@@ -21,7 +21,7 @@ DeviceArray = Any  # an array on the device of a model, for that model only
 class Encoded:
     """The encoder's output for a clip: CTC log_probs (U, V), and states (U, D).
 
-    The states are the attention decoder's input. Only models in torch return them.
+    The states are the attention decoder's input. In ONNX, only one with its own tokens has them.
     """
 
     log_probs: LogProbs

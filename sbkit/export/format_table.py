@@ -40,7 +40,9 @@ FORMATS: Mapping[str, Format] = {  # by the name of the folder
     ONNX: Format(
         writer="sbkit.export.onnx_format:write_onnx",
         use="onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
-        "int64, give `log_probs` (B, U, V) of the tokens in `tokens.txt`, and `frame_lengths`.",
+        "int64, give `log_probs` (B, U, V) of the tokens in `tokens.txt`, and `frame_lengths`. Of "
+        "a Whisper with its decoder, they also give `states`, which `decoder_frames.onnx` reads, "
+        "and `decoder.onnx` reads its outputs and tokens.",
         packages=("onnx", "onnxscript", "onnxruntime"),
         predicts=("text", "speech"),
         has_graphs=True,

@@ -3,8 +3,9 @@
 The folders of formats in a bundle:
 
 onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilities of `tokens.txt`
-                 out; of a streaming model also `streaming.onnx`, a chunk with its state; of other
-                 tasks, a file for each of their graphs
+                 out; of a streaming model also `streaming.onnx`, a chunk with its state; of a
+                 Whisper with its decoder, `decoder_frames.onnx` and `decoder.onnx`; of other tasks,
+                 a file for each of their graphs
 sherpa-onnx/     `model.onnx` and `tokens.txt`
 huggingface/     a folder for transformers, of a model with a pretrained encoder
 */parity.json    what was compared with the trained model, or why the format is not written

@@ -32,7 +32,11 @@ from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
 from sbkit.export.trace import ModelWithoutTail, quiet_exporters, trained_log_probs
 from sbkit.export.whisper_format import write_whisper
-from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
+from sbkit.models.pretrained.encoder import (
+    PretrainedEncoder,
+    PretrainedFrontEnd,
+    PretrainedTransformer,
+)
 from sbkit.models.pretrained.folder import WHISPER_NAMES
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
@@ -61,7 +65,7 @@ WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the model and its processor, and load both with transformers."""
     network = bundle.model.network
-    if network.has_own_tokens:
+    if isinstance(network.encoder.backbone.module, PretrainedTransformer):
         return write_whisper(bundle, folder)
     _require_one_head(network)
     transformers = require_package("transformers", extra="export")

@@ -20,9 +20,22 @@ from sbkit.base.arrays import Array, Counts, Float32s
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
+from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.export.parity import MAX_DIFFERENCE, Candidate, Grid, TestSets, cases, describe_failure
-from sbkit.export.trace import EXAMPLE_BATCH, NetworkModule, WaveformModel, trace
+from sbkit.export.parity import (
+    MAX_DIFFERENCE,
+    PARITY_TEXT,
+    Candidate,
+    Grid,
+    TestSets,
+    cases,
+    describe_failure,
+    greedy_texts,
+    join,
+)
+from sbkit.export.trace import EXAMPLE_BATCH, EncodingModel, NetworkModule, WaveformModel, trace
+from sbkit.models.pretrained.encoder import PretrainedTransformer
+from sbkit.models.pretrained.whisper import DecoderState, Memory
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
     MIN_ONNXRUNTIME,
@@ -30,6 +43,7 @@ from sbkit.runtime.onnx_model import (
     SETTINGS_JSON,
     WEIGHTS_SHA256,
     BatchLogProbs,
+    OnnxDecoder,
     OnnxModel,
     OnnxStreamingModel,
     State,
@@ -60,9 +74,12 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     if bundle.labels is not None:
         noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
         lengths = torch.tensor([rate, rate * 3 // 4, rate // 2])
-        program = trace(WaveformModel(bundle.model.network).eval(), noise, lengths)
+        network = bundle.model.network
+        has_decoder = isinstance(network.encoder.backbone.module, PretrainedTransformer)
+        form = EncodingModel if has_decoder else WaveformModel
+        program = trace(form(network).eval(), noise, lengths)
         metadata |= {"tokens": write_tokens(bundle, folder).name}
-        outputs = ["log_probs", "frame_lengths"]
+        outputs = ["log_probs", "frame_lengths", *(["states"] if has_decoder else [])]
         model = make_onnx(program, ["audio", "audio_lengths"], outputs)
         save_onnx(model, folder / MODEL_FILES["fp32"], metadata)
         _quantize(model, folder / MODEL_FILES["int8"], metadata)
@@ -72,6 +89,8 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             candidates.append(
                 Candidate(name=precision, files=(file,), is_exact=is_exact, log_probs=log_probs)
             )
+        if has_decoder:
+            candidates += _write_decoder(bundle, folder, metadata)
     if bundle.model.chunks is not None:
         candidates += _write_chunk(bundle, folder, metadata | asdict(bundle.model.chunks))
     return candidates
@@ -249,6 +268,104 @@ def _run_in_chunks(
         log_probs.append(chunk.log_probs)
         frames += chunk.lengths
     return BatchLogProbs(np.concatenate(log_probs, 1), frames)
+
+
+# The graphs of a Whisper's decoder: its state is among the inputs and outputs
+
+
+class DecoderFrames(NetworkModule):
+    """Compute what the decoder reads of frames: (B, U, D) -> 2 x (layers, B, H, U, D/H)."""
+
+    def forward(self, states: Tensor) -> tuple[Tensor, ...]:
+        layers = self.network.encoder.backbone.module.decoder.layers
+        return _stacked([layer.encoder_attn.remember(states) for layer in layers])
+
+
+class DecoderTokens(NetworkModule):
+    """Read tokens (B, L) of clips without padding: memories -> (B, L, V), those of the tokens."""
+
+    def forward(self, tokens: Tensor, *memories: Tensor) -> tuple[Tensor, ...]:
+        keys, values, *read = memories
+        frames, earlier = (
+            tuple(map(Memory, *map(torch.unbind, pair))) for pair in ((keys, values), read)
+        )
+        visible = torch.ones(1, 1, 1, keys.shape[3], dtype=torch.bool)
+        decoder: Any = self.network.encoder.backbone.module.decoder
+        decoded, state = decoder(tokens, DecoderState(visible, frames, earlier))
+        return self.network.seq_lin(decoded), *_stacked(state.tokens)
+
+
+def _stacked(memories: Sequence[Memory]) -> tuple[Tensor, ...]:
+    return tuple(torch.stack(tensors) for tensors in zip(*memories, strict=True))
+
+
+def _write_decoder(
+    bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
+) -> Iterator[Candidate]:
+    network = bundle.model.network
+    decoder: PretrainedTransformer = network.encoder.backbone.module
+    settings = {
+        **{"start_tokens": network.start_tokens, "end_token": network.end_token},
+        **{"suppressed": decoder.suppressed, "suppressed_first": decoder.suppressed_first},
+        **{"max_tokens": decoder.max_tokens, "max_frames": decoder.max_frames},
+    }
+    metadata = {**metadata, SETTINGS_JSON: json.dumps(settings)}
+    tokens = torch.zeros(EXAMPLE_BATCH, 4, dtype=torch.int64)
+    states = torch.zeros(EXAMPLE_BATCH, 9, decoder.decoder.embed_tokens.embedding_dim)
+    frames = DecoderFrames(network).eval()
+    memories = frames(states)
+    example = (tokens, *memories, *(memory[:, :, :, :5] for memory in memories))
+    batches = {1: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, (batches,) * 4)
+    names = ["frame_keys", "frame_values"]
+    read = ["token_keys", "token_values"]
+    graphs = {
+        "frames": make_onnx(trace(frames, states), ["states"], names),
+        "tokens": make_onnx(
+            trace(DecoderTokens(network).eval(), *example, dynamic_shapes=shapes),
+            ["tokens", *names, *read],
+            ["logits", *(f"next_{name}" for name in read)],
+        ),
+    }
+    assert bundle.decoder_tokenizer is not None
+    text = bundle.decoder_tokenizer.encode(PARITY_TEXT)
+    for precision in MODEL_FILES:
+        files = (OnnxDecoder.frames_files[precision], OnnxDecoder.tokens_files[precision])
+        for file, graph in zip(files, graphs.values(), strict=True):
+            write = save_onnx if precision == "fp32" else _quantize
+            write(graph, folder / file, metadata)
+        model = OnnxModel((folder / MODEL_FILES[precision]).read_bytes())
+        model.decoder = OnnxDecoder(*(OnnxModel((folder / file).read_bytes()) for file in files))
+        yield Candidate(
+            name=f"decoder, {precision}",
+            files=files,
+            is_exact=precision == "fp32",
+            log_probs=partial(_decoder_log_probs, model, text),
+            trained=partial(_trained_decoder_log_probs, network, text),
+            transcribe=partial(greedy_texts, Bundle.from_contents(bundle, model)),
+            trained_texts=partial(greedy_texts, bundle),
+        )
+
+
+def _decoder_log_probs(
+    model: OnnxModel, text: Sequence[int], audio: Float32s, lengths: Counts
+) -> BatchLogProbs:
+    """Score the tokens after each of a text, in every clip: -> (B, L + 1, V), (B,)."""
+    decoder = model.decoder
+    assert decoder is not None
+    _, frames, states = model.run(audio, lengths)
+    clips = (clip[:count] for clip, count in zip(states, frames, strict=True))
+    return join([decoder.log_probs(text, decoder.remember(clip)) for clip in clips])
+
+
+@torch.inference_mode()
+def _trained_decoder_log_probs(
+    network: Any, text: Sequence[int], audio: Float32s, lengths: Counts
+) -> BatchLogProbs:
+    """Do the same with the trained model."""
+    states, frames = network.encode(FULL_SCALE * torch.from_numpy(audio), torch.from_numpy(lengths))
+    tokens = torch.tensor([[*text]]).expand(len(audio), -1)
+    return join([*network.decoder_log_probs(tokens, states, frames).numpy()])
 
 
 # The graphs of tasks other than recognition, such as a codec

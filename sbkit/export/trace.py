@@ -43,6 +43,14 @@ class WaveformModel(NetworkModule):
         return log_probs, frames
 
 
+class EncodingModel(NetworkModule):
+    """A recognizer that returns its states, too: (B, S), (B,) -> (B, U, V), (B,), (B, U, D)."""
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        states, frames = self.network.encode(audio * FULL_SCALE, audio_lengths)
+        return self.network.ctc_log_probs(states), frames, states
+
+
 class ModelWithoutTail(NetworkModule):
     """A recognizer to whose clips its users append the zeros: (B, S), (B,) -> (B, U, V), (B,)."""
 

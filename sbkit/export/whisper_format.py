@@ -29,20 +29,23 @@ from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
 from sbkit.export.parity import PARITY_TEXT, Candidate, greedy_texts, spelled
 from sbkit.export.trace import quiet_exporters
-from sbkit.models.pretrained.folder import WHISPER_NAMES
+from sbkit.models.pretrained.folder import (
+    CONFIG,
+    GENERATION,
+    PREPROCESSOR,
+    TOKENIZER,
+    WEIGHTS,
+    WHISPER_NAMES,
+)
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.decoder_tokenizer import DecoderTokenizer
 
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-GENERATION_FILE, PREPROCESSOR_FILE = "generation_config.json", "preprocessor_config.json"
-TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 END = "<|endoftext|>"
 EARLIER_TEXT = "<|startofprev|>"  # begins the text of what was said before
-# Of the encoder's config, but not of `config.json`.
-SBKIT_KEYS = (
-    *("source", "text_tokens", "do_normalize", "sample_rate"),
-    *("n_fft", "hop_length"),
+OTHER_KEYS = (  # of the encoder's config, but not of `config.json`
+    *("source", "text_tokens", "do_normalize", "sample_rate", "n_fft", "hop_length"),
 )
 
 
@@ -59,9 +62,11 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             "The output layer of a Whisper in transformers is a torch.nn.Linear without bias, but "
             "`seq_lin` of this model is another layer."
         )
-    special = _special_tokens(config["text_tokens"])
+    tokens = config["text_tokens"]
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokens["end"])
+    special["decoder_start_token_id"] = tokens["start"]
     is_tied = torch.equal(output.weight, transformer.decoder.embed_tokens.weight)
-    sizes = {WHISPER_NAMES.get(key, key): config[key] for key in config if key not in SBKIT_KEYS}
+    sizes = {WHISPER_NAMES.get(key, key): config[key] for key in config if key not in OTHER_KEYS}
     settings = transformers.WhisperConfig(**sizes, **special, tie_word_embeddings=is_tied)
     model = transformers.WhisperForConditionalGeneration(settings)
     model.load_state_dict(_renamed_weights(network))
@@ -70,7 +75,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     model.save_pretrained(folder)
     context = 2 * config["max_source_positions"] * config["hop_length"]  # samples
     files = {
-        PREPROCESSOR_FILE: {
+        PREPROCESSOR: {
             "feature_extractor_type": "WhisperFeatureExtractor",
             "processor_class": "WhisperProcessor",
             "sampling_rate": config["sample_rate"],
@@ -81,7 +86,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             "padding_value": 0.0,
             "return_attention_mask": False,
         },
-        TOKENIZER_CONFIG_FILE: {
+        TOKENIZER_CONFIG: {
             "tokenizer_class": "WhisperTokenizer",
             "processor_class": "WhisperProcessor",
             **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END),
@@ -90,24 +95,19 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     }
     for name, content in files.items():
         (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
-    (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
+    (folder / TOKENIZER).write_bytes(tokenizer.content)
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     text = torch.tensor([tokenizer.encode(PARITY_TEXT)])
     return [
         Candidate(
             name=type(model).__name__,
-            files=(CONFIG_FILE, WEIGHTS_FILE, GENERATION_FILE, TOKENIZER_FILE, *files),
+            files=(CONFIG, WEIGHTS, GENERATION, TOKENIZER, *files),
             log_probs=partial(_log_probs, loaded, network.start_tokens, text),
             trained=partial(_trained_log_probs, network, text, context),
             transcribe=partial(_transcribe, loaded, bundle),
             trained_texts=partial(greedy_texts, bundle),
         )
     ]
-
-
-def _special_tokens(tokens: Mapping[str, Any]) -> dict[str, int]:
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokens["end"])
-    return {**ends, "decoder_start_token_id": tokens["start"]}
 
 
 def _generation_settings(

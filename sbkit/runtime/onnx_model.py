@@ -4,10 +4,11 @@ A session that does not run as requested is refused. onnxruntime falls back to t
 warning, so the provider of each node, the index of the GPU and the precision of the nodes are read
 back. Only this file and `SileroModel` call onnxruntime; tested with version 1.31.1.
 
-Legend: B clips or sessions, S samples, U frames, V vocabulary.
+Legend: B clips or sessions, S samples, U frames, V vocabulary, D width, N texts, L tokens.
 """
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -33,6 +34,7 @@ from sbkit.bundle.protocols import (
     Encoded,
     StreamingModel,
 )
+from sbkit.decoding.generate import generate
 from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
 
@@ -51,6 +53,9 @@ RECORD_PROVIDERS = "session.record_ep_graph_assignment_info"
 NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 State = Mapping[str, Array]  # (B, ...) each
+# What a decoder remembers of frames and of the tokens that it has read: keys and values of both,
+# (layers, B, H, U, D/H) and (layers, B, H, L, D/H).
+Memories = tuple[Array, ...]
 
 
 class BatchLogProbs(NamedTuple):
@@ -67,11 +72,13 @@ class OnnxModel:
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
     files: the name of the file in ``onnx/`` of a bundle, by precision.
     chunk_model: the model of chunks, if it was loaded, too.
+    decoder: an attention decoder with its own tokens, if the model has one.
     """
 
     files: ClassVar = MODEL_FILES
     padded_lengths: Sequence[int] = ()
     chunk_model: "OnnxStreamingModel | None" = None
+    decoder: "OnnxDecoder | None" = None
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
         """Make a session from the bytes of a file, on cpu, cuda (the first GPU) or cuda:N."""
@@ -109,7 +116,7 @@ class OnnxModel:
 
     def log_probs(self, audio: Array, lengths: Array) -> BatchLogProbs:
         """Compute log-probabilities of audio between -1 and 1: (B, S), (B,) -> (B, U, V), (B,)."""
-        return BatchLogProbs(*self.run(audio.astype(np.float32), lengths.astype(np.int64)))
+        return BatchLogProbs(*self.run(audio.astype(np.float32), lengths.astype(np.int64))[:2])
 
     def run(self, *arrays: Array) -> list[Array]:
         """Run the graph on its inputs in their order, and return its outputs in their order."""
@@ -133,8 +140,11 @@ class OnnxModel:
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         samples = round_up(max(map(len, clips)), self.padded_lengths)
         audio, lengths = pad_clips(clips, samples)
-        log_probs, frames = self.log_probs(audio / np.float32(FULL_SCALE), lengths)
-        return [Encoded(row[:count]) for row, count in zip(log_probs, frames, strict=True)]
+        log_probs, frames, *states = self.run(audio / np.float32(FULL_SCALE), lengths)
+        return [
+            Encoded(log_probs[row, :count], states[0][row, :count] if states else None)
+            for row, count in enumerate(frames.tolist())
+        ]
 
     def predict(self, clips: Sequence[Samples]) -> list[LogProbs]:
         return [encoded.log_probs for encoded in self.encode(clips)]
@@ -145,14 +155,104 @@ class OnnxModel:
         return run_batches(self.encode, batches, threads=threads)
 
     def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
-        raise DeviceError("The attention decoder is not exported to ONNX. Use the runtime torch.")
+        return self._require_decoder().score_texts(states, texts)
 
     def generate(self, states: DeviceArray) -> list[int]:
-        raise DeviceError("The attention decoder is not exported to ONNX. Use the runtime torch.")
+        return self._require_decoder().generate(states)
+
+    def _require_decoder(self) -> "OnnxDecoder":
+        if self.decoder is None:
+            raise DeviceError(
+                "The attention decoder is not exported to ONNX. Use the runtime torch."
+            )
+        return self.decoder
 
     @property
     def streaming(self) -> StreamingModel | None:
         return self.chunk_model
+
+
+class OnnxDecoder:
+    """An attention decoder with its own tokens: two sessions, which read frames, then tokens.
+
+    Each call of the second one returns the memories of all tokens so far, so that the next call
+    reads new tokens only.
+    """
+
+    frames_files: ClassVar = {"fp32": "decoder_frames.onnx", "int8": "decoder_frames.int8.onnx"}
+    tokens_files: ClassVar = {"fp32": "decoder.onnx", "int8": "decoder.int8.onnx"}
+
+    def __init__(self, frames: OnnxModel, tokens: OnnxModel) -> None:
+        self.sessions = (frames, tokens)
+        with parsing_errors("An ONNX model", "hold its settings", fix="Export it again."):
+            settings: dict[str, Any] = json.loads(tokens.metadata[SETTINGS_JSON])
+            self._start: list[int] = settings["start_tokens"]
+            self._end: int = settings["end_token"]
+            self._suppressed: list[int] = settings["suppressed"]
+            self._suppressed_first: list[int] = settings["suppressed_first"]
+            self._max_tokens: int = settings["max_tokens"]
+            self._max_frames: int = settings["max_frames"]
+
+    @classmethod
+    def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
+        """Load the sessions from ``onnx/`` of a bundle."""
+        files = (cls.frames_files[precision], cls.tokens_files[precision])
+        frames, tokens = (OnnxModel(read_graph(bundle, file), device=device) for file in files)
+        return cls(frames, tokens)
+
+    def remember(self, states: Float32s) -> Memories:
+        """Begin to decode the frames of a clip: (U, D)."""
+        keys, values = self.sessions[0].run(states[None])
+        return keys, values, keys[:, :, :, :0], values[:, :, :, :0]
+
+    def read(self, tokens: Int64s, memories: Memories) -> tuple[Float32s, Memories]:
+        """Read tokens (B, L); return the scores of what follows each, (B, L, V), and memories."""
+        logits, *read = self.sessions[1].run(tokens, *memories)
+        return logits, (*memories[:2], *read)
+
+    def log_probs(self, text: Sequence[int], memories: Memories) -> Float32s:
+        """Score every next token of a text: (L,) -> (L + 1, V)."""
+        logits, _ = self.read(np.array([[*self._start, *text]]), memories)
+        scores = logits[0, len(self._start) - 1 :]
+        scores = scores - scores.max(1, keepdims=True)
+        log_probs: Float32s = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+        return log_probs
+
+    def score_texts(self, states: Float32s, texts: Int64s) -> Float64s:
+        """Score texts of a clip, one by one, since they share its frames: (U, D), (N, L) -> (N,).
+
+        texts: filled up with the end, of which there is one at least.
+        """
+        memories = self.remember(states)
+        scores: list[float] = []
+        for text in texts:
+            tokens = text[: (text == self._end).argmax()].tolist()
+            log_probs = self.log_probs(tokens, memories)
+            following = log_probs[range(len(tokens) + 1), [*tokens, self._end]]
+            scores.append(float(following.sum(dtype=np.float64)))
+        return np.array(scores)
+
+    def generate(self, states: Float32s) -> list[int]:
+        """Decode a clip greedily: (U, D). Its length limits the text, as `AsrModel.generate`."""
+
+        def read(tokens: Int64s, memories: Memories, is_first: bool) -> tuple[Int64s, Memories]:
+            logits, memories = self.read(tokens, memories)
+            scores = logits[:, -1]
+            scores[:, self._suppressed] = -np.inf
+            if is_first:
+                scores[:, self._suppressed_first] = -np.inf
+            return scores.argmax(1), memories
+
+        share = len(states) / self._max_frames
+        limit = math.ceil(share * self._max_tokens) + len(self._start)
+        (text,) = generate(
+            read,
+            self.remember(states),
+            start=self._start,
+            end=self._end,
+            max_tokens=np.array([min(limit, self._max_tokens)]),
+        )
+        return text
 
 
 class OnnxStreamingModel(OnnxModel):

@@ -26,6 +26,7 @@ from sbkit.runtime.model_thread import (
 from sbkit.runtime.onnx_model import (
     ONNX_FOLDER,
     WEIGHTS_SHA256,
+    OnnxDecoder,
     OnnxGraphs,
     OnnxModel,
     OnnxStreamingModel,
@@ -159,7 +160,8 @@ def load_bundle(
     if device == AUTO and bundle.model.effective.device == "cpu":
         warn_once(runtime)
     bundle = bundle.with_decoder(decoder).with_hotwords_option(hotwords)
-    if runtime == ONNX and bundle.decoder and bundle.decoder.attention_rescoring:
+    lacks_decoder = runtime == ONNX and bundle.decoder_tokenizer is None
+    if lacks_decoder and bundle.decoder and bundle.decoder.attention_rescoring:
         raise ConfigError(
             f"The decoder rescores with the attention decoder, which the runtime {runtime} lacks. "
             "Choose the decoder greedy, or run `sbkit tune RUN --no-attention-rescoring --out NEW`."
@@ -216,18 +218,23 @@ def _load_onnx(
     device = FIRST_GPU if device == "cuda" else device
     options = {"device": device, "precision": precision}
     model: OnnxModel | OnnxGraphs
+    sessions: list[OnnxModel | OnnxGraphs] = []
     if graphs:
         model = OnnxGraphs(graphs, folder, device=device)
     elif streaming == "only":
         model = OnnxStreamingModel.load(folder, **options)
     else:
         model = OnnxModel.load(folder, **options)
+        if contents.decoder_tokenizer is not None:
+            model.decoder = OnnxDecoder.load(folder, **options)
+            sessions += model.decoder.sessions
         chunk_file = folder / ONNX_FOLDER / OnnxStreamingModel.files[precision]
         if streaming == "also" and chunk_file.exists():
             model.chunk_model = OnnxStreamingModel.load(folder, **options)
-    if model.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
-        raise BundleError(f"The ONNX model in {folder} has other weights. Export it again.")
-    require_effective(model.effective, device=device, precision=precision)
+    for session in (model, *sessions):
+        if session.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
+            raise BundleError(f"The ONNX model in {folder} has other weights. Export it again.")
+        require_effective(session.effective, device=device, precision=precision)
     return model
 
 

@@ -1,19 +1,24 @@
 """A whole Whisper writes the same texts in transformers, faster-whisper and onnxruntime."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
 
 from sbkit.audio.io import Samples
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface
+from sbkit.export.onnx_format import save_onnx, write_onnx
+from sbkit.export.trace import quiet_exporters
 from sbkit.models.pretrained.folder import load_weights, read_encoder_config
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.torch_model import TorchBundle
@@ -24,7 +29,7 @@ from tests.runtime.bundles import ROOT, SMALL, WITHOUT_DATA, make_run, parity_re
 
 YAML = ROOT / "hparams/whisper.yaml"
 library: Any = transformers  # whose annotations are incomplete
-FORMATS = ("huggingface",)
+FORMATS = ("huggingface", "onnx")
 
 
 def export_whisper(
@@ -115,6 +120,55 @@ def test_formats_agree_with_the_trained_model(folder: Path) -> None:
             if "int8" not in kind:  # which random weights may miss
                 assert report["written"], report["reasons"]
                 assert 0 < report["grid"]["largest_difference"] < 1e-4
+
+
+def test_onnxruntime_writes_and_scores_the_same_texts(folder: Path, noise: list[Samples]) -> None:
+    """Also of a clip that is longer than a segment."""
+    trained = load_bundle(folder, decoder="greedy")
+    written = load_bundle(folder, runtime="onnx", decoder="greedy")
+    clips = [*noise, np.tile(noise[0], 12)]
+    texts = np.array([[9, 40, 200, 11, 290], [9, 40, 256, 256, 256]])
+    texts[:, -1] = trained.model.network.end_token
+    for expected, actual in zip(trained.encode(clips), written.encode(clips), strict=True):
+        assert actual.states.shape == expected.states.shape
+        tokens = trained.model.generate(expected.states)
+        assert written.model.generate(actual.states) == tokens
+        score = trained.model.score_texts(expected.states, texts)
+        np.testing.assert_allclose(
+            written.model.score_texts(actual.states, texts), score, atol=1e-3
+        )
+    assert written.transcribe(noise) == trained.transcribe(noise)
+
+
+def test_int8_runs_whole_and_other_weights_are_refused(
+    folder: Path, noise: list[Samples], tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(folder, bundle)
+    with quiet_exporters():
+        candidates = write_onnx(load_bundle(folder), bundle / "onnx")
+    write_checksums(bundle / "onnx")
+    decoder = next(item for item in candidates if item.name == "decoder, fp32")
+    assert decoder.transcribe and decoder.trained_texts
+    floats = [(clip / 32768).astype(np.float32) for clip in noise]
+    assert decoder.transcribe(floats) == decoder.trained_texts(floats)
+    model = load_bundle(bundle, runtime="onnx", precision="int8").model
+    (encoded,) = model.encode([np.zeros(16_000, np.int16)])
+    assert len(model.generate(encoded.states)) > 0
+    file = bundle / "onnx/decoder.onnx"
+    graph = onnx.load(file)
+    metadata = {item.key: item.value for item in graph.metadata_props}
+    for change, words in (
+        ({"weights": "others"}, "other weights"),
+        ({"settings": "{}"}, "settings"),
+    ):
+        save_onnx(graph, file, metadata | change)
+        write_checksums(bundle / "onnx")
+        with pytest.raises(SbkitError, match=words):
+            load_bundle(bundle, runtime="onnx")
+    file.unlink()
+    with pytest.raises(SbkitError, match="has no onnx/decoder.onnx"):
+        load_bundle(bundle, runtime="onnx")
 
 
 def test_model_of_english_with_an_output_layer_of_its_own(

@@ -126,7 +126,8 @@ class AsrModel(AcousticModel):
         context: int = getattr(self.encoder.backbone.module, "context_samples", 0) - tail
         if context > 0:
             silent, _ = append_silence(audio, lengths, context)
-            audio = silent[:, : max(audio.shape[1], context)]
+            longest = torch.sym_max(audio.shape[1], context)  # type: ignore[no-untyped-call]
+            audio = silent[:, :longest]
             lengths = lengths.clamp(min=context)
         return self.encoder.inputs(audio, lengths, spec_augment, tail)
 
