@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from sbkit.commands.cli import run as sbkit
+from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
+from sbkit.train.setup import load_initial_weights
 from tests.models.pretrained.whisper_folder import make_whisper
 from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after, train_here
 
@@ -54,3 +56,13 @@ def test_run_resumes_without_the_folder_and_its_bundle_transcribes(
     assert greedy.transcribe(clips) == [
         bundle.normalizer()(bundle.decoder_tokenizer.decode(written))
     ]
+
+    other = {
+        "text": {"case": "keep", "punctuation": ["."]},
+        "init_from_differs": ["case", "punctuation"],
+    }
+    start = {"init_from": str(tmp_path / "run"), "data_folder": str(workplace.release), **other}
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        prepared = Run(YAML, {**start, "output_folder": str(tmp_path / "next")}).prepare()
+    lines = "\n".join(load_initial_weights(prepared))
+    assert "init_from: 0 tensors are new" in lines and "by token: ctc_lin.weight" in lines
