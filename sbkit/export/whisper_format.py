@@ -102,8 +102,8 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     if transformer.context_samples < context:
         seconds = samples_to_seconds(context, config["sample_rate"])
         advice = (
-            f". transformers fills each clip with silence to {seconds:g} s, but this model had less "
-            f"in training: train it with `context_seconds: {seconds:g}`"
+            f". transformers fills each clip with silence to {seconds:g} s, but this model "
+            f"had less in training: train it with `context_seconds: {seconds:g}`"
         )
     return [
         Candidate(
