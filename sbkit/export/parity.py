@@ -81,6 +81,7 @@ class Candidate:
         trained: the trained model on the same input, if it is not a clip as a bundle takes it.
         transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
         trained_texts: what the trained model writes, unless CTC writes it.
+        advice: what to do if its error rate is higher.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Candidate:
     trained: RunBatch | None = None
     transcribe: Transcribe | None = None
     trained_texts: Transcribe | None = None
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Comparison:
         if round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE:
             reasons.append(
                 f"{name} is {100 * rate:.2f} %, the trained model's is {100 * trained_rate:.2f} %; "
-                f"it may be higher by {100 * MAX_WER_DIFFERENCE:g} points"
+                f"it may be higher by {100 * MAX_WER_DIFFERENCE:g} points{self.candidate.advice}"
             )
         if not self.candidate.is_exact and not self.clips.utterances:
             reasons.append(

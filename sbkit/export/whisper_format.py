@@ -98,6 +98,13 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     (folder / TOKENIZER).write_bytes(tokenizer.content)
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     text = torch.tensor([tokenizer.encode(PARITY_TEXT)])
+    advice = ""
+    if transformer.context_samples < context:
+        seconds = samples_to_seconds(context, config["sample_rate"])
+        advice = (
+            f". transformers fills each clip with silence to {seconds:g} s, but this model "
+            f"had less in training: train it with `context_seconds: {seconds:g}`"
+        )
     return [
         Candidate(
             name=type(model).__name__,
@@ -106,6 +113,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             trained=partial(_trained_log_probs, network, text, context),
             transcribe=partial(_transcribe, loaded, bundle),
             trained_texts=partial(greedy_texts, bundle),
+            advice=advice,
         )
     ]
 

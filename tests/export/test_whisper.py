@@ -15,9 +15,11 @@ import transformers
 from sbkit.audio.io import Samples
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.evaluate.wer import count_errors
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface
 from sbkit.export.onnx_format import save_onnx, write_onnx
+from sbkit.export.parity import Comparison
 from sbkit.export.trace import quiet_exporters
 from sbkit.models.pretrained.folder import load_weights, read_encoder_config
 from sbkit.runtime.runtimes import load_bundle
@@ -181,6 +183,18 @@ def test_model_of_english_with_an_output_layer_of_its_own(
     folder = export_whisper(tmp_path, train_output, formats=("huggingface",), languages=())
     assert not json.loads((folder / "huggingface/config.json").read_text())["tie_word_embeddings"]
     assert theirs(folder, noise) == written_texts(load_bundle(folder), noise)
+
+
+def test_model_of_shorter_context_is_told_why_transformers_differs(tmp_path: Path) -> None:
+    """Its scores are compared in filled clips, and equal; its texts as each one runs."""
+    bundle = load_bundle(export_whisper(tmp_path, context_seconds=0.0))
+    (candidate,) = write_huggingface(bundle, tmp_path)
+    comparison = Comparison(candidate, bundle)
+    comparison.errors += count_errors("one", "two")
+    comparison.trained_errors += count_errors("one", "one")
+    (reason,) = comparison.reasons()
+    assert reason.startswith("WER is 100.00 %, ")
+    assert reason.endswith("train it with `context_seconds: 3`")
 
 
 def test_output_layer_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
