@@ -37,8 +37,9 @@ from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.bundle.task import ClipBatch, Labels, Task, load_task
+from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, AttentionScorer
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.pool import (
     ClipDecoder,

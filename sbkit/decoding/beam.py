@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import FLAG, Range, require_in_range
-from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, DecoderWeights, rescore
+from sbkit.decoding.attention import AttentionScorer
+from sbkit.decoding.decoder import WORD_WEIGHTS, DecoderWeights, rescore
 from sbkit.decoding.greedy import Hypothesis, near_speech
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.prefix_beam import (

@@ -1,70 +1,20 @@
 """What decoders have in common: their protocol, their weights, and rescoring.
 
-Legend: U frames, V vocabulary, N sequences, L tokens.
+Legend: U frames, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, Protocol, Self
 
-import numpy as np
-
-from sbkit.base.arrays import Float64s, Int64s, LogProbs
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
+from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.greedy import Hypothesis
 
 LANGUAGE_MODELS_FILE = "lm.safetensors"  # in a run and in a bundle
 MAX_WEIGHT = 1e3
 WORD_WEIGHTS = ("word", "unknown_word", "word_bonus")
-
-Tokens = tuple[int, ...]
-
-
-class AttentionScorer:
-    """Score token sequences of one utterance with an attention decoder, each sequence once.
-
-    score_texts: computes ln p of texts and their end, from the decoder's tokens, filled up with
-        ``end``: (N, L + 1) -> (N,).
-    spell: converts tokens of CTC to those of a decoder that has its own.
-    propose: returns the texts that such a decoder finds, the best first, as tokens of CTC.
-    """
-
-    def __init__(
-        self,
-        *,
-        score_texts: Callable[[Int64s], Float64s],
-        end: int,
-        spell: Callable[[Tokens], Sequence[int]] | None = None,
-        propose: Callable[[], Sequence[Tokens]] | None = None,
-    ) -> None:
-        self._score_texts = score_texts
-        self._end = end
-        self._spell = spell
-        self._propose = propose
-        self._scores: dict[Tokens, float] = {}
-
-    @property
-    def has_own_tokens(self) -> bool:
-        """Whether the decoder's tokens are others than those of CTC."""
-        return self._spell is not None
-
-    @cached_property
-    def proposals(self) -> Sequence[Tokens]:
-        """The texts that the decoder finds by itself, as tokens of CTC."""
-        return () if self._propose is None else self._propose()
-
-    def score(self, sequences: Sequence[Tokens]) -> list[float]:
-        """Return ln p(tokens, end | audio) of each sequence."""
-        unscored = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
-        if unscored:
-            spelled = [self._spell(tokens) if self._spell else tokens for tokens in unscored]
-            padded = np.full((len(spelled), max(map(len, spelled)) + 1), self._end)  # (N, L + 1)
-            for row, tokens in zip(padded, spelled, strict=True):
-                row[: len(tokens)] = tokens
-            scores: list[float] = self._score_texts(padded).tolist()
-            self._scores |= zip(unscored, scores, strict=True)
-        return [self._scores[tokens] for tokens in sequences]
 
 
 def rescore(

@@ -15,8 +15,9 @@ import numpy as np
 from sbkit.base.arrays import Bools, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
+from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
-from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, Decoder, DecoderWeights
+from sbkit.decoding.decoder import WORD_WEIGHTS, Decoder, DecoderWeights
 from sbkit.decoding.greedy import GreedyDecoder, near_speech
 from sbkit.decoding.word_times import BEAM, GREEDY, Confidence, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks

@@ -5,16 +5,14 @@ Legend: U frames, V vocabulary.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sbkit.base.arrays import Bools, Counts, LogProbs
 from sbkit.base.errors import DataError
+from sbkit.decoding.attention import AttentionScorer
 from sbkit.text.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from sbkit.decoding.decoder import AttentionScorer
 
 REACH_FRAMES = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
 LOWEST = -1e4  # finite, so that any text can be aligned
@@ -108,7 +106,7 @@ class GreedyDecoder:
     vocabulary: Vocabulary
 
     def nbest(
-        self, log_probs: LogProbs, attention: "AttentionScorer | None" = None
+        self, log_probs: LogProbs, attention: AttentionScorer | None = None
     ) -> Sequence[Hypothesis]:
         """Return the text of a decoder with its own tokens, or of CTC's best frames."""
         if attention is not None and attention.proposals:

@@ -21,8 +21,9 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import begin_work
 from sbkit.base.units import samples_to_seconds
+from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.decoder import AttentionScorer, Decoder
+from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
 from sbkit.decoding.word_times import WordAligner
 from sbkit.lm.language_models import LanguageModels

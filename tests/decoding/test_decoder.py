@@ -18,8 +18,9 @@ import torch
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.decoding import pool as clip_module
+from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.decoder import AttentionScorer, DecoderWeights, rescore
+from sbkit.decoding.decoder import DecoderWeights, rescore
 from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.pool import ClipDecoder, DecoderInput, DecoderPool
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
