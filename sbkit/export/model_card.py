@@ -48,7 +48,7 @@ def card_facts(
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     named = config["parts"].items()
     parts = {name: part for name, part in named if isinstance(part, dict) and "new" in part}
-    encoder = parts.get("Transformer", {}).get("arguments", {})
+    transformer = parts.get("Transformer", {})
     return {
         "model_name": task.model_name,
         "uses": task.uses,
@@ -60,7 +60,8 @@ def card_facts(
         "parts": ", ".join(f"`{printable(str(part['new']))}`" for part in parts.values()),
         "corpus": data.get("corpus") or {},
         "base_model": _without_folders(init_from) or None,
-        "encoder_config": encoder.get("config") or {},
+        "encoder_config": transformer.get("arguments", {}).get("config") or {},
+        "has_decoder": transformer.get("new", "").endswith(".PretrainedTransformer"),
         "ema_decay": settings.get("ema_decay"),
         "splits": data.get("splits"),
         "results": [*_results(task, summary)],

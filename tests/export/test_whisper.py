@@ -114,6 +114,8 @@ def test_transformers_loads_every_tensor_and_its_own_classes(folder: Path) -> No
     reference = json.loads((folder.parent / "whisper/generation_config.json").read_text())
     written = json.loads((folder / "huggingface/generation_config.json").read_text())
     assert written == {**reference, "language": "de", "task": "transcribe", "num_beams": 1}
+    card = (folder / "huggingface/README.md").read_text()
+    assert "model=FOLDER)" in card and "append 0.2 s" not in card
 
 
 def test_formats_agree_with_the_trained_model(folder: Path) -> None:
