@@ -31,7 +31,7 @@ OFF = (
 )
 NEEDS = {  # of each key: another value, and what each turns it on
     "lm_text": ("a.txt", LM_ORDERS),
-    "beam_size": ("8", [*LM_ORDERS, "ctc_weight=0.99"]),
+    "beam_size": ("7", [*LM_ORDERS, "ctc_weight=0.99"]),
     "label_smoothing": ("0.3", ["ctc_weight=0.99"]),
     "ema_decay": ("0.9", ["average_checkpoints=1"]),
     "split_shares": ("{dev: 0.3}", ["manifest={all: a.csv}"]),

@@ -236,7 +236,10 @@ class PretrainedTransformer(PretrainedEncoder):
     """
 
     RANGES: ClassVar = {
-        **PretrainedEncoder.RANGES,
+        **dict.fromkeys(("mask_time_prob", "layerdrop", "dropout"), SHARE),
+        **dict.fromkeys(("attention_dropout", "activation_dropout"), SHARE),
+        "mask_time_length": POSITIVE_COUNT,
+        "gradient_checkpointing": FLAG,
         "decoder_task": Kind(("transcribe", "translate")),
         "context_seconds": Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on."),
     }

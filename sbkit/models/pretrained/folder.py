@@ -257,8 +257,8 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
             f"`{key}` in {source_file} must be {requirement}, but is "
             f"{config.get(key, settings.get(key))}. Use another model."
         )
-    given = {key: settings.get(key) for key in ("text_tokens", "source")}
-    return {"model_type": family, **config, **given}
+    tokens = {"text_tokens": settings.get("text_tokens")} if family == "whisper" else {}
+    return {"model_type": family, **config, **tokens, "source": settings.get("source")}
 
 
 def _faults(settings: Config, defaults: Config) -> Iterator[tuple[str, str]]:
