@@ -16,18 +16,30 @@ ReadTokens = Callable[[Int64s, Any, bool], tuple[Int64s, Any]]
 
 
 def generate(
-    read: ReadTokens, state: Any, *, start: Sequence[int], end: int, max_tokens: Counts
+    read: ReadTokens,
+    state: Any,
+    frames: Counts,
+    *,
+    start: Sequence[int],
+    end: int,
+    max_tokens: int,
+    max_frames: int,
 ) -> list[list[int]]:
     """Return the text of each row as tokens, without its start and its end.
 
-    max_tokens: of each text, with its start, (B,); one that reaches it has no end.
+    A text may have as many tokens a frame as the positions of both allow, so that one that repeats
+    itself in a short clip soon ends.
+
+    frames: of each row, (B,); max_tokens, max_frames: the positions, those of ``start`` included.
     """
-    texts: list[list[int]] = [[] for _ in max_tokens]
-    is_open = np.ones(len(max_tokens), np.bool_)
-    tokens = np.tile(np.array(start, np.int64), (len(max_tokens), 1))
-    for count in range(len(start), int(max_tokens.max(initial=0))):
+    limits = len(start) + np.ceil(frames / max_frames * max_tokens).astype(np.int64)
+    limits = limits.clip(max=max_tokens)
+    texts: list[list[int]] = [[] for _ in limits]
+    is_open = np.ones(len(limits), np.bool_)
+    tokens = np.tile(np.array(start, np.int64), (len(limits), 1))
+    for count in range(len(start), int(limits.max(initial=0))):
         best, state = read(tokens, state, count == len(start))
-        is_open &= (best != end) & (count < max_tokens)
+        is_open &= (best != end) & (count < limits)
         if not is_open.any():
             break
         for row in np.flatnonzero(is_open):

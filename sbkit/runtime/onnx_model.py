@@ -8,7 +8,6 @@ Legend: B clips or sessions, S samples, U frames, V vocabulary, D width, N texts
 """
 
 import json
-import math
 import re
 import sys
 from collections import Counter
@@ -233,7 +232,7 @@ class OnnxDecoder:
         return np.array(scores)
 
     def generate(self, states: Float32s) -> list[int]:
-        """Decode a clip greedily: (U, D). Its length limits the text, as `AsrModel.generate`."""
+        """Decode a clip greedily: (U, D)."""
 
         def read(tokens: Int64s, memories: Memories, is_first: bool) -> tuple[Int64s, Memories]:
             logits, memories = self.read(tokens, memories)
@@ -243,14 +242,14 @@ class OnnxDecoder:
                 scores[:, self._suppressed_first] = -np.inf
             return scores.argmax(1), memories
 
-        share = len(states) / self._max_frames
-        limit = math.ceil(share * self._max_tokens) + len(self._start)
         (text,) = generate(
             read,
             self.remember(states),
+            np.array([len(states)]),
             start=self._start,
             end=self._end,
-            max_tokens=np.array([min(limit, self._max_tokens)]),
+            max_tokens=self._max_tokens,
+            max_frames=self._max_frames,
         )
         return text
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -177,14 +176,8 @@ class AsrModel(AcousticModel):
 
     @torch.no_grad()
     def generate(self, states: Tensor, frame_lengths: Tensor) -> list[list[int]]:
-        """Decode greedily with a decoder that has its own tokens: (B, U, D), (B,) -> B texts.
-
-        A text may have as many tokens a frame as the positions of both allow, so that one that
-        repeats itself in a short clip soon ends.
-        """
+        """Decode greedily with a decoder that has its own tokens: (B, U, D), (B,) -> B texts."""
         decoder: Any = self.encoder.backbone.module
-        share = frame_lengths.numpy() / decoder.max_frames
-        limits = np.ceil(share * decoder.max_tokens).astype(np.int64) + len(self.start_tokens)
         forbidden = torch.zeros(2, decoder.vocab_size, dtype=torch.bool, device=states.device)
         forbidden[:, decoder.suppressed] = True
         forbidden[1, decoder.suppressed_first] = True
@@ -200,9 +193,11 @@ class AsrModel(AcousticModel):
         return generate(
             read,
             decoder.start_text(states.float(), frame_lengths),
+            frame_lengths.numpy(),
             start=self.start_tokens,
             end=self.end_token,
-            max_tokens=limits.clip(max=decoder.max_tokens),
+            max_tokens=decoder.max_tokens,
+            max_frames=decoder.max_frames,
         )
 
     @property
