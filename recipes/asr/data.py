@@ -68,7 +68,8 @@ def ensure_decoder_tokenizer(settings: Mapping[str, Any]) -> None:
     if file.exists():
         return
     if name := settings.get("pretrained"):
-        source = file_in(find_folder(name, settings.get("pretrained_revision")), TOKENIZER)
+        revision = (settings["encoder_config"].get("source") or {}).get("revision")
+        source = file_in(find_folder(name, revision), TOKENIZER)
         wanted = f"`pretrained` must be a folder with a {TOKENIZER}, but {name} has none."
     else:
         sources = init_sources(settings)

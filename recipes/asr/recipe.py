@@ -105,13 +105,15 @@ class AsrBrain(Brain):
     ) -> Predictions:
         """Run the model on augmented audio (B, S); in training, it masks features."""
         training = stage is Stage.TRAIN
-        return self.network.run(
+        targets = self.decoder_targets(batch) if self.hparams.ctc_weight < 1 else None
+        predictions = self.network.run(
             audio,
             audio_lengths,
-            tokens=self.decoder_targets(batch)[0] if self.hparams.ctc_weight < 1 else None,
+            tokens=None if targets is None else targets[0],
             return_intermediate=training and self.hparams.inter_ctc_weight > 0,
             spec_augment=self.augmentation.feature_augmentation(training=training),
         )
+        return replace(predictions, targets=targets)
 
     def decoder_targets(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         """Return the tokens that the attention decoder learns: (B, L), (B,)."""
@@ -144,7 +146,8 @@ class AsrBrain(Brain):
             loss = intermediate.interpolate(loss, own_weight=self.hparams.inter_ctc_weight)
         if (logits := predictions.logits) is not None:
             smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
-            targets, lengths = self.decoder_targets(batch)
+            assert predictions.targets is not None
+            targets, lengths = predictions.targets
             attention = attention_loss(logits, targets, lengths, self.network.end_token, smoothing)
             attention = weighted("attention", attention)
             loss = loss.interpolate(attention, own_weight=self.hparams.ctc_weight)

@@ -154,7 +154,9 @@ class Bundle(BundleContents):
         task.require_prediction("text", command="transcribe")
         batch = ClipBatch(clips=[*map(to_samples, clips)], times=times, with_greedy=with_greedy)
         longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
-        if task.decodes_frames or all(len(clip) <= longest for clip in batch.clips):
+        # A decoder with own tokens reads no more frames at once than its encoder has positions for.
+        joins_frames = task.decodes_frames and self.decoder_tokenizer is None
+        if joins_frames or all(len(clip) <= longest for clip in batch.clips):
             return [*task.predict(self, batch)]
         recognized: list[Recognition] = []
         for clip in batch.clips:
@@ -216,11 +218,8 @@ class Bundle(BundleContents):
 
     def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
         """Return what scores texts of a clip, and finds some, with the model's decoder."""
-        score, tokenizer, own = (
-            partial(self.model.score_texts, encoded.states),
-            self.tokenizer,
-            self.decoder_tokenizer,
-        )
+        score = partial(self.model.score_texts, encoded.states)
+        tokenizer, own = self.tokenizer, self.decoder_tokenizer
         if own is None:
             return AttentionScorer(score_texts=score, end=tokenizer.vocabulary.eos)
 

@@ -90,7 +90,14 @@ def join_recognitions(segments: Sequence[Recognition]) -> Recognition:
     text = join_segments(segment.text for segment in segments)
     words = chain.from_iterable(segment.words for segment in segments)
     seconds = sum(segment.seconds for segment in segments)
-    return Recognition(text, tuple(words), start=segments[0].start, seconds=seconds)
+    greedy = [segment.greedy for segment in segments if segment.greedy is not None]
+    return Recognition(
+        text,
+        tuple(words),
+        start=segments[0].start,
+        seconds=seconds,
+        greedy=join_recognitions(greedy) if len(greedy) == len(segments) else None,
+    )
 
 
 class ClipDecoder:

@@ -53,6 +53,12 @@ def test_run_resumes_without_the_folder_and_its_bundle_transcribes(
     (written,) = bundle.model.network.generate(
         *bundle.model.network.encode(torch.zeros(1, 8000), torch.tensor([8000]))
     )
+    noise = np.random.default_rng(0).normal(0, 1000, 40 * 16_000).astype(np.int16)
+    generate = bundle.model.generate
+    with patch.object(bundle.model, "generate", side_effect=generate) as calls:
+        (heard,) = greedy.recognize([noise])
+    frames = [len(call.args[0]) for call in calls.call_args_list]
+    assert len(frames) > 1 and max(frames) < 1520  # 40 s are cut; a clip has a tail
     assert greedy.transcribe(clips) == [
         bundle.normalizer()(bundle.decoder_tokenizer.decode(written))
     ]
