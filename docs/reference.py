@@ -53,6 +53,7 @@ SUMMARY_FIELDS = {
     "test.SET.decoder": "greedy, beam or attention: what wrote the hypotheses",
     "test.SET.report_by.COLUMN.KEY": "with `report_by`: metrics and utterances of each value",
     "before_training.SET.KEY": "these figures of the recognizer that the run starts from, if any",
+    "ends_with_start": "whether the run ends with the weights that it started from, if any",
     "model": "the run folder or the bundle",
     "values.KEY": "the YAML as it took effect; missing in a folder of scores of a bundle",
     "parameters": "number of the model's parameters, frozen ones included",

@@ -250,6 +250,11 @@ KEYS: Mapping[str, Key] = {
         needs={"average_checkpoints": "1"},
     ),
     "average_checkpoints": Key(Range(low=1, integer=True, advice="Pass 1 to take only the best.")),
+    "keep_better_start": Key(
+        FLAG,
+        True,
+        "a recognizer that the run starts from is kept if training makes it worse on validation",
+    ),
     "export_formats": Key(
         LIST, [], "such as [onnx]: formats of `sbkit export` that the run writes into its bundle"
     ),

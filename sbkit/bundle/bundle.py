@@ -370,7 +370,7 @@ def read_bundle(
     config = files.config
     import_user_modules(sorted(user_modules), {folder: files.read_modules(user_modules)})
     task = load_task(config.task, user_modules=user_modules)
-    weights = files.read(WEIGHTS_FILE) if with_weights else b""
+    weights = files.read(WEIGHTS_FILE) if with_weights and config.model else b""
     labels: Labels = None
     if task.label_file is not None:
         labels = task.read_labels(folder / task.label_file, files.read(task.label_file))

@@ -17,6 +17,7 @@ from sbkit.decoding.word_times import Confidence, WordOffsets
 from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+HUGGINGFACE = "huggingface"  # the folder of a bundle with a model that transformers runs
 FORMAT = 5
 
 Plain = Any  # what JSON can hold
@@ -28,7 +29,7 @@ class BundleConfig:
 
     task: the dotted path of its `sbkit.bundle.task.Task`.
     sample_rate: in Hz.
-    model: the keys of the parts in the ModuleList, in order.
+    model: the keys of the parts in the ModuleList, in order; none if transformers runs the model.
     parts: every part as plain data, by key.
     language: of the transcripts.
     normalizer: the normalization table of the training transcripts, also applied to references and

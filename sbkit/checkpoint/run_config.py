@@ -39,7 +39,7 @@ END_KEYS = frozenset(
         *("decoder", "beam_size", "attention_rescoring"),
         *("word_lm_order", "token_lm_order", "lm_text"),
         *("average_checkpoints", "eval_precision", "eval_batch_seconds"),
-        *("export_formats", "report_by"),
+        *("keep_better_start", "export_formats", "report_by"),
     }
 )
 # The machine, watching and saving: a finished run may be opened with others, but keeps its own.

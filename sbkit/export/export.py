@@ -45,7 +45,7 @@ from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.allowed_classes import ALLOWED_MODULES
-from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, require_run
+from sbkit.bundle.config import CONFIG_FILE, FORMAT, HUGGINGFACE, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
@@ -183,7 +183,10 @@ def add_formats(
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
     """Copy the listed files of a bundle, and these of its formats, but nothing that has a link."""
-    names = {CHECKSUMS, *read_checksums(bundle), *formats}
+    names = {CHECKSUMS, *read_checksums(bundle)}
+    if WEIGHTS_FILE not in names:  # transformers runs it
+        formats = {HUGGINGFACE, *formats}
+    names |= {*formats}
     for path in filter(lambda path: path.name in names, bundle.iterdir()):
         inner_paths = path.rglob("*") if path.name in formats else ()
         if path.is_symlink() or any(inner.is_symlink() for inner in inner_paths):

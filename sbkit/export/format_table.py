@@ -6,6 +6,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from sbkit.base.machine import ONNX
+from sbkit.bundle.config import HUGGINGFACE
 from sbkit.bundle.task import Prediction, Task
 
 
@@ -54,7 +55,7 @@ FORMATS: Mapping[str, Format] = {  # by the name of the folder
         "features that the model was trained with.",
         packages=("onnx", "onnxscript", "onnxruntime", "sherpa-onnx"),
     ),
-    "huggingface": Format(
+    HUGGINGFACE: Format(
         writer="sbkit.export.huggingface_format:write_huggingface",
         use='`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
         "sbkit: append 0.2 s of zeros to each clip. Whisper's encoder needs "

@@ -1,28 +1,34 @@
 """Measure the recognizer that a run starts from, before the first step.
 
 `init_from` or `pretrained` -> a bundle -> scores on the validation and test sets -> a file of the
-run folder, from which the log, the summary and the report quote them at the end
+run folder, from which the log, the summary and the report quote them at the end -> the bundle of
+the run, if the trained one has more errors on the validation sets
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
+import datasets
 import torch
 
 from sbkit.base.allocator import return_freed_memory
+from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.bundle.config import CONFIG_FILE
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.checkpoint.run_config import has_checkpoint
-from sbkit.distributed.ranks import main_rank_first, rank
+from sbkit.checkpoint.run_config import BUNDLE, has_checkpoint
+from sbkit.decoding.word_times import GREEDY
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
 from sbkit.evaluate.intervals import Interval
-from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG
+from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG, read_json
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import describe_results
+from sbkit.export.export import copy_files, replacing_bundle
 from sbkit.logs.metric import Metrics, best_key, percent
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.runtime.runtimes import load_bundle
@@ -30,12 +36,12 @@ from sbkit.runtime.score_report import ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
 from sbkit.runtime.scoring import BundleScorer
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.runtime.transformers_folder import require_recognizer
+from sbkit.runtime.transformers_folder import require_recognizer, write_transformers
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import PRETRAINED, init_sources
+from sbkit.train.initialize import DIFFERS, PRETRAINED, init_sources
 from sbkit.train.setup import PreparedRun, user_modules_of
 
 logger = logging.getLogger(__name__)
@@ -60,28 +66,100 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
             return
         if bundle is None:
             return
-        scorer = BundleScorer(
-            bundle,
-            times=False,
-            batch_seconds=batch_seconds_of(run.spec.settings),
-            rewrite=transcript_normalizer(bundle.config.text_table, run.data.labels.tags),
-        )
-        report = ScoreReport(folder, bundle.task, sample_rate=bundle.config.sample_rate)
-        for name, rows in splits.evaluated().items():
-            as_tested = splits.as_tested if name in splits.test else None
-            count = brain.max_evaluated_batches
-            scored = scorer.score(name, rows, as_tested=as_tested, max_batches=count)
-            brain.leave_if_asked()
-            if rank() == 0:
-                report.describe(scored)  # which computes the figures
-        del bundle, scorer
+        rewrite = transcript_normalizer(bundle.config.text_table, run.data.labels.tags)
+        entries = _score(run, brain, bundle, splits.evaluated(), rewrite)
+        del bundle
         return_freed_memory()
         torch.cuda.empty_cache()  # without CUDA it does nothing
     if rank() == 0:
-        text = to_json(report.entries, indent=2)
+        text = to_json(entries, indent=2)
         write_text_atomically(folder / BEFORE_TRAINING, f"{text}\n")
-        for line in describe_start(report.entries):
+        for line in describe_start(entries):
             logger.info(line)
+
+
+def _score(
+    run: PreparedRun,
+    brain: Brain,
+    bundle: TorchBundle,
+    sets: Mapping[str, datasets.Dataset],
+    rewrite: Callable[[str], str] | None = None,
+) -> FigureDict:
+    """Return the figures of validation or test sets on rank 0, nothing on others."""
+    seconds, splits = batch_seconds_of(run.spec.settings), run.loaders.splits
+    scorer = BundleScorer(bundle, times=False, batch_seconds=seconds, rewrite=rewrite)
+    rate = bundle.config.sample_rate
+    report = ScoreReport(run.spec.folder, bundle.task, sample_rate=rate)
+    for name, rows in sets.items():
+        as_tested = splits.as_tested if name in splits.test else None
+        count = brain.max_evaluated_batches
+        scored = scorer.score(name, rows, as_tested=as_tested, max_batches=count)
+        brain.leave_if_asked()
+        if rank() == 0:
+            report.describe(scored)  # which computes the figures
+    return report.entries
+
+
+def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None) -> bool:
+    """Replace the bundle of a run by what the run started from, if that is better; say whether.
+
+    It is better if it has fewer errors on the validation sets, decoded greedily. Only the same kind
+    of model takes part: Whisper, if its decoder was trained; or a bundle with the same tensors and
+    labels, if no `init_from_differs` names a difference.
+    """
+    folder, settings = run.spec.folder, run.spec.settings
+    before, start = read_json(folder / BEFORE_TRAINING), _find_start(run)
+    if bundle is None or start is None or not before or not settings["keep_better_start"]:
+        return False
+    is_whisper = "language" in start
+    if is_whisper != (bundle.decoder_tokenizer is not None) or settings.get(DIFFERS):
+        return False
+    if ends_with_start(run, bundle):  # an earlier try has replaced it
+        return False
+    sets = run.loaders.splits.valid
+    after = _score(run, brain, bundle.with_decoder(GREEDY), sets)
+    rate = best_key(bundle.task.metrics).name
+    errors = [
+        fmean(scores[name].get(GREEDY, scores[name])[rate] for name in sets)
+        for scores in (before, after)
+        if rank() == 0
+    ]
+    if not gather_over_ranks(errors and errors[0] < errors[1])[0]:
+        return False
+    with main_rank_first():
+        opened = _open_start(start, run, brain)
+        if opened is None or not (is_whisper or _has_same_tensors(bundle, opened)):
+            return False
+        if rank() == 0:
+            with replacing_bundle(folder / BUNDLE) as new:
+                if is_whisper:
+                    write_transformers(start["folder"], opened.config, new)
+                else:
+                    copy_files(start["folder"], new)
+            then, now = map(percent, errors)
+            logger.warning(
+                "note: the run ends with the weights that it started from, because training made "
+                f"them worse: on validation, {rate} was {then} before and is {now} after. "
+                "keep_better_start: False takes the trained weights."
+            )
+    return True
+
+
+def ends_with_start(run: PreparedRun, bundle: TorchBundle | None) -> bool:
+    """Return whether the bundle of a run holds what the run started from."""
+    if bundle is None or (start := _find_start(run)) is None:
+        return False
+    weights = read_checksums(start["folder"]).get(WEIGHTS_FILE)
+    return not bundle.config.model or bundle.digests["weights"] == weights
+
+
+def _has_same_tensors(one: TorchBundle, other: TorchBundle) -> bool:
+    one_shapes, other_shapes = (
+        {name: tensor.shape for name, tensor in bundle.model.state_dict().items()}
+        for bundle in (one, other)
+    )
+    one_names, other_names = (bundle.task.label_names(bundle.labels) for bundle in (one, other))
+    return one_shapes == other_shapes and [*one_names] == [*other_names]
 
 
 def _find_start(run: PreparedRun) -> dict[str, Any] | None:
@@ -91,13 +169,13 @@ def _find_start(run: PreparedRun) -> dict[str, Any] | None:
     """
     settings = run.spec.settings
     sources = init_sources(settings)
-    files = (CONFIG_FILE, BUNDLE_CONFIG)
-    if len(sources) == 1 and any((sources[0] / file).exists() for file in files):
-        return {"folder": sources[0], "user_modules": user_modules_of(run.spec)}
-    if not sources and settings.get(PRETRAINED):
+    for file in (CONFIG_FILE, BUNDLE_CONFIG):
+        if len(sources) == 1 and (config := sources[0] / file).exists():
+            return {"folder": config.parent, "user_modules": user_modules_of(run.spec)}
+    if not sources and settings.get(PRETRAINED) and settings.get("decoder_task") != "translate":
         source = (settings.get("encoder_config") or {}).get("source") or {}
-        folder = find_folder(settings[PRETRAINED], source.get("revision"))
-        with suppress(BundleError):
+        with suppress(SbkitError):  # it may be gone at the end of a run
+            folder = find_folder(settings[PRETRAINED], source.get("revision"))
             require_recognizer(folder)
             return {"folder": folder, "language": settings["language"]}
     return None

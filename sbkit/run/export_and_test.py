@@ -36,7 +36,7 @@ from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failure
 from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
-from sbkit.run.before_training import describe_start, describe_worse
+from sbkit.run.before_training import describe_start, describe_worse, ends_with_start
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_report import ScoredSet, ScoreReport
 from sbkit.runtime.score_sets import batch_seconds_of
@@ -214,10 +214,14 @@ def report(
         )
     run_log.close()
 
+    is_start = ends_with_start(run, bundle)
     weights = "best checkpoint"
     if len(brain.tested) > 1:
         weights = f"mean of {len(brain.tested)} checkpoints"
-    parameters = sum(p.numel() for p in brain.modules.parameters())
+    if is_start:
+        weights = "the weights before training"
+    model = bundle.model if bundle is not None and is_start else brain.modules
+    parameters = sum(p.numel() for p in model.parameters())
     training = brain.training_metrics.of_run
     draw_curves(folder / LOG_FILE, folder / CURVES, brain.evaluator.metrics)
     before: FigureDict = read_json(folder / BEFORE_TRAINING) or {}
@@ -232,7 +236,7 @@ def report(
         audio_seconds=round(training.audio_seconds, 1),
         rtfx=round(training.rtfx, 1) if training.wall_seconds else None,
         device=str(brain.device),
-        **({"before_training": before} if before else {}),
+        **({"before_training": before, "ends_with_start": is_start} if before else {}),
     )
     for scored in sets:
         logger.info(f"{test_report.describe(scored)}, {weights}")

@@ -62,7 +62,7 @@ from sbkit.export.export import export_run, exported_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.logs.handlers import TEXT_LOG, TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
-from sbkit.run.before_training import measure_start
+from sbkit.run.before_training import keep_better_start, measure_start
 from sbkit.run.export_and_test import make_bundle, report, score, write_formats
 from sbkit.run.tuning import tune
 from sbkit.runtime.runtimes import load_bundle
@@ -404,6 +404,8 @@ class Run:
             with brain.guarded():
                 brain.load_tested_weights()
                 bundle = make_bundle(prepared, brain)  # with a decoder fitted to these weights
+                if keep_better_start(prepared, brain, bundle):
+                    bundle = make_bundle(prepared, brain)  # opens what is there now
             # Not watched: an exporter may work for longer than `stall_seconds` without a sign of
             # life. A signal ends it at once, and no format is half-written.
             with main_rank_first():

@@ -12,7 +12,7 @@ from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.machine import ONNX, PRECISIONS, has_torch, warn_of_unused_gpu, why_no_cuda
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
-from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers
+from sbkit.bundle.config import CONFIG_FILE, HUGGINGFACE, WEIGHTS_FILE, is_of_transformers
 from sbkit.bundle.task import Prediction
 from sbkit.decoding.word_times import BEAM
 from sbkit.evaluate.run_results import BUNDLE_CONFIG
@@ -120,7 +120,12 @@ def load_bundle(
         contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
         if language is not None:
             raise ConfigError(f"{folder} has a language of its own. Leave out `language`.")
+        transformers_folder = folder / HUGGINGFACE
     else:
+        from sbkit.runtime.transformers_folder import read_transformers
+
+        contents, transformers_folder = read_transformers(folder, language), folder
+    if not contents.config.model:
         unsupported = {
             "The runtime onnx": runtime == ONNX,
             "`compile`": compile is not None,
@@ -131,9 +136,6 @@ def load_bundle(
         for name, is_asked in unsupported.items():
             if is_asked:
                 raise ConfigError(f"{name} is not supported for models of transformers ({folder}).")
-        from sbkit.runtime.transformers_folder import load_transformers, read_transformers
-
-        contents = read_transformers(folder, language)
     if str(device).startswith("cuda") and (cause := why_no_cuda(runtime)):
         raise DeviceError(f"The device {device} needs a GPU that {runtime} can use, but {cause}.")
     bundle: Bundle
@@ -147,8 +149,10 @@ def load_bundle(
         chosen: Any = None if device == AUTO else device
         placement = resolve(chosen, precision)
         options: dict[str, Any] = {"user_modules": user_modules, "placement": placement}
-        if language is not None:
-            network = load_transformers(contents, folder, placement)
+        if not contents.config.model:
+            from sbkit.runtime.transformers_folder import load_transformers
+
+            network = load_transformers(contents, transformers_folder, placement)
         elif compile is None:
             network = TorchModel.load(contents, folder, **options)
         else:

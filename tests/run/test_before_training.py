@@ -1,15 +1,22 @@
 """A run that starts from a recognizer measures it first, and says so wherever it says results."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.files import to_json
+from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.run_results import BEFORE_TRAINING
 from sbkit.logs.metric import percent
 from sbkit.run.before_training import describe_worse
+from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.task import Recognition
 from tests.models.pretrained.folders import make_folder
+from tests.models.pretrained.whisper_folder import make_whisper as make_trainable_whisper
 from tests.runs import Workplace, read_json, stopped_after
 from tests.runtime.recognizers import make_whisper
 
@@ -54,6 +61,56 @@ def test_start_from_a_bundle_is_measured_once(
     wer, cer = (percent(before["test"][rate]) for rate in ("WER", "CER"))
     lines = [line for line in capsys.readouterr().out.splitlines() if "before" in line]
     assert lines == [f"  A: before training: WER {wer}, CER {cer}"]
+
+
+def test_run_ends_with_a_better_bundle_that_it_started_from(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = tmp_path / "first"
+    assert workplace.train_here(first, *ONE_EPOCH) == 0
+    capsys.readouterr()
+    weights: dict[bool, bytes] = {}
+    for keeps in (True, False):
+        run = tmp_path / f"{keeps}"
+        start = (f"--init_from={first}", "--lr=0.1", f"--keep_better_start={keeps}")
+        assert workplace.train_here(run, *start, *ONE_EPOCH) == 0  # the learning rate is too high
+        summary, captured = read_json(run / "summary.json"), capsys.readouterr()
+        before, after = summary["before_training"]["test"], summary["test"]["test"]
+        assert summary["ends_with_start"] == keeps == (before["CER"] == after["CER"])
+        assert ("the run ends with the weights that it started from" in captured.err) == keeps
+        assert ("the weights before training" in captured.out) == keeps
+        assert ("the run ends worse than it began" in captured.err) != keeps
+        weights[keeps] = (run / "bundle" / WEIGHTS_FILE).read_bytes()
+    assert weights[True] == (first / "bundle" / WEIGHTS_FILE).read_bytes() != weights[False]
+
+
+def test_run_ends_with_a_better_whisper_that_it_started_from(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder, out = tmp_path / "run", tmp_path / "whisper", tmp_path / "out"
+    make_trainable_whisper(folder, seconds=30, max_tokens=120)
+    yaml = {"yaml": "hparams/whisper.yaml", "tiny": PRETRAINED}
+    with stopped_after(1):
+        workplace.train_here(run, f"--pretrained={folder}", **yaml)
+    scores = read_json(run / BEFORE_TRAINING)
+    scores["dev"]["CER"] = -1.0  # whatever training reaches is worse
+    (run / BEFORE_TRAINING).write_text(to_json(scores))
+    assert workplace.train_here(run, f"--pretrained={folder}", **yaml) == 0
+    assert "the run ends with the weights that it started from" in capsys.readouterr().err
+    summary = read_json(run / "summary.json")
+    assert summary["ends_with_start"]
+    assert summary["test"]["test"]["CER"] == summary["before_training"]["test"]["CER"]
+
+    clips = [np.random.default_rng(0).normal(0, 1000, 16_000).astype(np.int16)]
+    expected = load_bundle(folder, language="en").transcribe(clips)
+    shutil.rmtree(folder)
+    assert sbkit(["export", str(run), f"--out={out}"]) == 0
+    assert load_bundle(out).transcribe(clips) == expected
+    with pytest.raises(ConfigError, match="The runtime onnx is not supported for models of trans"):
+        load_bundle(out, runtime="onnx")
+    (out / "huggingface/config.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"damaged: config.json is not what was written"):
+        load_bundle(out)
 
 
 def test_pretrained_whisper_is_measured_with_its_decoder(

@@ -143,7 +143,7 @@ def tone_bundle(
     config = BundleConfig(
         task=Recognition().name,
         sample_rate=RATE,
-        model=(),
+        model=("model",),
         parts={},
         word_offsets=WordOffsets(0.0, 0.0),  # a tone fills its frames
     )
