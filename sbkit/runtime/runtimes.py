@@ -129,7 +129,7 @@ def load_bundle(
         unsupported = {
             "The runtime onnx": runtime == ONNX,
             "`compile`": compile is not None,
-            "Streaming": streaming != "no",
+            "Streaming": streaming == "only",
             "The decoder beam": decoder == BEAM,
             "`hotwords`": hotwords is not None,
         }
