@@ -112,7 +112,7 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
     if bundle is None or start is None or not before or not settings["keep_better_start"]:
         return False
     is_whisper = "language" in start
-    if is_whisper != (bundle.decoder_tokenizer is not None) or settings.get(DIFFERS):
+    if (is_whisper and bundle.decoder_tokenizer is None) or settings.get(DIFFERS):
         return False
     if ends_with_start(run, bundle):  # an earlier try has replaced it
         return False
