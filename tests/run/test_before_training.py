@@ -10,8 +10,8 @@ from sbkit.logs.metric import percent
 from sbkit.run.before_training import describe_worse
 from sbkit.tasks.recognition.task import Recognition
 from tests.models.pretrained.folders import make_folder
+from tests.models.pretrained.recognizers import make_whisper
 from tests.runs import Workplace, read_json, stopped_after
-from tests.runtime.recognizers import make_whisper
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,8 @@ def test_start_from_a_bundle_is_measured_once(
 def test_pretrained_whisper_is_measured_with_its_decoder(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, whisper = tmp_path / "run", make_whisper(tmp_path / "whisper")
+    run, whisper = tmp_path / "run", tmp_path / "whisper"
+    make_whisper(whisper, seconds=30)
     yaml = {"yaml": "hparams/ctc_whisper.yaml", "tiny": PRETRAINED}
     assert workplace.train_here(run, f"--pretrained={whisper}", **yaml) == 0
     before = read_json(run / "summary.json")["before_training"]

@@ -14,7 +14,7 @@ from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.train.setup import load_initial_weights
-from tests.models.pretrained.whisper_folder import make_whisper
+from tests.models.pretrained.recognizers import make_whisper
 from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after, train_here
 
 YAML = ROOT / "hparams/whisper.yaml"
