@@ -1,6 +1,6 @@
-"""Greedy decoding by an attention decoder, token by token.
+"""Greedy decoding by an attention decoder, token by token, and the limit of a text.
 
-Legend: B utterances, L tokens.
+Legend: B utterances, N texts, L tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,4 +45,14 @@ def generate(
         for row in np.flatnonzero(is_open):
             texts[row].append(int(best[row]))
         tokens = best[:, None]
+    return texts
+
+
+def cut_texts(texts: Int64s, *, end: int, max_tokens: int) -> Int64s:
+    """Cut texts to so many tokens and an end: (N, L), filled up with ends -> (N, L).
+
+    A decoder's own text may have more once it is normalized: "9 9 9" becomes "nine nine nine".
+    """
+    texts = texts[:, : max_tokens + 1].copy()
+    texts[:, -1] = end
     return texts

@@ -33,7 +33,7 @@ from sbkit.bundle.protocols import (
     Encoded,
     StreamingModel,
 )
-from sbkit.decoding.generate import generate
+from sbkit.decoding.generate import cut_texts, generate
 from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
 
@@ -224,7 +224,7 @@ class OnnxDecoder:
         """
         memories = self.remember(states)
         scores: list[float] = []
-        for text in texts:
+        for text in cut_texts(texts, end=self._end, max_tokens=self._max_tokens - len(self._start)):
             tokens = text[: (text == self._end).argmax()].tolist()
             log_probs = self.log_probs(tokens, memories)
             following = log_probs[range(len(tokens) + 1), [*tokens, self._end]]

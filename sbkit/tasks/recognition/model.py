@@ -20,7 +20,7 @@ from sbkit.audio.segments import tail_samples
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE, SHIFT_MS, shift_samples, window_samples
-from sbkit.decoding.generate import generate
+from sbkit.decoding.generate import cut_texts, generate
 from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
 from sbkit.models.encoder_parts import decoding_modules, token_embedding
 from sbkit.models.frontend import ConvFrontEnd
@@ -155,6 +155,8 @@ class AsrModel(AcousticModel):
         texts: the decoder's tokens, filled up with ``end_token``, of which there is one at least.
         Returns ln p(tokens, end | states) of each.
         """
+        if self.has_own_tokens:
+            texts = cut_texts(texts, end=self.end_token, max_tokens=self.max_text_tokens)
         tokens = torch.from_numpy(texts).to(states.device)
         states = states.float().expand(len(tokens), *states.shape)
         lengths = torch.full((len(tokens),), states.shape[1])
@@ -163,15 +165,19 @@ class AsrModel(AcousticModel):
         is_after_end = (tokens == self.end_token).cumsum(1) > 1
         return scores.masked_fill(is_after_end, 0.0).sum(1).cpu().numpy()
 
+    @property
+    def max_text_tokens(self) -> int:
+        """How many tokens of a text a decoder with own tokens has positions for."""
+        decoder: Any = self.encoder.backbone.module
+        return decoder.max_tokens - len(self.start_tokens)
+
     def check_text_lengths(self, lengths: Sequence[int], ids: Sequence[str]) -> None:
         """Raise DataError for a text longer than the positions of a decoder with own tokens."""
-        decoder: Any = self.encoder.backbone.module
-        longest = decoder.max_tokens - len(self.start_tokens)
         for id, count in zip(ids, lengths, strict=True):
-            if count > longest:
+            if count > self.max_text_tokens:
                 raise DataError(
-                    f"A text may have up to {longest} tokens of the decoder, but {id} has {count}. "
-                    "Cut the recording, or leave it out: lower `max_seconds`."
+                    f"A text may have up to {self.max_text_tokens} tokens of the decoder, but {id} "
+                    f"has {count}. Cut the recording, or leave it out: lower `max_seconds`."
                 )
 
     @torch.no_grad()
