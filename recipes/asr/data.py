@@ -103,7 +103,7 @@ def make_asr_loaders(
     if rank() == 0:
         language = hparams["language"]
         logger.info(describe_normalizer(language, text_table(language, hparams.get("text"))))
-    collate = TextCollate(labels, hparams["sample_rate"])
+    collate = TextCollate(labels, hparams["sample_rate"], hparams.get("decoder_tokenizer"))
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
 

@@ -70,5 +70,8 @@ def test_run_resumes_without_the_folder_and_its_bundle_transcribes(
     start = {"init_from": str(tmp_path / "run"), "data_folder": str(workplace.release), **other}
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
         prepared = Run(YAML, {**start, "output_folder": str(tmp_path / "next")}).prepare()
+        batch = next(iter(prepared.loaders.train))
+    tokens = batch.decoder_tokens[0, : batch.decoder_token_lengths[0]].tolist()
+    assert prepared.hparams["decoder_tokenizer"].decode(tokens) == batch.texts[0]
     lines = "\n".join(load_initial_weights(prepared))
     assert "init_from: 0 tensors are new" in lines and "by token: ctc_lin.weight" in lines
