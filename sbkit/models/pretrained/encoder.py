@@ -34,12 +34,7 @@ from sbkit.models.pretrained.features import (
 )
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
-from sbkit.models.pretrained.whisper import (
-    DecoderState,
-    WhisperBody,
-    WhisperConvs,
-    WhisperDecoder,
-)
+from sbkit.models.pretrained.whisper import WhisperBody, WhisperConvs, WhisperDecoder
 from sbkit.text.languages import whisper_language
 
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
@@ -296,16 +291,7 @@ class PretrainedTransformer(PretrainedEncoder):
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         """Decode whole texts: (B, L), (B, U, D), (B,) -> (B, L, D)."""
-        return self.continue_text(tokens, self.decoder.start(states, lengths))[0]
-
-    def start_text(self, states: Tensor, lengths: Tensor) -> DecoderState:
-        """Begin to decode token by token: (B, U, D), (B,)."""
-        return self.decoder.start(states, lengths)
-
-    def continue_text(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Read the next tokens: (B, L) -> (B, L, D), and the state after them."""
-        decoded, state = self.decoder(tokens, state)
-        return decoded, state
+        return self.decoder(tokens, self.decoder.start(states, lengths))[0]
 
 
 def text_start(tokens: Mapping[str, Any], language: str, task: str) -> list[int]:

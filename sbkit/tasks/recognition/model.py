@@ -183,27 +183,26 @@ class AsrModel(AcousticModel):
     @torch.no_grad()
     def generate(self, states: Tensor, frame_lengths: Tensor) -> list[list[int]]:
         """Decode greedily with a decoder that has its own tokens: (B, U, D), (B,) -> B texts."""
-        decoder: Any = self.encoder.backbone.module
-        forbidden = torch.zeros(2, decoder.vocab_size, dtype=torch.bool, device=states.device)
-        forbidden[:, decoder.suppressed] = True
-        forbidden[1, decoder.suppressed_first] = True
+        transformer: Any = self.encoder.backbone.module
+        forbidden = torch.zeros(2, transformer.vocab_size, dtype=torch.bool, device=states.device)
+        forbidden[:, transformer.suppressed] = True
+        forbidden[1, transformer.suppressed_first] = True
 
         def read(tokens: Int64s, state: Any, is_first: bool) -> tuple[Int64s, Any]:
-            decoded, state = decoder.continue_text(
-                torch.from_numpy(tokens).to(states.device), state
-            )
+            new_tokens = torch.from_numpy(tokens).to(states.device)
+            decoded, state = transformer.decoder(new_tokens, state)
             logits = self._seq_logits(decoded[:, -1]).float()
             best = logits.masked_fill(forbidden[int(is_first)], -torch.inf).argmax(-1)
             return best.cpu().numpy(), state
 
         return generate(
             read,
-            decoder.start_text(states.float(), frame_lengths),
+            transformer.decoder.start(states.float(), frame_lengths),
             frame_lengths.numpy(),
             start=self.start_tokens,
             end=self.end_token,
-            max_tokens=decoder.max_tokens,
-            max_frames=decoder.max_frames,
+            max_tokens=transformer.max_tokens,
+            max_frames=transformer.max_frames,
         )
 
     @property
