@@ -156,9 +156,9 @@ class PretrainedEncoder(nn.Module):
             valid = Range(low=1, high=last, integer=True, advice="Choose one of these layers.")
             require_in_range({key: layer}, {key: valid})
         self.intermediate_layer = middle
-        rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
-        rates["activation_dropout"] = activation_dropout
-        self.body: Any = family.body({**config, **rates, "num_hidden_layers": count})
+        self.rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
+        self.rates["activation_dropout"] = activation_dropout
+        self.body: Any = family.body({**config, **self.rates, "num_hidden_layers": count})
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.has_mask_vector:
@@ -220,7 +220,8 @@ class PretrainedTransformer(PretrainedEncoder):
     context_seconds: silence follows shorter clips up to this length. At 30, the decoder writes what
         Whisper's does; at 0, an untrained one repeats itself without end.
 
-    The other arguments are those of `PretrainedEncoder`; the decoder shares the rates and `lora`.
+    The other arguments are those of `PretrainedEncoder`, but by default nothing is masked, dropped
+    or skipped. The decoder shares the rates and `lora`.
 
     Attributes:
         start_tokens: those that each text begins with.
@@ -231,10 +232,7 @@ class PretrainedTransformer(PretrainedEncoder):
     """
 
     RANGES: ClassVar = {
-        **dict.fromkeys(("mask_time_prob", "layerdrop", "dropout"), SHARE),
-        **dict.fromkeys(("attention_dropout", "activation_dropout"), SHARE),
-        "mask_time_length": POSITIVE_COUNT,
-        "gradient_checkpointing": FLAG,
+        **PretrainedEncoder.RANGES,
         "decoder_task": Kind(("transcribe", "translate")),
         "context_seconds": Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on."),
     }
@@ -247,27 +245,12 @@ class PretrainedTransformer(PretrainedEncoder):
         language: str,
         decoder_task: str = "transcribe",
         context_seconds: float = 0.0,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        layerdrop: float = 0.0,
-        mask_time_prob: float = 0.0,
-        mask_time_length: int = 10,
-        gradient_checkpointing: bool = False,
         lora: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            config=config,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            activation_dropout=activation_dropout,
-            layerdrop=layerdrop,
-            mask_time_prob=mask_time_prob,
-            mask_time_length=mask_time_length,
-            mask_channel_prob=0.0,
-            gradient_checkpointing=gradient_checkpointing,
-            lora=lora,
-        )
+        defaults = dict.fromkeys(("activation_dropout", "layerdrop"), 0.0)
+        defaults |= dict.fromkeys(("mask_time_prob", "mask_channel_prob"), 0.0)
+        super().__init__(config=config, layers=None, lora=lora, **defaults | options)
         tokens = config.get("text_tokens")
         if tokens is None:
             raise ConfigError(
@@ -284,8 +267,7 @@ class PretrainedTransformer(PretrainedEncoder):
         self.vocab_size: int = config["vocab_size"]
         self.max_tokens: int = config["max_target_positions"]
         self.max_frames: int = config["max_source_positions"]
-        rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
-        self.decoder = WhisperDecoder({**config, **rates})
+        self.decoder = WhisperDecoder({**config, **self.rates})
         if lora is not None:
             add_adapters(self.decoder, **lora)
 
