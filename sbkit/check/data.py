@@ -108,7 +108,7 @@ def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
     heads = {name: hparams.get(name) for name in run.data.recipe.heads}
-    has_own_tokens = hasattr(hparams.get("Transformer"), "start_tokens")  # its decoder
+    has_own_tokens = hasattr(hparams.get("Transformer"), "generation")  # its decoder
     if has_own_tokens:
         heads.pop("seq_lin", None)
     sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}

@@ -70,7 +70,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     settings = transformers.WhisperConfig(**sizes, **special, tie_word_embeddings=is_tied)
     model = transformers.WhisperForConditionalGeneration(settings)
     model.load_state_dict(_renamed_weights(network))
-    generation = special | _generation_settings(config, tokenizer, transformer.start_tokens)
+    generation = special | _generation_settings(config, tokenizer, network.start_tokens)
     model.generation_config = transformers.GenerationConfig(**generation)
     model.save_pretrained(folder)
     context = 2 * config["max_source_positions"] * config["hop_length"]  # samples

@@ -185,7 +185,7 @@ def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[
 def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> set[int]:
     """Return the ids of the tensors in heads and embeddings, which have a row for each label."""
     # A decoder with its own tokens has no rows of these labels.
-    own = hasattr(hparams.get("Transformer"), "start_tokens")
+    own = hasattr(hparams.get("Transformer"), "generation")
     heads = [hparams.get(name) for name in task.heads if not (own and name == "seq_lin")]
     embeddings = [] if own else [*map(token_embedding, hparams.values())]
     parts = [part for part in (*heads, *embeddings) if part is not None]

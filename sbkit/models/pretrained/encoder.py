@@ -35,6 +35,7 @@ from sbkit.models.pretrained.features import (
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 from sbkit.models.pretrained.whisper import WhisperBody, WhisperConvs, WhisperDecoder
+from sbkit.text.decoder_tokenizer import GenerationSettings
 from sbkit.text.languages import whisper_language
 
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
@@ -224,11 +225,7 @@ class PretrainedTransformer(PretrainedEncoder):
     or skipped. The decoder shares the rates and `lora`.
 
     Attributes:
-        start_tokens: those that each text begins with.
-        end_token: the one that ends a text.
-        suppressed, suppressed_first: tokens that no text contains, and that none begins with.
-        vocab_size, max_tokens: of the decoder, ``start_tokens`` included.
-        max_frames: that its encoder has positions for.
+        generation: which tokens the decoder writes; vocab_size: of how many.
     """
 
     RANGES: ClassVar = {
@@ -259,14 +256,16 @@ class PretrainedTransformer(PretrainedEncoder):
                 "hparams/ctc_pretrained.yaml.",
                 keys=("pretrained",),
             )
-        self.start_tokens = text_start(tokens, language, decoder_task)
-        self.end_token: int = tokens["end"]
-        self.suppressed: list[int] = tokens["suppressed"]
-        self.suppressed_first: list[int] = tokens["suppressed_first"]
+        self.generation = GenerationSettings(
+            start=text_start(tokens, language, decoder_task),
+            end=tokens["end"],
+            suppressed=tokens["suppressed"],
+            suppressed_first=tokens["suppressed_first"],
+            max_tokens=config["max_target_positions"],
+            max_frames=config["max_source_positions"],
+        )
         self.context_samples = seconds_to_samples(context_seconds, config["sample_rate"])
         self.vocab_size: int = config["vocab_size"]
-        self.max_tokens: int = config["max_target_positions"]
-        self.max_frames: int = config["max_source_positions"]
         self.decoder = WhisperDecoder({**config, **self.rates})
         if lora is not None:
             add_adapters(self.decoder, **lora)
