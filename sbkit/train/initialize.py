@@ -53,6 +53,7 @@ from sbkit.checkpoint.weights import (
 from sbkit.config.document import Keys, dotted, holds_object, plain_value, read_document
 from sbkit.config.hparams import read_spec
 from sbkit.models.encoder_parts import token_embedding
+from sbkit.models.pretrained.encoder import text_tokens_of
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
@@ -411,6 +412,8 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
             f"`sample_rate` must be the {config['sample_rate']} Hz of the encoder, but is "
             f"{settings['sample_rate']}."
         )
+    if "decoder_task" in settings:  # before references to sizes of a decoder lead nowhere
+        text_tokens_of(config)
     return {**overrides, ENCODER_CONFIG: config}
 
 

@@ -248,14 +248,7 @@ class PretrainedTransformer(PretrainedEncoder):
         defaults = dict.fromkeys(("activation_dropout", "layerdrop"), 0.0)
         defaults |= dict.fromkeys(("mask_time_prob", "mask_channel_prob"), 0.0)
         super().__init__(config=config, layers=None, lora=lora, **defaults | options)
-        tokens = config.get("text_tokens")
-        if tokens is None:
-            raise ConfigError(
-                f"`pretrained` must be a Whisper with its decoder, but is {config['model_type']}, "
-                "or its folder has no generation_config.json. Without a decoder, train "
-                "hparams/ctc_pretrained.yaml.",
-                keys=("pretrained",),
-            )
+        tokens = text_tokens_of(config)
         self.generation = GenerationSettings(
             start=text_start(tokens, language, decoder_task),
             end=tokens["end"],
@@ -273,6 +266,19 @@ class PretrainedTransformer(PretrainedEncoder):
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         """Decode whole texts: (B, L), (B, U, D), (B,) -> (B, L, D)."""
         return self.decoder(tokens, self.decoder.start(states, lengths))[0]
+
+
+def text_tokens_of(config: Config) -> Mapping[str, Any]:
+    """Return the special tokens of a decoder; raises ConfigError if the model has none."""
+    tokens: Mapping[str, Any] | None = config.get("text_tokens")
+    if tokens is None:
+        raise ConfigError(
+            f"`pretrained` must be a Whisper with its decoder, but is {config['model_type']}, or "
+            "its folder has no generation_config.json. Without a decoder, train "
+            "hparams/ctc_pretrained.yaml.",
+            keys=("pretrained",),
+        )
+    return tokens
 
 
 def text_start(tokens: Mapping[str, Any], language: str, task: str) -> list[int]:

@@ -23,7 +23,7 @@ from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 from sbkit.train.setup import fill_output_layer
-from tests.models.pretrained.folders import make_folder, tiny_config
+from tests.models.pretrained.folders import make_folder
 from tests.models.pretrained.recognizers import LANGUAGES, MAX_TOKENS, make_whisper
 from tests.runs import ROOT
 
@@ -125,7 +125,6 @@ def test_models_and_languages_that_do_not_fit_are_refused(tmp_path: Path) -> Non
             "decoder_task",
             "only transcribes",
         ),
-        ({"config": tiny_config("wav2vec2"), "language": "en"}, "pretrained", "wav2vec2"),
         (
             {"config": read_encoder_config(tmp_path / "encoder"), "language": "en"},
             "pretrained",
