@@ -128,6 +128,7 @@ def _generation_settings(
         "no_timestamps_token_id": tokens["no_times"],
         "suppress_tokens": tokens["suppressed"],
         "begin_suppress_tokens": tokens["suppressed_first"],
+        "alignment_heads": tokens.get("alignment_heads"),
         "max_length": config["max_target_positions"],
         "is_multilingual": bool(languages),
         "num_beams": 1,  # which `pipeline` would set to 5

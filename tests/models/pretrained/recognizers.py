@@ -77,6 +77,7 @@ def make_whisper(
         **of_texts,
         max_length=MAX_TOKENS,
         no_timestamps_token_id=ids[NO_TIMES],
+        alignment_heads=[[1, 0], [1, 2]],
         is_multilingual=bool(languages),
         **(of_languages if languages else {}),
     )
