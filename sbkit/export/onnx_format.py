@@ -34,7 +34,6 @@ from sbkit.export.parity import (
     join,
 )
 from sbkit.export.trace import EXAMPLE_BATCH, EncodingModel, NetworkModule, WaveformModel, trace
-from sbkit.models.pretrained.encoder import PretrainedTransformer
 from sbkit.models.pretrained.whisper import DecoderState, Memory
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
@@ -75,7 +74,7 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
         lengths = torch.tensor([rate, rate * 3 // 4, rate // 2])
         network = bundle.model.network
-        has_decoder = isinstance(network.encoder.backbone.module, PretrainedTransformer)
+        has_decoder = bundle.decoder_tokenizer is not None
         form = EncodingModel if has_decoder else WaveformModel
         program = trace(form(network).eval(), noise, lengths)
         metadata |= {"tokens": write_tokens(bundle, folder).name}

@@ -188,7 +188,7 @@ def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> se
     # A decoder with its own tokens has no rows of these labels.
     own = hasattr(hparams.get("Transformer"), "generation")
     heads = [hparams.get(name) for name in task.heads if not (own and name == "seq_lin")]
-    embeddings = [] if own else [*map(token_embedding, hparams.values())]
+    embeddings = map(token_embedding, hparams.values())
     parts = [part for part in (*heads, *embeddings) if part is not None]
     for module in hparams["model"].modules():  # also embeddings that the task does not name
         if isinstance(module, nn.Embedding) and module.num_embeddings == num_labels:

@@ -75,8 +75,7 @@ class AsrModel(AcousticModel):
         if isinstance(CNN, ConvFrontEnd) and CNN.is_causal:
             require_causal_level(compute_features)
         backbone = self.encoder.backbone
-        embedding = None if own is not None else token_embedding(backbone.module)
-        if embedding is not None:
+        if (embedding := token_embedding(backbone.module)) is not None:
             unit = "rows in its embedding"
             vocabulary.check_size(embedding.num_embeddings, key=backbone.name, unit=unit)
         rates = [getattr(part, "sample_rate", None) for part in self.encoder.modules.values()]

@@ -51,20 +51,15 @@ def make_whisper(
     pairs.save(str(path / "tokenizer.json"))
     ids = pairs.get_vocab()
     end, start = (ids[name] for name in SPECIAL)
-    of_texts: dict[str, Any] = {
-        **{"pad_token_id": end, "bos_token_id": end, "eos_token_id": end},
-        **{"decoder_start_token_id": start, "begin_suppress_tokens": [ids["X"], end]},
-        "suppress_tokens": [id for name, id in ids.items() if id > end or not name.isascii()],
-    }
+    special = {"pad_token_id": end, "bos_token_id": end, "eos_token_id": end}
+    special["decoder_start_token_id"] = start
     torch.manual_seed(4)  # with which texts of different clips differ, and some end
     sizes: dict[str, Any] = {
         **{**CONFIGS["whisper"], "max_source_positions": 50 * seconds},
         **{"vocab_size": len(ids), "decoder_layers": 2, "decoder_ffn_dim": 32},
         **{"decoder_attention_heads": 4, "max_target_positions": max_tokens},
     }
-    special = {name: of_texts[name] for name in of_texts if not name.endswith("suppress_tokens")}
-    config = WhisperConfig(**sizes, **special)
-    model = WhisperForConditionalGeneration(config).eval()
+    model = WhisperForConditionalGeneration(WhisperConfig(**sizes, **special)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.4 * torch.randn_like(parameter)
@@ -74,7 +69,9 @@ def make_whisper(
         "task_to_id": {name: ids[f"<|{name}|>"] for name in TASKS},
     }
     model.generation_config = GenerationConfig(
-        **of_texts,
+        **special,
+        suppress_tokens=[id for name, id in ids.items() if id > end or not name.isascii()],
+        begin_suppress_tokens=[ids["X"], end],
         max_length=MAX_TOKENS,
         no_timestamps_token_id=ids[NO_TIMES],
         alignment_heads=[[1, 0], [1, 2]],
