@@ -181,7 +181,6 @@ class Asr(CorpusRecipe, Recognition):
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
-        "decoder_task": Kind(("transcribe", "translate")),
         "language": Kind(
             ("one language tag",),
             advice="For several, write mul, and the tables of all languages as `manifest`.",

@@ -82,9 +82,8 @@ class DecoderTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Convert text to tokens, without special ones."""
-        ids: list[int] = self._tokens.encode(
-            f" {text}" if text else "", add_special_tokens=False
-        ).ids
+        spaced = f" {text}" if text else ""
+        ids: list[int] = self._tokens.encode(spaced, add_special_tokens=False).ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:

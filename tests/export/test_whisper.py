@@ -199,8 +199,8 @@ def test_model_of_shorter_context_is_told_why_transformers_differs(tmp_path: Pat
     assert reason.endswith("train it with `context_seconds: 3`")
 
 
-def test_output_layer_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
-    bundle = load_bundle(export_whisper(tmp_path))
+def test_output_layer_that_transformers_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
+    bundle = load_bundle(folder)
     network = bundle.model.network
     network.seq_lin = torch.nn.Linear(network.seq_lin.in_features, network.seq_lin.out_features)
     with pytest.raises(SbkitError, match="Linear without bias, but `seq_lin`"):

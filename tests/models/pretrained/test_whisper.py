@@ -108,24 +108,15 @@ def test_models_and_languages_that_do_not_fit_are_refused(tmp_path: Path) -> Non
     make_whisper(tmp_path / "all")
     make_whisper(tmp_path / "en", languages=())
     make_folder(tmp_path / "encoder", "whisper")
-    config = read_encoder_config(tmp_path / "all")
+    every, english, encoder = (
+        {"config": read_encoder_config(tmp_path / name), "language": "en"}
+        for name in ("all", "en", "encoder")
+    )
     refused: list[tuple[dict[str, Any], str, str]] = [
-        ({"config": config, "language": "it"}, "language", "de, en, es"),
-        ({"config": read_encoder_config(tmp_path / "en"), "language": "es"}, "language", "only en"),
-        (
-            {
-                "config": read_encoder_config(tmp_path / "en"),
-                "language": "en",
-                "decoder_task": "translate",
-            },
-            "decoder_task",
-            "only transcribes",
-        ),
-        (
-            {"config": read_encoder_config(tmp_path / "encoder"), "language": "en"},
-            "pretrained",
-            "generation_config.json",
-        ),
+        ({**every, "language": "it"}, "language", "de, en, es"),
+        ({**english, "language": "es"}, "language", "only en"),
+        ({**english, "decoder_task": "translate"}, "decoder_task", "only transcribes"),
+        (encoder, "pretrained", "generation_config.json"),
     ]
     for options, key, words in refused:
         with pytest.raises(ConfigError, match=words) as caught:
