@@ -26,8 +26,8 @@ from sbkit.base import errors
 from sbkit.commands.cli import run as sbkit
 from tests import processes
 from tests.models.pretrained.folders import FRAMES, make_folder
+from tests.models.pretrained.recognizers import make_whisper
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
-from tests.runtime.recognizers import make_whisper
 
 RECIPES = ("vad", "codec", "synthesis")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu")
@@ -176,7 +176,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     soundfile.write(tmp_path / "talk.mp3", audio, rate)
     soundfile.write(tmp_path / "call.wav", audio, rate)
     make_folder(tmp_path / "FOLDER", **FRAMES)
-    make_whisper(tmp_path / "whisper-base", positions=300)
+    make_whisper(tmp_path / "whisper-base", seconds=30, max_tokens=300)
     copy_user_files(tmp_path)
     (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
     (tmp_path / "sentences.txt").write_text("Please hold.\nPress one.\n")

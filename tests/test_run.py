@@ -36,7 +36,7 @@ from sbkit.train.setup import (
 )
 from tests.export.test_formats import off_by
 from tests.models.pretrained.folders import FRAMES, make_folder
-from tests.models.pretrained.whisper_folder import make_whisper
+from tests.models.pretrained.recognizers import make_whisper
 from tests.runs import (
     ROOT,
     Workplace,

@@ -67,19 +67,17 @@ def ensure_decoder_tokenizer(settings: Mapping[str, Any]) -> None:
     file = Path(settings["output_folder"]) / DECODER_TOKENIZER_FILE
     if file.exists():
         return
+    source = None
     if name := settings.get("pretrained"):
         revision = (settings["encoder_config"].get("source") or {}).get("revision")
         source = file_in(find_folder(name, revision), TOKENIZER)
-        wanted = f"`pretrained` must be a folder with a {TOKENIZER}, but {name} has none."
-    else:
-        sources = init_sources(settings)
-        copied = sources[0] / DECODER_TOKENIZER_FILE if sources else None
-        source = copied if copied is not None and copied.is_file() else None
-        wanted = (
-            "`pretrained` must name a Whisper, whose decoder has tokens of its own, but is null."
-        )
+    elif sources := init_sources(settings):
+        source = sources[0] / DECODER_TOKENIZER_FILE
     if source is None:
-        raise ConfigError(wanted, keys=("pretrained",))
+        raise ConfigError(
+            f"`pretrained` must be a Whisper with a {TOKENIZER}, but is {name or 'null'}.",
+            keys=("pretrained",),
+        )
     write_bytes_atomically(file, DecoderTokenizer(file=source).content)
 
 
@@ -103,7 +101,7 @@ def make_asr_loaders(
     if rank() == 0:
         language = hparams["language"]
         logger.info(describe_normalizer(language, text_table(language, hparams.get("text"))))
-    collate = TextCollate(labels, hparams["sample_rate"])
+    collate = TextCollate(labels, hparams["sample_rate"], hparams.get("decoder_tokenizer"))
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from speechbrain import Stage
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
@@ -82,7 +81,7 @@ class AsrBrain(Brain):
     def _run_in_segments(self, audio: Tensor, batch: TextBatch, stage: Stage) -> Predictions:
         """Run the model on segments of a recording (1, S), cut and joined as for a transcript."""
         no_tokens = torch.zeros(1, dtype=torch.int64)
-        batch = replace(batch, tokens=batch.tokens[:, :0], token_lengths=no_tokens)
+        batch = replace(batch, decoder_tokens=batch.tokens[:, :0], decoder_token_lengths=no_tokens)
 
         def encode(segment: Segment) -> Encoded:
             self.watchdog.ping(stage.name.lower(), self.optimizer_step, batch.ids)
@@ -105,24 +104,15 @@ class AsrBrain(Brain):
     ) -> Predictions:
         """Run the model on augmented audio (B, S); in training, it masks features."""
         training = stage is Stage.TRAIN
-        targets = self.decoder_targets(batch) if self.hparams.ctc_weight < 1 else None
-        predictions = self.network.run(
+        if self.decoder_tokenizer is not None:
+            self.network.check_text_lengths(batch.decoder_token_lengths.tolist(), batch.ids)
+        return self.network.run(
             audio,
             audio_lengths,
-            tokens=None if targets is None else targets[0],
+            tokens=batch.decoder_tokens if self.hparams.ctc_weight < 1 else None,
             return_intermediate=training and self.hparams.inter_ctc_weight > 0,
             spec_augment=self.augmentation.feature_augmentation(training=training),
         )
-        return replace(predictions, targets=targets)
-
-    def decoder_targets(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
-        """Return the tokens that the attention decoder learns: (B, L), (B,)."""
-        if self.decoder_tokenizer is None:
-            return batch.tokens, batch.token_lengths
-        texts = [torch.tensor(self.decoder_tokenizer.encode(text)).long() for text in batch.texts]
-        lengths = torch.tensor([len(tokens) for tokens in texts])
-        self.network.check_text_lengths(lengths.tolist(), batch.ids)
-        return pad_sequence(texts, batch_first=True).to(batch.tokens.device), lengths
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
         """Interpolate the losses of each utterance, multiplied by its weight."""
@@ -146,8 +136,7 @@ class AsrBrain(Brain):
             loss = intermediate.interpolate(loss, own_weight=self.hparams.inter_ctc_weight)
         if (logits := predictions.logits) is not None:
             smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
-            assert predictions.targets is not None
-            targets, lengths = predictions.targets
+            targets, lengths = batch.decoder_tokens, batch.decoder_token_lengths
             attention = attention_loss(logits, targets, lengths, self.network.end_token, smoothing)
             attention = weighted("attention", attention)
             loss = loss.interpolate(attention, own_weight=self.hparams.ctc_weight)
@@ -192,7 +181,6 @@ class Asr(CorpusRecipe, Recognition):
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
-        "decoder_task": Kind(("transcribe", "translate")),
         "language": Kind(
             ("one language tag",),
             advice="For several, write mul, and the tables of all languages as `manifest`.",

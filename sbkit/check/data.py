@@ -108,12 +108,11 @@ def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
     heads = {name: hparams.get(name) for name in run.data.recipe.heads}
-    has_own_tokens = hasattr(hparams.get("Transformer"), "start_tokens")  # its decoder
-    if has_own_tokens:
+    if hasattr(hparams.get("Transformer"), "generation"):  # its decoder has tokens of its own
         heads.pop("seq_lin", None)
     sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}
     for name in ("Transformer", "encoder"):
-        embedding = None if has_own_tokens else token_embedding(hparams.get(name))
+        embedding = token_embedding(hparams.get(name))
         if embedding is not None:
             sizes[name] = embedding.num_embeddings
     reference, expected = next(iter(sizes.items()), ("", 0))

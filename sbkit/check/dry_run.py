@@ -395,15 +395,15 @@ def check_causality(run: CheckedRun) -> Iterator[Finding]:
     """Find a decoder whose scores of a token depend on later tokens: it learns to copy them."""
     brain = run.brain
     batch = small_batch(run.own)
-    if not isinstance(batch, TextBatch) or not batch.tokens.numel():
+    if not isinstance(batch, TextBatch) or not batch.decoder_tokens.numel():
         return
-    tokens = batch.tokens.clone()
-    row = int(batch.token_lengths.argmax())
+    tokens = batch.decoder_tokens.clone()
+    row = int(batch.decoder_token_lengths.argmax())
     tokens[row, -1] = tokens[row, 0]
-    before, after = _logits(brain, batch), _logits(brain, replace(batch, tokens=tokens))
+    before, after = _logits(brain, batch), _logits(brain, replace(batch, decoder_tokens=tokens))
     if before is None or after is None:
         return
-    num_earlier = batch.tokens.shape[1]  # (B, L + 1, V): the last scores follow the last token
+    num_earlier = tokens.shape[1]  # (B, L + 1, V): the last scores follow the last token
     change = (before - after)[:, :num_earlier].abs().max() / before.abs().max()
     if change > MAX_LOGIT_CHANGE:
         yield run.finding(

@@ -42,6 +42,7 @@ from sbkit.data.store_cache import StoreCache
 from sbkit.data.units import stat_files
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
+from sbkit.text.decoder_tokenizer import DecoderTokenizer
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 LEAVE_SIGNAL = signal.SIGUSR2  # the only one that ends a worker
@@ -96,11 +97,13 @@ class Batch:
 class TextBatch(Batch):
     """Audio and its transcripts."""
 
-    ON_DEVICE = (*Batch.ON_DEVICE, "tokens")
+    ON_DEVICE = (*Batch.ON_DEVICE, "tokens", "decoder_tokens")
 
     texts: list[str]  # normalized
     tokens: Tensor  # (B, L) ids, the blank past each length
     token_lengths: Tensor  # (B,)
+    decoder_tokens: Tensor  # the same, unless an attention decoder has tokens of its own
+    decoder_token_lengths: Tensor
 
     def rows(self) -> list[Row]:
         pairs = zip(super().rows(), self.texts, strict=True)
@@ -187,28 +190,44 @@ class TextCollate:
     """Pad utterances to a batch, and encode their texts.
 
     In a language without spaces, those between joined rows are dropped: no token stands for them.
+
+    decoder_tokenizer: of an attention decoder with tokens of its own.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sample_rate: int = SAMPLE_RATE) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sample_rate: int = SAMPLE_RATE,
+        decoder_tokenizer: DecoderTokenizer | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._sample_rate = sample_rate
+        self._decoder_tokenizer = decoder_tokenizer
         self._separator = " " if any(SPACE in piece for piece in tokenizer.pieces()) else ""
 
     def __call__(self, rows: Sequence[Row]) -> TextBatch:
         """Make one batch; refuse an id that no loss accepts here, on the CPU."""
-        tokens = [torch.tensor(self._encode(row), dtype=torch.int64) for row in rows]
-        blank = self._tokenizer.vocabulary.blank
+        tokens = [self._encode(row) for row in rows]
+        own = self._decoder_tokenizer
+        decoder_tokens = tokens if own is None else [own.encode(row["text"]) for row in rows]
         return TextBatch(
             **collate_audio(rows, self._sample_rate),
             texts=[row["text"] for row in rows],
-            tokens=pad_sequence(tokens, batch_first=True, padding_value=blank),
-            token_lengths=torch.tensor([len(ids) for ids in tokens]),
+            tokens=self._pad(tokens),
+            token_lengths=torch.tensor([*map(len, tokens)]),
+            decoder_tokens=self._pad(decoder_tokens),
+            decoder_token_lengths=torch.tensor([*map(len, decoder_tokens)]),
         )
 
     def _encode(self, row: Row) -> list[int]:
         ids = self._tokenizer.encode(row["text"].replace(" ", self._separator))
         self._tokenizer.vocabulary.check_targets(ids, clip=row["id"])
         return ids
+
+    def _pad(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        tokens = [torch.tensor(ids, dtype=torch.int64) for ids in texts]
+        blank = self._tokenizer.vocabulary.blank
+        return pad_sequence(tokens, batch_first=True, padding_value=blank)
 
 
 def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> tuple[SpeedGroup, ...]:

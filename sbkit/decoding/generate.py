@@ -3,12 +3,13 @@
 Legend: B utterances, L tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sbkit.base.arrays import Counts, Int64s
+from sbkit.text.decoder_tokenizer import GenerationSettings
 
 # Takes the tokens to read (B, L), the decoder's state and whether a text begins; returns the best
 # next tokens (B,) and the state after those that were read.
@@ -16,30 +17,23 @@ ReadTokens = Callable[[Int64s, Any, bool], tuple[Int64s, Any]]
 
 
 def generate(
-    read: ReadTokens,
-    state: Any,
-    frames: Counts,
-    *,
-    start: Sequence[int],
-    end: int,
-    max_tokens: int,
-    max_frames: int,
+    read: ReadTokens, state: Any, frames: Counts, settings: GenerationSettings
 ) -> list[list[int]]:
-    """Return the text of each row as tokens, without its start and its end.
+    """Return the text of each row as tokens, without its start and its end: frames (B,).
 
     A text may have as many tokens a frame as the positions of both allow, so that one that repeats
     itself in a short clip soon ends.
-
-    frames: of each row, (B,); max_tokens, max_frames: the positions, those of ``start`` included.
     """
-    limits = len(start) + np.ceil(frames / max_frames * max_tokens).astype(np.int64)
-    limits = limits.clip(max=max_tokens)
+    num_start = len(settings.start)
+    shares = frames / settings.max_frames
+    limits = num_start + np.ceil(shares * settings.max_tokens).astype(np.int64)
+    limits = limits.clip(max=settings.max_tokens)
     texts: list[list[int]] = [[] for _ in limits]
     is_open = np.ones(len(limits), np.bool_)
-    tokens = np.tile(np.array(start, np.int64), (len(limits), 1))
-    for count in range(len(start), int(limits.max(initial=0))):
-        best, state = read(tokens, state, count == len(start))
-        is_open &= (best != end) & (count < limits)
+    tokens = np.tile(np.array(settings.start, np.int64), (len(limits), 1))
+    for count in range(num_start, int(limits.max(initial=0))):
+        best, state = read(tokens, state, count == num_start)
+        is_open &= (best != settings.end) & (count < limits)
         if not is_open.any():
             break
         for row in np.flatnonzero(is_open):

@@ -380,12 +380,8 @@ def sum_alignments(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> fl
     may_skip[3::2] = states[3::2] != states[1:-2:2]
     alphas = np.full(len(states), -inf)
     alphas[0] = 0.0  # before the first frame
-    for index, frame in enumerate(log_probs):
+    for frame in log_probs:
         advanced = np.concatenate([[-inf], alphas[:-1]])
-        if index == 0:
-            alphas = np.logaddexp(alphas, advanced) + frame[states]
-            alphas[2:] = -inf
-            continue
         skipped = np.where(may_skip, np.concatenate([[-inf, -inf], alphas])[: len(states)], -inf)
         alphas = np.logaddexp(np.logaddexp(alphas, advanced), skipped) + frame[states]
     return float(np.logaddexp.reduce(alphas[-2:]))

@@ -31,21 +31,14 @@ from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
 from sbkit.export.trace import ModelWithoutTail, quiet_exporters, trained_log_probs
-from sbkit.export.whisper_format import write_whisper
-from sbkit.models.pretrained.encoder import (
-    PretrainedEncoder,
-    PretrainedFrontEnd,
-    PretrainedTransformer,
-)
-from sbkit.models.pretrained.folder import WHISPER_NAMES
+from sbkit.export.whisper_format import TOKENIZER_CONFIG, write_whisper
+from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
+from sbkit.models.pretrained.folder import CONFIG, PREPROCESSOR, TOKENIZER, WEIGHTS, WHISPER_NAMES
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-PREPROCESSOR_FILE = "preprocessor_config.json"
-TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 CHARACTERS_FILE = "vocab.json"
 WORD_DELIMITER = "|"  # in CHARACTERS_FILE
 PARAKEET, WHISPER = "parakeet_encoder", "whisper"
@@ -64,9 +57,9 @@ WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 
 def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the model and its processor, and load both with transformers."""
-    network = bundle.model.network
-    if isinstance(network.encoder.backbone.module, PretrainedTransformer):
+    if bundle.decoder_tokenizer is not None:
         return write_whisper(bundle, folder)
+    network = bundle.model.network
     _require_one_head(network)
     transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
@@ -87,14 +80,14 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         **{name: config[name] for name in AUDIO_SETTINGS if name in config},
     }
     text = to_json(preprocessor, indent=1) + "\n"
-    (folder / PREPROCESSOR_FILE).write_text(text, encoding="utf-8")
+    (folder / PREPROCESSOR).write_text(text, encoding="utf-8")
     tokenizer_files = write_tokenizer(bundle.tokenizer, folder)
     code_files = ["whisper_ctc.py"] if config["model_type"] == WHISPER else []
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     return [
         Candidate(
             name=type(model).__name__,
-            files=(CONFIG_FILE, WEIGHTS_FILE, PREPROCESSOR_FILE, *tokenizer_files, *code_files),
+            files=(CONFIG, WEIGHTS, PREPROCESSOR, *tokenizer_files, *code_files),
             log_probs=partial(_log_probs, loaded, network.encoder.modules),
             zeros=network.tail_samples,
             trained=partial(trained_log_probs, ModelWithoutTail(network).eval()),
@@ -200,7 +193,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
         "eos_token": pieces[vocabulary.eos],
         "clean_up_tokenization_spaces": False,
     }
-    files = {TOKENIZER_CONFIG_FILE: settings}
+    files = {TOKENIZER_CONFIG: settings}
     is_char_tokenizer = all(len(text) <= 1 for text in tokenizer.texts)
     if is_char_tokenizer and WORD_DELIMITER not in pieces:
         names = [WORD_DELIMITER if piece == SPACE else piece for piece in pieces]
@@ -208,8 +201,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
     for name, content in files.items():
         (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
     converted = _convert(tokenizer, prepend="never" if is_char_tokenizer else "always")
-    converted.save(str(folder / TOKENIZER_FILE))
-    return TOKENIZER_FILE, *files
+    converted.save(str(folder / TOKENIZER))
+    return TOKENIZER, *files
 
 
 def _convert(tokenizer: Tokenizer, *, prepend: str) -> Any:

@@ -34,7 +34,6 @@ from sbkit.export.parity import (
     join,
 )
 from sbkit.export.trace import EXAMPLE_BATCH, EncodingModel, NetworkModule, WaveformModel, trace
-from sbkit.models.pretrained.encoder import PretrainedTransformer
 from sbkit.models.pretrained.whisper import DecoderState, Memory
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
@@ -75,15 +74,14 @@ def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
         lengths = torch.tensor([rate, rate * 3 // 4, rate // 2])
         network = bundle.model.network
-        has_decoder = isinstance(network.encoder.backbone.module, PretrainedTransformer)
+        has_decoder = bundle.decoder_tokenizer is not None
         form = EncodingModel if has_decoder else WaveformModel
         program = trace(form(network).eval(), noise, lengths)
         metadata |= {"tokens": write_tokens(bundle, folder).name}
         outputs = ["log_probs", "frame_lengths", *(["states"] if has_decoder else [])]
         model = make_onnx(program, ["audio", "audio_lengths"], outputs)
-        save_onnx(model, folder / MODEL_FILES["fp32"], metadata)
-        _quantize(model, folder / MODEL_FILES["int8"], metadata)
         for precision, file in MODEL_FILES.items():
+            WRITERS[precision](model, folder / file, metadata)
             log_probs = OnnxModel((folder / file).read_bytes()).log_probs
             is_exact = precision == "fp32"
             candidates.append(
@@ -155,6 +153,9 @@ def _quantize(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
         weight_type=quantization.QuantType.QInt8,
     )
     save_onnx(onnx.load(file), file, metadata)
+
+
+WRITERS = {"fp32": save_onnx, "int8": _quantize}  # called in this order: int8 changes the graph
 
 
 def _to_float32(model: Proto) -> None:
@@ -237,12 +238,8 @@ def _write_chunk(
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
     tail = getattr(network, "tail_samples", 0)
     files = OnnxStreamingModel.files
-    save_onnx(model, folder / files["fp32"], metadata)
-    precisions = ["fp32"]
-    if bundle.labels is not None:
-        _quantize(model, folder / files["int8"], metadata)
-        precisions.append("int8")
-    for precision in precisions:
+    for precision in WRITERS if bundle.labels is not None else ["fp32"]:
+        WRITERS[precision](model, folder / files[precision], metadata)
         onnx_stream = OnnxStreamingModel((folder / files[precision]).read_bytes())
         yield Candidate(
             name=f"streaming, {precision}",
@@ -303,15 +300,10 @@ def _write_decoder(
     bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
 ) -> Iterator[Candidate]:
     network = bundle.model.network
-    decoder: PretrainedTransformer = network.encoder.backbone.module
-    settings = {
-        **{"start_tokens": network.start_tokens, "end_token": network.end_token},
-        **{"suppressed": decoder.suppressed, "suppressed_first": decoder.suppressed_first},
-        **{"max_tokens": decoder.max_tokens, "max_frames": decoder.max_frames},
-    }
-    metadata = {**metadata, SETTINGS_JSON: json.dumps(settings)}
+    metadata = {**metadata, SETTINGS_JSON: json.dumps(asdict(network.generation))}
     tokens = torch.zeros(EXAMPLE_BATCH, 4, dtype=torch.int64)
-    states = torch.zeros(EXAMPLE_BATCH, 9, decoder.decoder.embed_tokens.embedding_dim)
+    width = network.encoder.backbone.module.decoder.embed_tokens.embedding_dim
+    states = torch.zeros(EXAMPLE_BATCH, 9, width)
     frames = DecoderFrames(network).eval()
     memories = frames(states)
     example = (tokens, *memories, *(memory[:, :, :, :5] for memory in memories))
@@ -319,21 +311,17 @@ def _write_decoder(
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, (batches,) * 4)
     names = ["frame_keys", "frame_values"]
     read = ["token_keys", "token_values"]
-    graphs = {
-        "frames": make_onnx(trace(frames, states), ["states"], names),
-        "tokens": make_onnx(
-            trace(DecoderTokens(network).eval(), *example, dynamic_shapes=shapes),
-            ["tokens", *names, *read],
-            ["logits", *(f"next_{name}" for name in read)],
-        ),
-    }
+    program = trace(DecoderTokens(network).eval(), *example, dynamic_shapes=shapes)
+    outputs = ["logits", *(f"next_{name}" for name in read)]
+    graphs = [
+        make_onnx(trace(frames, states), ["states"], names),
+        make_onnx(program, ["tokens", *names, *read], outputs),
+    ]
     assert bundle.decoder_tokenizer is not None
     text = bundle.decoder_tokenizer.encode(PARITY_TEXT)
-    for precision in MODEL_FILES:
-        files = (OnnxDecoder.frames_files[precision], OnnxDecoder.tokens_files[precision])
-        for file, graph in zip(files, graphs.values(), strict=True):
-            write = save_onnx if precision == "fp32" else _quantize
-            write(graph, folder / file, metadata)
+    for precision, files in OnnxDecoder.files.items():
+        for file, graph in zip(files, graphs, strict=True):
+            WRITERS[precision](graph, folder / file, metadata)
         model = OnnxModel((folder / MODEL_FILES[precision]).read_bytes())
         model.decoder = OnnxDecoder(*(OnnxModel((folder / file).read_bytes()) for file in files))
         yield Candidate(

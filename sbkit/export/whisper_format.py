@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +26,7 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
-from sbkit.export.parity import PARITY_TEXT, Candidate, greedy_texts, spelled
+from sbkit.export.parity import PARITY_TEXT, Candidate, greedy_texts, join, spelled
 from sbkit.export.trace import quiet_exporters
 from sbkit.models.pretrained.folder import (
     CONFIG,
@@ -39,10 +38,9 @@ from sbkit.models.pretrained.folder import (
 )
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.text.decoder_tokenizer import DecoderTokenizer
+from sbkit.text.decoder_tokenizer import END, DecoderTokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
-END = "<|endoftext|>"
 EARLIER_TEXT = "<|startofprev|>"  # begins the text of what was said before
 OTHER_KEYS = (  # of the encoder's config, but not of `config.json`
     *("source", "text_tokens", "do_normalize", "sample_rate", "n_fft", "hop_length"),
@@ -70,7 +68,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     settings = transformers.WhisperConfig(**sizes, **special, tie_word_embeddings=is_tied)
     model = transformers.WhisperForConditionalGeneration(settings)
     model.load_state_dict(_renamed_weights(network))
-    generation = special | _generation_settings(config, tokenizer, transformer.start_tokens)
+    generation = special | _generation_settings(config, tokenizer, network.start_tokens)
     model.generation_config = transformers.GenerationConfig(**generation)
     model.save_pretrained(folder)
     context = 2 * config["max_source_positions"] * config["hop_length"]  # samples
@@ -128,6 +126,7 @@ def _generation_settings(
         "no_timestamps_token_id": tokens["no_times"],
         "suppress_tokens": tokens["suppressed"],
         "begin_suppress_tokens": tokens["suppressed_first"],
+        "alignment_heads": tokens.get("alignment_heads"),
         "max_length": config["max_target_positions"],
         "is_multilingual": bool(languages),
         "num_beams": 1,  # which `pipeline` would set to 5
@@ -168,8 +167,7 @@ def _trained_log_probs(
     full = torch.full((len(audio),), context)
     inputs = network.encoder.inputs(padded * FULL_SCALE, full, None, 0)
     states, frames = network.encoder.backbone(*inputs)
-    log_probs = network.decoder_log_probs(text.expand(len(audio), -1), states, frames)
-    return BatchLogProbs(log_probs.numpy(), np.full(len(audio), log_probs.shape[1]))
+    return join([*network.decoder_log_probs(text.expand(len(audio), -1), states, frames).numpy()])
 
 
 @quiet_exporters()
@@ -183,8 +181,7 @@ def _log_probs(
     inputs = extract(clips, sampling_rate=extract.sampling_rate, return_tensors="pt")
     tokens = torch.cat([torch.tensor([[*start]]), text], 1).expand(len(clips), -1)
     logits = pipeline.model(inputs.input_features, decoder_input_ids=tokens).logits
-    log_probs = logits[:, len(start) - 1 :].log_softmax(-1)
-    return BatchLogProbs(log_probs.numpy(), np.full(len(clips), log_probs.shape[1]))
+    return join([*logits[:, len(start) - 1 :].log_softmax(-1).numpy()])
 
 
 @quiet_exporters()

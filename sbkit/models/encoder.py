@@ -163,7 +163,6 @@ class Predictions:
     intermediate: Tensor | None  # CTC's from the middle of the encoder, if requested
     frame_lengths: Tensor  # (B,)
     logits: Tensor | None  # of the decoder, if there are tokens: (B, L + 1, V)
-    targets: tuple[Tensor, Tensor] | None = None  # these tokens, (B, L), and their number, (B,)
 
 
 def head_size(head: nn.Module) -> int:

@@ -177,6 +177,8 @@ def decoding_modules(part: object) -> list[nn.Module]:
 
 
 def token_embedding(part: object) -> nn.Embedding | None:
-    """Return the embedding of the decoder's tokens; None for a part that does not decode."""
+    """Return the embedding of the decoder's tokens; None if it has none, or tokens of its own."""
+    if hasattr(part, "generation"):
+        return None
     modules = (module for child in decoding_modules(part) for module in child.modules())
     return next((module for module in modules if isinstance(module, nn.Embedding)), None)

@@ -36,6 +36,7 @@ from sbkit.bundle.protocols import (
 from sbkit.decoding.generate import generate
 from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
+from sbkit.text.decoder_tokenizer import GenerationSettings
 
 ONNX_FOLDER = "onnx"  # of a bundle
 MIN_ONNXRUNTIME = "1.17.1"  # for graphs: in sherpa-onnx's library for Android. sbkit needs a newer
@@ -178,26 +179,22 @@ class OnnxDecoder:
     reads new tokens only.
     """
 
-    frames_files: ClassVar = {"fp32": "decoder_frames.onnx", "int8": "decoder_frames.int8.onnx"}
-    tokens_files: ClassVar = {"fp32": "decoder.onnx", "int8": "decoder.int8.onnx"}
+    files: ClassVar = {
+        "fp32": ("decoder_frames.onnx", "decoder.onnx"),
+        "int8": ("decoder_frames.int8.onnx", "decoder.int8.onnx"),
+    }
 
     def __init__(self, frames: OnnxModel, tokens: OnnxModel) -> None:
         self.sessions = (frames, tokens)
-        with parsing_errors("An ONNX model", "hold its settings", fix="Export it again."):
-            settings: dict[str, Any] = json.loads(tokens.metadata[SETTINGS_JSON])
-            self._start: list[int] = settings["start_tokens"]
-            self._end: int = settings["end_token"]
-            self._suppressed: list[int] = settings["suppressed"]
-            self._suppressed_first: list[int] = settings["suppressed_first"]
-            self._max_tokens: int = settings["max_tokens"]
-            self._max_frames: int = settings["max_frames"]
+        fix = "Export it again."
+        with parsing_errors("An ONNX model", "hold its settings", fix=fix, is_json=True):
+            self._settings = GenerationSettings(**json.loads(tokens.metadata[SETTINGS_JSON]))
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
         """Load the sessions from ``onnx/`` of a bundle."""
-        files = (cls.frames_files[precision], cls.tokens_files[precision])
-        frames, tokens = (OnnxModel(read_graph(bundle, file), device=device) for file in files)
-        return cls(frames, tokens)
+        contents = (read_graph(bundle, file) for file in cls.files[precision])
+        return cls(*(OnnxModel(content, device=device) for content in contents))
 
     def remember(self, states: Float32s) -> Memories:
         """Begin to decode the frames of a clip: (U, D)."""
@@ -211,8 +208,9 @@ class OnnxDecoder:
 
     def log_probs(self, text: Sequence[int], memories: Memories) -> Float32s:
         """Score every next token of a text: (L,) -> (L + 1, V)."""
-        logits, _ = self.read(np.array([[*self._start, *text]]), memories)
-        scores = logits[0, len(self._start) - 1 :]
+        start = self._settings.start
+        logits, _ = self.read(np.array([[*start, *text]]), memories)
+        scores = logits[0, len(start) - 1 :]
         scores = scores - scores.max(1, keepdims=True)
         log_probs: Float32s = scores - np.log(np.exp(scores).sum(1, keepdims=True))
         return log_probs
@@ -224,10 +222,11 @@ class OnnxDecoder:
         """
         memories = self.remember(states)
         scores: list[float] = []
-        for text in texts:
-            tokens = text[: (text == self._end).argmax()].tolist()
+        end = self._settings.end
+        for text in self._settings.cut(texts):
+            tokens = text[: (text == end).argmax()].tolist()
             log_probs = self.log_probs(tokens, memories)
-            following = log_probs[range(len(tokens) + 1), [*tokens, self._end]]
+            following = log_probs[range(len(tokens) + 1), [*tokens, end]]
             scores.append(float(following.sum(dtype=np.float64)))
         return np.array(scores)
 
@@ -237,20 +236,13 @@ class OnnxDecoder:
         def read(tokens: Int64s, memories: Memories, is_first: bool) -> tuple[Int64s, Memories]:
             logits, memories = self.read(tokens, memories)
             scores = logits[:, -1]
-            scores[:, self._suppressed] = -np.inf
+            scores[:, self._settings.suppressed] = -np.inf
             if is_first:
-                scores[:, self._suppressed_first] = -np.inf
+                scores[:, self._settings.suppressed_first] = -np.inf
             return scores.argmax(1), memories
 
-        (text,) = generate(
-            read,
-            self.remember(states),
-            np.array([len(states)]),
-            start=self._start,
-            end=self._end,
-            max_tokens=self._max_tokens,
-            max_frames=self._max_frames,
-        )
+        frames = np.array([len(states)])
+        (text,) = generate(read, self.remember(states), frames, self._settings)
         return text
 
 

@@ -1,9 +1,14 @@
-"""The tokens of a pretrained decoder, such as Whisper's, beside those of CTC."""
+"""The tokens of a pretrained decoder, such as Whisper's, beside those of CTC.
+
+Legend: N texts, L tokens.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sbkit.base.arrays import Int64s
 from sbkit.base.errors import BundleError, translate
 from sbkit.base.files import read_regular
 from sbkit.base.imports import require_package
@@ -11,6 +16,37 @@ from sbkit.base.imports import require_package
 DECODER_TOKENIZER_FILE = "decoder_tokenizer.json"  # in a run folder or a bundle
 END = "<|endoftext|>"
 MAX_FILE_BYTES = 1 << 25  # Whisper's has 2.5 MB
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """Which tokens a decoder with its own writes.
+
+    start, end: the tokens that each text begins with, and the one that ends it.
+    suppressed, suppressed_first: tokens that no text contains, and that none begins with.
+    max_tokens, max_frames: the positions of a text, ``start`` included, and of a clip.
+    """
+
+    start: Sequence[int]
+    end: int
+    suppressed: Sequence[int]
+    suppressed_first: Sequence[int]
+    max_tokens: int
+    max_frames: int
+
+    @property
+    def longest_text(self) -> int:
+        """How many tokens a text may have between its start and its end."""
+        return self.max_tokens - len(self.start)
+
+    def cut(self, texts: Int64s) -> Int64s:
+        """Cut texts to the longest and an end: (N, L), filled up with ends -> (N, L).
+
+        A decoder's own text may be longer once it is normalized: "9 9" becomes "nine nine".
+        """
+        texts = texts[:, : self.longest_text + 1].copy()
+        texts[:, -1] = self.end
+        return texts
 
 
 class DecoderTokenizer:
@@ -46,9 +82,8 @@ class DecoderTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Convert text to tokens, without special ones."""
-        ids: list[int] = self._tokens.encode(
-            f" {text}" if text else "", add_special_tokens=False
-        ).ids
+        spaced = f" {text}" if text else ""
+        ids: list[int] = self._tokens.encode(spaced, add_special_tokens=False).ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -53,6 +53,7 @@ from sbkit.checkpoint.weights import (
 from sbkit.config.document import Keys, dotted, holds_object, plain_value, read_document
 from sbkit.config.hparams import read_spec
 from sbkit.models.encoder_parts import token_embedding
+from sbkit.models.pretrained.encoder import text_tokens_of
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
@@ -185,9 +186,9 @@ def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[
 def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> set[int]:
     """Return the ids of the tensors in heads and embeddings, which have a row for each label."""
     # A decoder with its own tokens has no rows of these labels.
-    own = hasattr(hparams.get("Transformer"), "start_tokens")
+    own = hasattr(hparams.get("Transformer"), "generation")
     heads = [hparams.get(name) for name in task.heads if not (own and name == "seq_lin")]
-    embeddings = [] if own else [*map(token_embedding, hparams.values())]
+    embeddings = map(token_embedding, hparams.values())
     parts = [part for part in (*heads, *embeddings) if part is not None]
     for module in hparams["model"].modules():  # also embeddings that the task does not name
         if isinstance(module, nn.Embedding) and module.num_embeddings == num_labels:
@@ -411,6 +412,8 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
             f"`sample_rate` must be the {config['sample_rate']} Hz of the encoder, but is "
             f"{settings['sample_rate']}."
         )
+    if "decoder_task" in settings:  # before references to sizes of a decoder lead nowhere
+        text_tokens_of(config)
     return {**overrides, ENCODER_CONFIG: config}
 
 

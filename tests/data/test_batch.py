@@ -93,7 +93,7 @@ def test_batch_to_moves_all_but_lengths(store: datasets.Dataset, tokenizer: Toke
     batch = collate(store, tokenizer, [0, 1])
     fields = vars(batch.to(torch.device("meta")))
     moved = {name for name, value in fields.items() if value is not getattr(batch, name)}
-    assert moved == {"audio", "tokens", "weights"}
+    assert moved == {"audio", "decoder_tokens", "tokens", "weights"}
     assert all(fields[name].device.type == "meta" for name in moved)
 
 

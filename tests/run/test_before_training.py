@@ -16,9 +16,8 @@ from sbkit.run.before_training import describe_worse
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.tasks.recognition.task import Recognition
 from tests.models.pretrained.folders import make_folder
-from tests.models.pretrained.whisper_folder import make_whisper as make_trainable_whisper
+from tests.models.pretrained.recognizers import make_whisper
 from tests.runs import Workplace, read_json, stopped_after
-from tests.runtime.recognizers import make_whisper
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +87,7 @@ def test_run_ends_with_a_better_whisper_that_it_started_from(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, folder, out = tmp_path / "run", tmp_path / "whisper", tmp_path / "out"
-    make_trainable_whisper(folder, seconds=30, max_tokens=120)
+    make_whisper(folder, seconds=30, max_tokens=120)
     yaml = {"yaml": "hparams/whisper.yaml", "tiny": PRETRAINED}
     with stopped_after(1):
         workplace.train_here(run, f"--pretrained={folder}", **yaml)
@@ -116,7 +115,8 @@ def test_run_ends_with_a_better_whisper_that_it_started_from(
 def test_pretrained_whisper_is_measured_with_its_decoder(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, whisper = tmp_path / "run", make_whisper(tmp_path / "whisper")
+    run, whisper = tmp_path / "run", tmp_path / "whisper"
+    make_whisper(whisper, seconds=30)
     yaml = {"yaml": "hparams/ctc_whisper.yaml", "tiny": PRETRAINED}
     assert workplace.train_here(run, f"--pretrained={whisper}", **yaml) == 0
     before = read_json(run / "summary.json")["before_training"]

@@ -19,7 +19,7 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.normalization import orthography
-from tests.runtime.recognizers import make_ctc, make_whisper
+from tests.models.pretrained.recognizers import make_ctc, make_whisper
 
 RATE = 16_000
 LENGTHS = (16_000, 40_000, 9_000)
@@ -29,8 +29,8 @@ LENGTHS = (16_000, 40_000, 9_000)
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of a Whisper, one of English only, and a CTC model."""
     folder = tmp_path_factory.mktemp("models")
-    make_whisper(folder / "whisper")
-    make_whisper(folder / "whisper.en", is_multilingual=False)
+    make_whisper(folder / "whisper", seconds=30)
+    make_whisper(folder / "whisper.en", languages=(), seconds=30)
     make_ctc(folder / "ctc")
     return folder
 

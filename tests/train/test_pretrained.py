@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.models.pretrained.folder import DEFAULTS
 from sbkit.train.initialize import read_named_weights
@@ -109,6 +109,12 @@ def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: P
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 8000}))
     with pytest.raises(SbkitError, match="`sample_rate` must be the 8000 Hz .* but is 16000"):
         declare_run(YAML, {"pretrained": str(folder)})
+
+
+def test_encoder_without_decoder_is_refused(pretrained: Path) -> None:
+    with pytest.raises(ConfigError, match="must be a Whisper .* but is wav2vec2") as caught:
+        declare_run(ROOT / "hparams/whisper.yaml", {"pretrained": str(pretrained)})
+    assert caught.value.keys == ("pretrained",)
 
 
 @pytest.mark.parametrize(("is_in_the_yaml", "width"), [(False, 768), (True, 48)])

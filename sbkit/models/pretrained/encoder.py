@@ -34,12 +34,8 @@ from sbkit.models.pretrained.features import (
 )
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
-from sbkit.models.pretrained.whisper import (
-    DecoderState,
-    WhisperBody,
-    WhisperConvs,
-    WhisperDecoder,
-)
+from sbkit.models.pretrained.whisper import WhisperBody, WhisperConvs, WhisperDecoder
+from sbkit.text.decoder_tokenizer import GenerationSettings
 from sbkit.text.languages import whisper_language
 
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
@@ -161,9 +157,9 @@ class PretrainedEncoder(nn.Module):
             valid = Range(low=1, high=last, integer=True, advice="Choose one of these layers.")
             require_in_range({key: layer}, {key: valid})
         self.intermediate_layer = middle
-        rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
-        rates["activation_dropout"] = activation_dropout
-        self.body: Any = family.body({**config, **rates, "num_hidden_layers": count})
+        self.rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
+        self.rates["activation_dropout"] = activation_dropout
+        self.body: Any = family.body({**config, **self.rates, "num_hidden_layers": count})
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.has_mask_vector:
@@ -225,21 +221,15 @@ class PretrainedTransformer(PretrainedEncoder):
     context_seconds: silence follows shorter clips up to this length. At 30, the decoder writes what
         Whisper's does; at 0, an untrained one repeats itself without end.
 
-    The other arguments are those of `PretrainedEncoder`; the decoder shares the rates and `lora`.
+    The other arguments are those of `PretrainedEncoder`, but by default nothing is masked, dropped
+    or skipped. The decoder shares the rates and `lora`.
 
     Attributes:
-        start_tokens: those that each text begins with.
-        end_token: the one that ends a text.
-        suppressed, suppressed_first: tokens that no text contains, and that none begins with.
-        vocab_size, max_tokens: of the decoder, ``start_tokens`` included.
-        max_frames: that its encoder has positions for.
+        generation: which tokens the decoder writes; vocab_size: of how many.
     """
 
     RANGES: ClassVar = {
-        **dict.fromkeys(("mask_time_prob", "layerdrop", "dropout"), SHARE),
-        **dict.fromkeys(("attention_dropout", "activation_dropout"), SHARE),
-        "mask_time_length": POSITIVE_COUNT,
-        "gradient_checkpointing": FLAG,
+        **PretrainedEncoder.RANGES,
         "decoder_task": Kind(("transcribe", "translate")),
         "context_seconds": Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on."),
     }
@@ -252,60 +242,43 @@ class PretrainedTransformer(PretrainedEncoder):
         language: str,
         decoder_task: str = "transcribe",
         context_seconds: float = 0.0,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        layerdrop: float = 0.0,
-        mask_time_prob: float = 0.0,
-        mask_time_length: int = 10,
-        gradient_checkpointing: bool = False,
         lora: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            config=config,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            activation_dropout=activation_dropout,
-            layerdrop=layerdrop,
-            mask_time_prob=mask_time_prob,
-            mask_time_length=mask_time_length,
-            mask_channel_prob=0.0,
-            gradient_checkpointing=gradient_checkpointing,
-            lora=lora,
+        defaults = dict.fromkeys(("activation_dropout", "layerdrop"), 0.0)
+        defaults |= dict.fromkeys(("mask_time_prob", "mask_channel_prob"), 0.0)
+        super().__init__(config=config, layers=None, lora=lora, **defaults | options)
+        tokens = text_tokens_of(config)
+        self.generation = GenerationSettings(
+            start=text_start(tokens, language, decoder_task),
+            end=tokens["end"],
+            suppressed=tokens["suppressed"],
+            suppressed_first=tokens["suppressed_first"],
+            max_tokens=config["max_target_positions"],
+            max_frames=config["max_source_positions"],
         )
-        tokens = config.get("text_tokens")
-        if tokens is None:
-            raise ConfigError(
-                f"`pretrained` must be a Whisper with its decoder, but is {config['model_type']}, "
-                "or its folder has no generation_config.json. Without a decoder, train "
-                "hparams/ctc_pretrained.yaml.",
-                keys=("pretrained",),
-            )
-        self.start_tokens = text_start(tokens, language, decoder_task)
-        self.end_token: int = tokens["end"]
-        self.suppressed: list[int] = tokens["suppressed"]
-        self.suppressed_first: list[int] = tokens["suppressed_first"]
         self.context_samples = seconds_to_samples(context_seconds, config["sample_rate"])
         self.vocab_size: int = config["vocab_size"]
-        self.max_tokens: int = config["max_target_positions"]
-        self.max_frames: int = config["max_source_positions"]
-        rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
-        self.decoder = WhisperDecoder({**config, **rates})
+        self.decoder = WhisperDecoder({**config, **self.rates})
         if lora is not None:
             add_adapters(self.decoder, **lora)
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         """Decode whole texts: (B, L), (B, U, D), (B,) -> (B, L, D)."""
-        return self.continue_text(tokens, self.decoder.start(states, lengths))[0]
+        return self.decoder(tokens, self.decoder.start(states, lengths))[0]
 
-    def start_text(self, states: Tensor, lengths: Tensor) -> DecoderState:
-        """Begin to decode token by token: (B, U, D), (B,)."""
-        return self.decoder.start(states, lengths)
 
-    def continue_text(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Read the next tokens: (B, L) -> (B, L, D), and the state after them."""
-        decoded, state = self.decoder(tokens, state)
-        return decoded, state
+def text_tokens_of(config: Config) -> Mapping[str, Any]:
+    """Return the special tokens of a decoder; raises ConfigError if the model has none."""
+    tokens: Mapping[str, Any] | None = config.get("text_tokens")
+    if tokens is None:
+        raise ConfigError(
+            f"`pretrained` must be a Whisper with its decoder, but is {config['model_type']}, or "
+            "its folder has no generation_config.json. Without a decoder, train "
+            "hparams/ctc_pretrained.yaml.",
+            keys=("pretrained",),
+        )
+    return tokens
 
 
 def text_start(tokens: Mapping[str, Any], language: str, task: str) -> list[int]:

@@ -192,6 +192,7 @@ def _read_text_tokens(folder: Path) -> Config | None:
         model of English.
     start, no_times, end: the first token of all, the one that no times follow, and the last one.
     suppressed, suppressed_first: tokens that no text contains, and that none begins with.
+    alignment_heads: (layer, head) of the attention by which other libraries time words.
     """
     settings = read_json(folder, GENERATION)
     if settings is None or "no_timestamps_token_id" not in settings:
@@ -204,13 +205,12 @@ def _read_text_tokens(folder: Path) -> Config | None:
         )
         return {
             **{"languages": languages, "tasks": tasks},
-            **{
-                "start": int(settings["decoder_start_token_id"]),
-                "end": int(settings["eos_token_id"]),
-            },
+            "start": int(settings["decoder_start_token_id"]),
+            "end": int(settings["eos_token_id"]),
             "no_times": int(settings["no_timestamps_token_id"]),
             "suppressed": [*map(int, settings.get("suppress_tokens") or ())],
             "suppressed_first": [*map(int, settings.get("begin_suppress_tokens") or ())],
+            "alignment_heads": settings.get("alignment_heads") or [],
         }
 
 

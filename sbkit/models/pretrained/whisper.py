@@ -126,14 +126,6 @@ class DecoderState(NamedTuple):
     frames: tuple[Memory, ...]
     tokens: tuple[Memory, ...]
 
-    def select(self, rows: Tensor) -> "DecoderState":
-        """Return the state of these rows (N,), in their order."""
-        frames, tokens = (
-            tuple(Memory(memory.keys[rows], memory.values[rows]) for memory in memories)
-            for memories in (self.frames, self.tokens)
-        )
-        return DecoderState(self.visible[rows], frames, tokens)
-
 
 class TokenAttention(nn.Module):
     """Attend to earlier tokens, or to frames: (B, L, D) -> (B, L, D)."""

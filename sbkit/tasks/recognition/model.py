@@ -26,13 +26,14 @@ from sbkit.models.encoder_parts import decoding_modules, token_embedding
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.streaming import EncoderState, require_causal_level
 from sbkit.models.transformer import Transformer
+from sbkit.text.decoder_tokenizer import GenerationSettings
 from sbkit.text.vocabulary import Vocabulary
 
 
 class AsrModel(AcousticModel):
     """Call the parts of a recognizer in order.
 
-    The decoder's tokens are those of CTC, unless its part has a ``start_tokens`` of its own, as
+    The decoder's tokens are those of CTC, unless its part has a ``generation``, as
     `PretrainedTransformer` has.
 
     Parts may be sbkit's, SpeechBrain's or the user's. The encoder is either ``encoder``, or
@@ -61,13 +62,12 @@ class AsrModel(AcousticModel):
         heads = {"ctc_lin": ctc_lin, "seq_lin": seq_lin, "linear_stack": linear_stack}
         super().__init__(model=model, encoder=make_encoder(parts), heads=heads)
         decoder: Any = self.encoder.backbone.module
-        self.has_own_tokens = hasattr(decoder, "start_tokens")
-        self.start_tokens: Sequence[int] = (
-            decoder.start_tokens if self.has_own_tokens else [vocabulary.bos]
-        )
-        self.end_token: int = decoder.end_token if self.has_own_tokens else vocabulary.eos
+        own: GenerationSettings | None = getattr(decoder, "generation", None)
+        self.generation = own
+        self.start_tokens = [vocabulary.bos] if own is None else own.start
+        self.end_token = vocabulary.eos if own is None else own.end
         vocabulary.check_size(head_size(ctc_lin), key="ctc_lin", unit="outputs")
-        if self.has_own_tokens:
+        if own is not None:
             require_token_outputs(seq_lin, decoder.vocab_size)
         elif seq_lin is not None:
             vocabulary.check_size(head_size(seq_lin), key="seq_lin", unit="outputs")
@@ -75,8 +75,7 @@ class AsrModel(AcousticModel):
         if isinstance(CNN, ConvFrontEnd) and CNN.is_causal:
             require_causal_level(compute_features)
         backbone = self.encoder.backbone
-        embedding = None if self.has_own_tokens else token_embedding(backbone.module)
-        if embedding is not None:
+        if (embedding := token_embedding(backbone.module)) is not None:
             unit = "rows in its embedding"
             vocabulary.check_size(embedding.num_embeddings, key=backbone.name, unit=unit)
         rates = [getattr(part, "sample_rate", None) for part in self.encoder.modules.values()]
@@ -155,6 +154,8 @@ class AsrModel(AcousticModel):
         texts: the decoder's tokens, filled up with ``end_token``, of which there is one at least.
         Returns ln p(tokens, end | states) of each.
         """
+        if self.generation is not None:
+            texts = self.generation.cut(texts)
         tokens = torch.from_numpy(texts).to(states.device)
         states = states.float().expand(len(tokens), *states.shape)
         lengths = torch.full((len(tokens),), states.shape[1])
@@ -165,8 +166,8 @@ class AsrModel(AcousticModel):
 
     def check_text_lengths(self, lengths: Sequence[int], ids: Sequence[str]) -> None:
         """Raise DataError for a text longer than the positions of a decoder with own tokens."""
-        decoder: Any = self.encoder.backbone.module
-        longest = decoder.max_tokens - len(self.start_tokens)
+        assert self.generation is not None
+        longest = self.generation.longest_text
         for id, count in zip(ids, lengths, strict=True):
             if count > longest:
                 raise DataError(
@@ -177,28 +178,21 @@ class AsrModel(AcousticModel):
     @torch.no_grad()
     def generate(self, states: Tensor, frame_lengths: Tensor) -> list[list[int]]:
         """Decode greedily with a decoder that has its own tokens: (B, U, D), (B,) -> B texts."""
-        decoder: Any = self.encoder.backbone.module
-        forbidden = torch.zeros(2, decoder.vocab_size, dtype=torch.bool, device=states.device)
-        forbidden[:, decoder.suppressed] = True
-        forbidden[1, decoder.suppressed_first] = True
+        transformer: Any = self.encoder.backbone.module
+        settings: GenerationSettings = transformer.generation
+        forbidden = torch.zeros(2, transformer.vocab_size, dtype=torch.bool, device=states.device)
+        forbidden[:, settings.suppressed] = True
+        forbidden[1, settings.suppressed_first] = True
 
         def read(tokens: Int64s, state: Any, is_first: bool) -> tuple[Int64s, Any]:
-            decoded, state = decoder.continue_text(
-                torch.from_numpy(tokens).to(states.device), state
-            )
+            new_tokens = torch.from_numpy(tokens).to(states.device)
+            decoded, state = transformer.decoder(new_tokens, state)
             logits = self._seq_logits(decoded[:, -1]).float()
             best = logits.masked_fill(forbidden[int(is_first)], -torch.inf).argmax(-1)
             return best.cpu().numpy(), state
 
-        return generate(
-            read,
-            decoder.start_text(states.float(), frame_lengths),
-            frame_lengths.numpy(),
-            start=self.start_tokens,
-            end=self.end_token,
-            max_tokens=decoder.max_tokens,
-            max_frames=decoder.max_frames,
-        )
+        state = transformer.decoder.start(states.float(), frame_lengths)
+        return generate(read, state, frame_lengths.numpy(), settings)
 
     @property
     def has_decoder(self) -> bool:

@@ -1,6 +1,5 @@
 """Whisper whole: the untrained model writes what transformers writes, token by token."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+from transformers import WhisperFeatureExtractor
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import ConfigError, DataError
@@ -18,14 +17,11 @@ from sbkit.models.pretrained.encoder import (
     PretrainedTransformer,
 )
 from sbkit.models.pretrained.folder import load_weights, read_encoder_config
-from sbkit.run.run import Run
-from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 from sbkit.train.setup import fill_output_layer
-from tests.models.pretrained.folders import make_folder, tiny_config
-from tests.models.pretrained.whisper_folder import MAX_TOKENS, make_whisper
-from tests.runs import ROOT
+from tests.models.pretrained.folders import make_folder
+from tests.models.pretrained.recognizers import LANGUAGES, MAX_TOKENS, make_whisper
 
 RATE = 16_000
 
@@ -71,7 +67,7 @@ def clips_of_noise() -> list[Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("languages", [("en", "de", "fr"), ()])
+@pytest.mark.parametrize("languages", [LANGUAGES, ()])
 def test_texts_equal_generate_of_transformers(languages: tuple[str, ...], tmp_path: Path) -> None:
     """With a cache, in a batch of clips of different lengths."""
     reference = make_whisper(tmp_path, languages=languages)
@@ -88,7 +84,7 @@ def test_texts_equal_generate_of_transformers(languages: tuple[str, ...], tmp_pa
 @torch.no_grad()
 def test_decoder_scores_texts_as_transformers_does(tmp_path: Path) -> None:
     reference = make_whisper(tmp_path)
-    model = make_model(tmp_path, language="fr")
+    model = make_model(tmp_path, language="es")
     clip = clips_of_noise()[1]
     states, lengths = model.encode(FULL_SCALE * clip.unsqueeze(0), torch.tensor([len(clip)]))
     tokens = torch.tensor([[9, 40, 200, 11]])
@@ -112,25 +108,15 @@ def test_models_and_languages_that_do_not_fit_are_refused(tmp_path: Path) -> Non
     make_whisper(tmp_path / "all")
     make_whisper(tmp_path / "en", languages=())
     make_folder(tmp_path / "encoder", "whisper")
-    config = read_encoder_config(tmp_path / "all")
+    every, english, encoder = (
+        {"config": read_encoder_config(tmp_path / name), "language": "en"}
+        for name in ("all", "en", "encoder")
+    )
     refused: list[tuple[dict[str, Any], str, str]] = [
-        ({"config": config, "language": "it"}, "language", "de, en, fr"),
-        ({"config": read_encoder_config(tmp_path / "en"), "language": "fr"}, "language", "only en"),
-        (
-            {
-                "config": read_encoder_config(tmp_path / "en"),
-                "language": "en",
-                "decoder_task": "translate",
-            },
-            "decoder_task",
-            "only transcribes",
-        ),
-        ({"config": tiny_config("wav2vec2"), "language": "en"}, "pretrained", "wav2vec2"),
-        (
-            {"config": read_encoder_config(tmp_path / "encoder"), "language": "en"},
-            "pretrained",
-            "generation_config.json",
-        ),
+        ({**every, "language": "it"}, "language", "de, en, es"),
+        ({**english, "language": "es"}, "language", "only en"),
+        ({**english, "decoder_task": "translate"}, "decoder_task", "only transcribes"),
+        (encoder, "pretrained", "generation_config.json"),
     ]
     for options, key, words in refused:
         with pytest.raises(ConfigError, match=words) as caught:
@@ -143,21 +129,3 @@ def test_models_and_languages_that_do_not_fit_are_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="encoder_config\\[vocab_size\\]") as caught:
         AsrModel(model=nn.ModuleList(parts.values()), vocabulary=model.vocabulary, **parts)
     assert caught.value.keys == ("seq_lin",)
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_texts_of_real_speech_equal_generate_of_transformers(tmp_path: Path) -> None:
-    """`SBKIT_WHISPER=FOLDER` names a Whisper with its weights, such as openai/whisper-base."""
-    if (name := os.environ.get("SBKIT_WHISPER")) is None:
-        pytest.skip("SBKIT_WHISPER names no folder of a Whisper")
-    reference = WhisperForConditionalGeneration.from_pretrained(name)
-    extract = WhisperFeatureExtractor.from_pretrained(name)
-    model = make_model(Path(name), seconds=30.0)
-    spoken = {"language": "en", "task": "transcribe"} if len(model.start_tokens) > 2 else {}
-    rows = Run(ROOT / "hparams/ctc.yaml", {"output_folder": str(tmp_path)}).prepare_splits()
-    for batch in read_whole_clips(rows.test["test"], RATE):
-        for row in batch.values():
-            clip = torch.from_numpy(row["audio"] / np.float32(FULL_SCALE))
-            texts = ours(model, clip)
-            assert texts == [theirs(reference, extract, clip, **spoken)], row["id"]
