@@ -108,10 +108,15 @@ class BundleScorer:
         clips = [row["audio"] for row in rows]
         if bundle.task.predicts == "text":
             recognized = bundle.recognize(clips, times=self._times, with_greedy=True)
-            if (rewrite := self._rewrite) is None:
+            if self._rewrite is None:
                 return recognized
-            return [Recognition(rewrite(clip.text)) for clip in recognized]
+            return [_rewritten(clip, self._rewrite) for clip in recognized]
         return bundle.task.predict(bundle, ClipBatch(clips=clips, rows=rows))
+
+
+def _rewritten(clip: Recognition, rewrite: Callable[[str], str]) -> Recognition:
+    greedy = None if clip.greedy is None else _rewritten(clip.greedy, rewrite)
+    return Recognition(rewrite(clip.text), greedy=greedy)
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:

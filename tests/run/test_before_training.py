@@ -76,6 +76,7 @@ def test_run_ends_with_a_better_bundle_that_it_started_from(
         summary, captured = read_json(run / "summary.json"), capsys.readouterr()
         before, after = summary["before_training"]["test"], summary["test"]["test"]
         assert summary["ends_with_start"] == keeps == (before["CER"] == after["CER"])
+        assert keeps == (before["greedy"] == after["greedy"])
         assert ("the run ends with the weights that it started from" in captured.err) == keeps
         assert ("the weights before training" in captured.out) == keeps
         assert ("the run ends worse than it began" in captured.err) != keeps
