@@ -60,9 +60,9 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
             "The output layer of a Whisper in transformers is a torch.nn.Linear without bias, but "
             "`seq_lin` of this model is another layer."
         )
-    tokens = config["text_tokens"]
-    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokens["end"])
-    special["decoder_start_token_id"] = tokens["start"]
+    end = network.end_token
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    special["decoder_start_token_id"] = network.start_tokens[0]
     is_tied = torch.equal(output.weight, transformer.decoder.embed_tokens.weight)
     sizes = {WHISPER_NAMES.get(key, key): config[key] for key in config if key not in OTHER_KEYS}
     settings = transformers.WhisperConfig(**sizes, **special, tie_word_embeddings=is_tied)
@@ -72,33 +72,28 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     model.generation_config = transformers.GenerationConfig(**generation)
     model.save_pretrained(folder)
     context = 2 * config["max_source_positions"] * config["hop_length"]  # samples
-    files = {
-        PREPROCESSOR: {
-            "feature_extractor_type": "WhisperFeatureExtractor",
-            "processor_class": "WhisperProcessor",
-            "sampling_rate": config["sample_rate"],
-            "feature_size": config["num_mel_bins"],
-            "n_fft": config["n_fft"],
-            "hop_length": config["hop_length"],
-            "chunk_length": round(samples_to_seconds(context, config["sample_rate"])),
-            "padding_value": 0.0,
-            "return_attention_mask": False,
-        },
-        TOKENIZER_CONFIG: {
-            "tokenizer_class": "WhisperTokenizer",
-            "processor_class": "WhisperProcessor",
-            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END),
-            "clean_up_tokenization_spaces": False,
-        },
+    seconds = samples_to_seconds(context, config["sample_rate"])
+    features = transformers.WhisperFeatureExtractor(
+        feature_size=config["num_mel_bins"],
+        sampling_rate=config["sample_rate"],
+        hop_length=config["hop_length"],
+        chunk_length=round(seconds),
+        n_fft=config["n_fft"],
+    )
+    features.save_pretrained(folder)
+    tokenizer_config = {
+        "tokenizer_class": "WhisperTokenizer",
+        "processor_class": "WhisperProcessor",
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), END),
+        "clean_up_tokenization_spaces": False,
     }
-    for name, content in files.items():
-        (folder / name).write_text(to_json(content, indent=1) + "\n", encoding="utf-8")
+    text = to_json(tokenizer_config, indent=1) + "\n"
+    (folder / TOKENIZER_CONFIG).write_text(text, encoding="utf-8")
     (folder / TOKENIZER).write_bytes(tokenizer.content)
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
-    text = torch.tensor([tokenizer.encode(PARITY_TEXT)])
+    tokens = torch.tensor([tokenizer.encode(PARITY_TEXT)])
     advice = ""
     if transformer.context_samples < context:
-        seconds = samples_to_seconds(context, config["sample_rate"])
         advice = (
             f". transformers fills each clip with silence to {seconds:g} s, but this model "
             f"had less in training: train it with `context_seconds: {seconds:g}`"
@@ -106,9 +101,9 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     return [
         Candidate(
             name=type(model).__name__,
-            files=(CONFIG, WEIGHTS, GENERATION, TOKENIZER, *files),
-            log_probs=partial(_log_probs, loaded, network.start_tokens, text),
-            trained=partial(_trained_log_probs, network, text, context),
+            files=(CONFIG, WEIGHTS, GENERATION, PREPROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
+            log_probs=partial(_log_probs, loaded, network.start_tokens, tokens),
+            trained=partial(_trained_log_probs, network, tokens, context),
             transcribe=partial(_transcribe, loaded, bundle),
             trained_texts=partial(greedy_texts, bundle),
             advice=advice,

@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 
-from sbkit.audio.io import Samples
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.evaluate.wer import count_errors
@@ -26,12 +25,13 @@ from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.train.setup import fill_output_layer
-from tests.models.pretrained.recognizers import LANGUAGES, make_whisper
+from tests.models.pretrained.recognizers import LANGUAGES, make_whisper, noise
 from tests.runtime.bundles import ROOT, SMALL, WITHOUT_DATA, make_run, parity_report
 
 YAML = ROOT / "hparams/whisper.yaml"
 library: Any = transformers  # whose annotations are incomplete
 FORMATS = ("huggingface", "onnx")
+CLIPS = noise(44_000, 30_000, 8_000, 3_000)
 
 
 def export_whisper(
@@ -66,37 +66,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_whisper(tmp_path_factory.mktemp("whisper"), formats=FORMATS)
 
 
-@pytest.fixture(scope="module")
-def noise() -> list[Samples]:
-    random = np.random.default_rng(0)
-    sizes = (44_000, 30_000, 8_000, 3_000)
-    return [(3000 * random.standard_normal(size)).astype(np.int16) for size in sizes]
-
-
-def written_texts(bundle: TorchBundle, clips: list[Samples]) -> list[str]:
+def written_texts(bundle: TorchBundle) -> list[str]:
     """Return the decoder's texts, before CTC's tokens spell them."""
     assert bundle.decoder_tokenizer is not None
     model = bundle.model
     return [
         bundle.decoder_tokenizer.decode(model.generate(encoded.states))
-        for encoded in model.encode(clips)
+        for encoded in model.encode(CLIPS)
     ]
 
 
-def theirs(folder: Path, clips: list[Samples], **options: Any) -> list[str]:
+def theirs(folder: Path, **options: Any) -> list[str]:
     recognize = library.pipeline(
         "automatic-speech-recognition", model=str(folder / "huggingface"), device="cpu"
     )
-    audio = ({"raw": clip / np.float32(32768), "sampling_rate": 16_000} for clip in clips)
+    audio = ({"raw": clip / np.float32(32768), "sampling_rate": 16_000} for clip in CLIPS)
     return [recognize(clip, **options)["text"].strip() for clip in audio]
 
 
-def test_transformers_writes_the_same_texts(folder: Path, noise: list[Samples]) -> None:
+def test_transformers_writes_the_same_texts(folder: Path) -> None:
     """In the language of the run, unless another is named."""
-    texts = written_texts(load_bundle(folder), noise)
-    assert theirs(folder, noise) == texts
+    texts = written_texts(load_bundle(folder))
+    assert theirs(folder) == texts
     assert len({*texts}) > 2 and all(texts)
-    assert theirs(folder, noise, generate_kwargs={"language": "en"}) != texts
+    assert theirs(folder, generate_kwargs={"language": "en"}) != texts
 
 
 def test_transformers_loads_every_tensor_and_its_own_classes(folder: Path) -> None:
@@ -126,11 +119,11 @@ def test_formats_agree_with_the_trained_model(folder: Path) -> None:
                 assert 0 < report["grid"]["largest_difference"] < 1e-4
 
 
-def test_onnxruntime_writes_and_scores_the_same_texts(folder: Path, noise: list[Samples]) -> None:
+def test_onnxruntime_writes_and_scores_the_same_texts(folder: Path) -> None:
     """Also of a clip that is longer than a segment."""
     trained = load_bundle(folder, decoder="greedy")
     written = load_bundle(folder, runtime="onnx", decoder="greedy")
-    clips = [*noise, np.tile(noise[0], 12)]
+    clips = [*CLIPS, np.tile(CLIPS[0], 12)]
     texts = np.full((2, 40), trained.model.network.end_token)
     texts[0, :30] = texts[1, 0] = 9  # the first has more tokens than there are positions
     for expected, actual in zip(trained.encode(clips), written.encode(clips), strict=True):
@@ -141,12 +134,10 @@ def test_onnxruntime_writes_and_scores_the_same_texts(folder: Path, noise: list[
         np.testing.assert_allclose(
             written.model.score_texts(actual.states, texts), score, atol=1e-3
         )
-    assert written.transcribe(noise) == trained.transcribe(noise)
+    assert written.transcribe(CLIPS) == trained.transcribe(CLIPS)
 
 
-def test_int8_runs_whole_and_other_weights_are_refused(
-    folder: Path, noise: list[Samples], tmp_path: Path
-) -> None:
+def test_int8_runs_whole_and_other_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(folder, bundle)
     with quiet_exporters():
@@ -154,7 +145,7 @@ def test_int8_runs_whole_and_other_weights_are_refused(
     write_checksums(bundle / "onnx")
     decoder = next(item for item in candidates if item.name == "decoder, fp32")
     assert decoder.transcribe and decoder.trained_texts
-    floats = [(clip / 32768).astype(np.float32) for clip in noise]
+    floats = [(clip / 32768).astype(np.float32) for clip in CLIPS]
     assert decoder.transcribe(floats) == decoder.trained_texts(floats)
     model = load_bundle(bundle, runtime="onnx", precision="int8").model
     (encoded,) = model.encode([np.zeros(16_000, np.int16)])
@@ -175,16 +166,14 @@ def test_int8_runs_whole_and_other_weights_are_refused(
         load_bundle(bundle, runtime="onnx")
 
 
-def test_model_of_english_with_an_output_layer_of_its_own(
-    tmp_path: Path, noise: list[Samples]
-) -> None:
+def test_model_of_english_with_an_output_layer_of_its_own(tmp_path: Path) -> None:
     def train_output(hparams: Any) -> None:
         weight = hparams["seq_lin"].weight.data
         weight += 0.1 * torch.randn_like(weight)
 
     folder = export_whisper(tmp_path, train_output, formats=("huggingface",), languages=())
     assert not json.loads((folder / "huggingface/config.json").read_text())["tie_word_embeddings"]
-    assert theirs(folder, noise) == written_texts(load_bundle(folder), noise)
+    assert theirs(folder) == written_texts(load_bundle(folder))
 
 
 def test_model_of_shorter_context_is_told_why_transformers_differs(tmp_path: Path) -> None:
@@ -208,9 +197,7 @@ def test_output_layer_that_transformers_lacks_is_refused(folder: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_faster_whisper_loads_what_its_converter_makes(
-    folder: Path, noise: list[Samples], tmp_path: Path
-) -> None:
+def test_faster_whisper_loads_what_its_converter_makes(folder: Path, tmp_path: Path) -> None:
     """On the same features; faster-whisper pads them with other values than transformers."""
     ctranslate2 = pytest.importorskip("ctranslate2")
     faster_whisper = pytest.importorskip("faster_whisper")
@@ -222,7 +209,7 @@ def test_faster_whisper_loads_what_its_converter_makes(
     extract = library.WhisperFeatureExtractor.from_pretrained(source)
     bundle = load_bundle(folder)
     start = [*bundle.model.network.start_tokens]
-    for clip, encoded in zip(noise, bundle.model.encode(noise), strict=True):
+    for clip, encoded in zip(CLIPS, bundle.model.encode(CLIPS), strict=True):
         features = extract(clip / np.float32(32768), sampling_rate=16_000, return_tensors="np")
         view = ctranslate2.StorageView.from_array(features.input_features)
         (result,) = model.model.generate(view, [start], beam_size=1, max_length=24)

@@ -12,14 +12,14 @@ import soundfile
 from safetensors.torch import load_file, save_file
 from transformers import pipeline
 
-from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.normalization import orthography
-from tests.models.pretrained.recognizers import make_ctc, make_whisper
+from tests.models.pretrained.recognizers import make_ctc, make_whisper, noise
 
 RATE = 16_000
 LENGTHS = (16_000, 40_000, 9_000)
@@ -43,11 +43,6 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = "".join(f"{index}.wav,Room {index}\n" for index in range(len(LENGTHS)))
     Path("test.csv").write_text(f"path,sentence\n{rows}")
     return tmp_path / "test.csv"
-
-
-def noise(*lengths: int) -> list[Samples]:
-    random = np.random.default_rng(0)
-    return [(3000 * random.standard_normal(length)).astype(np.int16) for length in lengths]
 
 
 @pytest.mark.parametrize("name", ["whisper", "whisper.en", "ctc"])

@@ -4,6 +4,7 @@ import string
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -17,6 +18,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
+from sbkit.audio.io import Samples
 from sbkit.base.files import to_json
 from tests.models.pretrained.folders import CONFIGS, FRAMES, SIZES
 
@@ -26,6 +28,11 @@ SPECIAL = ("<|endoftext|>", "<|startoftranscript|>")
 TASKS = ("translate", "transcribe")
 NO_TIMES = "<|notimestamps|>"
 MAX_TOKENS = 24
+
+
+def noise(*lengths: int) -> list[Samples]:
+    random = np.random.default_rng(0)
+    return [(3000 * random.standard_normal(length)).astype(np.int16) for length in lengths]
 
 
 def make_whisper(

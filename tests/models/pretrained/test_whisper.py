@@ -21,7 +21,7 @@ from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 from sbkit.train.setup import fill_output_layer
 from tests.models.pretrained.folders import make_folder
-from tests.models.pretrained.recognizers import LANGUAGES, MAX_TOKENS, make_whisper
+from tests.models.pretrained.recognizers import LANGUAGES, MAX_TOKENS, make_whisper, noise
 
 RATE = 16_000
 
@@ -61,9 +61,8 @@ def ours(model: AsrModel, *clips: Tensor) -> list[list[int]]:
 
 
 def clips_of_noise() -> list[Tensor]:
-    random = np.random.default_rng(0)
-    sizes = (44_000, 30_000, 8_000, 3_000, 400)
-    return [torch.from_numpy(0.1 * random.standard_normal(n, np.float32)) for n in sizes]
+    clips = noise(44_000, 30_000, 8_000, 3_000, 400)
+    return [torch.from_numpy(clip / np.float32(FULL_SCALE)) for clip in clips]
 
 
 @torch.no_grad()
