@@ -1,5 +1,6 @@
 """Whisper whole: the untrained model writes what transformers writes, token by token."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import WhisperFeatureExtractor
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.errors import ConfigError, DataError
@@ -17,11 +18,14 @@ from sbkit.models.pretrained.encoder import (
     PretrainedTransformer,
 )
 from sbkit.models.pretrained.folder import load_weights, read_encoder_config
+from sbkit.run.run import Run
+from sbkit.runtime.score_sets import read_whole_clips
 from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 from sbkit.train.setup import fill_output_layer
 from tests.models.pretrained.folders import make_folder
 from tests.models.pretrained.recognizers import LANGUAGES, MAX_TOKENS, make_whisper, noise
+from tests.runs import ROOT
 
 RATE = 16_000
 
@@ -128,3 +132,22 @@ def test_models_and_languages_that_do_not_fit_are_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="encoder_config\\[vocab_size\\]") as caught:
         AsrModel(model=nn.ModuleList(parts.values()), vocabulary=model.vocabulary, **parts)
     assert caught.value.keys == ("seq_lin",)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_texts_of_real_speech_equal_generate_of_transformers(tmp_path: Path) -> None:
+    """`SBKIT_WHISPER=FOLDER` names a Whisper with its weights, such as openai/whisper-base."""
+    if (name := os.environ.get("SBKIT_WHISPER")) is None:
+        pytest.skip("SBKIT_WHISPER names no folder of a Whisper")
+    reference = WhisperForConditionalGeneration.from_pretrained(name)
+    extract = WhisperFeatureExtractor.from_pretrained(name)
+    model = make_model(Path(name), seconds=30.0)
+    is_multilingual = reference.generation_config.is_multilingual
+    spoken = {"language": "en", "task": "transcribe"} if is_multilingual else {}
+    rows = Run(ROOT / "hparams/ctc.yaml", {"output_folder": str(tmp_path)}).prepare_splits()
+    for batch in read_whole_clips(rows.test["test"], RATE):
+        for row in batch.values():
+            clip = torch.from_numpy(row["audio"] / np.float32(FULL_SCALE))
+            texts = ours(model, clip)
+            assert texts == [theirs(reference, extract, clip, **spoken)], row["id"]
