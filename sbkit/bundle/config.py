@@ -17,7 +17,6 @@ from sbkit.decoding.word_times import Confidence, WordOffsets
 from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-HUGGINGFACE = "huggingface"  # the folder of a bundle with a model that transformers runs
 FORMAT = 5
 
 Plain = Any  # what JSON can hold

@@ -23,6 +23,7 @@ from torch import Tensor
 from sbkit.base.checksums import CHECKSUMS, find_damage, read_checksums, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import (
+    HUGGINGFACE,
     RUN_YAML,
     TEMPORARY_NAMES,
     atomic_folder,
@@ -45,7 +46,7 @@ from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.allowed_classes import ALLOWED_MODULES
-from sbkit.bundle.config import CONFIG_FILE, FORMAT, HUGGINGFACE, WEIGHTS_FILE, require_run
+from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
+from sbkit.base.files import HUGGINGFACE
 from sbkit.base.machine import ONNX
-from sbkit.bundle.config import HUGGINGFACE
 from sbkit.bundle.task import Prediction, Task
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, Unpac
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
+from sbkit.base.files import HUGGINGFACE
 from sbkit.base.machine import ONNX, PRECISIONS, has_torch, warn_of_unused_gpu, why_no_cuda
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
-from sbkit.bundle.config import CONFIG_FILE, HUGGINGFACE, WEIGHTS_FILE, is_of_transformers
+from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, is_of_transformers
 from sbkit.bundle.task import Prediction
 from sbkit.decoding.word_times import BEAM
 from sbkit.evaluate.run_results import BUNDLE_CONFIG

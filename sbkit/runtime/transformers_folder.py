@@ -22,12 +22,12 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Float32s
 from sbkit.base.checksums import CHECKSUMS, find_damage, write_checksums
 from sbkit.base.errors import BundleError, ConfigError, translate
-from sbkit.base.files import to_json
+from sbkit.base.files import HUGGINGFACE, to_json
 from sbkit.base.imports import require_package
 from sbkit.base.messages import listed
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import BundleContents
-from sbkit.bundle.config import CONFIG_FILE, FORMAT, HUGGINGFACE, BundleConfig
+from sbkit.bundle.config import CONFIG_FILE, FORMAT, BundleConfig
 from sbkit.bundle.task import load_task
 from sbkit.distributed.device import Placement
 from sbkit.models.pretrained.folder import (
