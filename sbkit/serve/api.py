@@ -5,7 +5,6 @@ Official fields that have no effect here are accepted and logged once; unknown o
 
 import json
 import math
-import re
 import zlib
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -19,8 +18,10 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from sbkit.audio.encode import FILE_FORMATS
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed, note_once
+from sbkit.decoding.hotwords import split_prompt
 from sbkit.serve.middleware import (
     EVENT_STREAM,
     ApiError,
@@ -31,7 +32,7 @@ from sbkit.serve.middleware import (
     wrong_field,
 )
 from sbkit.serve.recognition import RecognitionService, last_of
-from sbkit.serve.tts import FILE_FORMATS, SpeechStream, Voice
+from sbkit.serve.tts import SpeechStream, Voice
 from sbkit.tasks.recognition.predict import Transcript
 from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
 from sbkit.text.languages import language_code
@@ -53,12 +54,6 @@ OPENAI_MODELS: Mapping[type, Sequence[str]] = {
 OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
     *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
-)
-# A phrase ends at these characters, and at a period before a space, except after an abbreviation
-# such as Dr. or U.S.A.
-PHRASE_END = re.compile(
-    r"[,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]+"
-    r"|(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})(?<!\.\w)\.+(?=\s|$)"
 )
 
 
@@ -242,7 +237,8 @@ class TranscriptionOptions(Fields):
     @property
     def phrases(self) -> tuple[str, ...]:
         """The phrases that the decoder expects."""
-        return split_phrases("\n".join([self.prompt, *self.keywords]))
+        phrases = split_prompt("\n".join([self.prompt, *self.keywords]))
+        return phrases[:MAX_PROMPT_PHRASES]
 
 
 class TranscriptionFields(TranscriptionOptions):
@@ -407,16 +403,6 @@ class ClientEvent(Fields):
     ]
     session: JsonObject = {}
     audio: str = ""  # in base64
-
-
-def split_phrases(prompt: str) -> tuple[str, ...]:
-    """Split a prompt at punctuation and line ends.
-
-    >>> split_phrases("Ada Lovelace of the U.S.A., the analytical engine. Dr. Smith: 3.5 mm")
-    ('Ada Lovelace of the U.S.A.', 'the analytical engine', 'Dr. Smith', '3.5 mm')
-    """
-    phrases = [phrase.strip() for phrase in PHRASE_END.split(prompt)]
-    return tuple(dict.fromkeys(filter(None, phrases)))[:MAX_PROMPT_PHRASES]
 
 
 async def transcription_response(

@@ -98,7 +98,7 @@ def test_page_transcribes_the_microphone(browser: Any, live: RunningServer) -> N
     wait(lambda: words(browser) == " ".join(TEXTS).split())
     assert record.text == "Stop"
     record.click()
-    wait(lambda: live.state.sessions == 0)
+    wait(lambda: live.service.sessions == 0)
     assert [line.text for line in find(browser, "#text p") if line.text] == [*TEXTS]
     find(browser, "#text .word")[5].click()  # over
     wait(lambda: find(browser, ".word.now"))
@@ -156,5 +156,5 @@ def test_page_ends_a_turn_with_the_recording(browser: Any, clip_server: RunningS
     wait(lambda: browser.execute_script("return seconds") > 4.5)
     record.click()
     wait(lambda: words(browser)[:4] == TEXTS[0].split())
-    wait(lambda: clip_server.state.sessions == 0)
+    wait(lambda: clip_server.service.sessions == 0)
     assert_no_faults(browser, clip_server.url)

@@ -1,11 +1,9 @@
 """Realtime sessions: each client gets the text of its own turns."""
 
-import asyncio
 import base64
 import io
 import json
 import math
-import signal
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +19,10 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
-from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item
-from sbkit.serve.recognition import SessionBatcher
+from sbkit.serve.recognition import Batcher
 from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
-from sbkit.tasks.recognition.session import Final, Session
+from sbkit.tasks.recognition.session import Final, Session, advance_batch
 from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import (
     RATE,
@@ -37,7 +34,7 @@ from tests.runtime.tones import (
     streaming_tones,
     tone_bundle,
 )
-from tests.serve.server import RunningServer, refusal, running_server, wait_for
+from tests.serve.server import RunningServer, read_until, refusal, running_server, wait_for
 
 TEXT = "the quick brown fox"
 pytestmark = pytest.mark.timeout(60)  # an event may never arrive
@@ -377,9 +374,9 @@ def test_sessions_are_refused_before_they_open(tmp_path: Path) -> None:
         with connect(url, subprotocols=["realtime", "openai-insecure-api-key.one"]) as first:
             assert first.subprotocol == "realtime"
             headers = {"Authorization": "Bearer one"}
-            assert refusal(url, additional_headers=headers).status_code == 429
-        wait_for(lambda: server.state.sessions == 0)
-        server.state.phase = STOPPING
+            assert refusal(url, additional_headers=headers).status_code == 503
+        wait_for(lambda: server.service.sessions == 0)
+        server.service.is_ready = False
         assert refusal(url, additional_headers=headers).status_code == 503
 
 
@@ -394,44 +391,46 @@ def test_too_large_message_closes_only_its_session(live: RunningServer) -> None:
 
 
 def test_client_that_never_reads_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbkit.serve.server.PING_SECONDS", 0.2)
+    monkeypatch.setattr("sbkit.serve.server.UNREAD_SECONDS", 0.5)
     tones = streaming_bundle(tmp_path)
     with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(1) as clients:
         with server.connect() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             handshake = (
-                "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+                "GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
                 "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
                 "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
             )
             connection.sendall(handshake.encode())
-            frame = b"\x81\x82\0\0\0\0{}"  # an event without a type, with a mask of zeros
+            read_until(connection, b"created")
+            event = json.dumps({"event_id": "x" * 1_000_000}).encode()  # comes back in an error
+            frame = b"\x81\xff" + len(event).to_bytes(8, "big") + bytes(4) + event  # mask: zeros
 
             def flood() -> None:
                 with suppress(OSError):
                     while True:
-                        connection.sendall(frame * 1000)
+                        connection.sendall(frame)
 
             messages = clients.submit(flood)
-            wait_for(lambda: server.state.sessions == 1)
-            wait_for(lambda: server.state.sessions == 0)
+            wait_for(lambda: server.service.sessions == 1)
+            wait_for(lambda: server.service.sessions == 0)
             messages.result(20)
         with server.openai.realtime.connect() as session:
             until(session, "created")
 
 
-def test_open_turn_is_transcribed_before_the_server_stops(tmp_path: Path) -> None:
+def test_open_sessions_are_closed_when_the_server_stops(tmp_path: Path) -> None:
     with running_server(tmp_path, tones=streaming_bundle(tmp_path)) as server:
         with server.openai.realtime.connect() as session:
             send(session, at_24k(speak(server.tokenizer, TEXT)))
             until(session, "delta")
-            server.http_server.handle_exit(signal.SIGTERM, None)
-            assert until(session, "completed")[-1].transcript == TEXT
+            server.http_server.should_exit = True
             with pytest.raises(ConnectionClosed) as closed:
-                session.recv()
-            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
-        server.thread.join(120)
+                until(session, "never")
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+        server.thread.join(20)
         assert not server.thread.is_alive()
+        assert server.service.sessions == 0
 
 
 @pytest.mark.parametrize("faulty", ["model", "decoder"])
@@ -455,15 +454,12 @@ def test_fault_of_one_session_spares_the_others(
     else:
         monkeypatch.setattr(sessions[1], "decode_chunks", lambda _: 1 // 0)
 
-    async def advance() -> list[Any]:
-        batcher = SessionBatcher(lambda _: None)
-        answers = await asyncio.gather(*map(batcher.advance, sessions), return_exceptions=True)
-        batcher.close()
-        return answers
-
-    first, failed, last = asyncio.run(advance())
-    assert isinstance(failed, ZeroDivisionError)
-    assert [event.text for event in first + last if isinstance(event, Final)] == ["a fox"] * 2
+    batcher = Batcher(advance_batch)
+    first, failed, last = [batcher.submit(session) for session in sessions]
+    assert isinstance(failed.exception(), ZeroDivisionError)
+    texts = [event.text for event in first.result() + last.result() if isinstance(event, Final)]
+    assert texts == ["a fox"] * 2
+    batcher.close()
     recognizer.close()
 
 
