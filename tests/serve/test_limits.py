@@ -1,7 +1,6 @@
 """Requests that are bad, too many, too large or too slow; and the start and end of a server."""
 
 import asyncio
-import gc
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,6 @@ import pytest
 
 from sbkit.audio.decode import Signal
 from sbkit.commands.cli import run
-from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.middleware import Limits
 from sbkit.serve.recognition import RecognitionService
 from sbkit.tasks.synthesis.predict import Speech
@@ -32,7 +30,6 @@ from tests.serve.server import (
 CLIP = silence(0.5)
 BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
 FORM_START = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
-LOST_REQUESTS = f'sbkit_requests_total{{path="{TRANSCRIPTIONS}",status="499"}}'
 
 
 def large_form() -> Iterator[bytes]:
@@ -185,23 +182,6 @@ def test_help_of_each_limit_names_its_default(capsys: pytest.CaptureFixture[str]
     for name, value in asdict(Limits()).items():
         option = f"--{name.replace('_', '-')}"
         assert re.search(rf"{option} \w+ [^-]*\(default: {value:g}\)", help), option
-
-
-# httpx2 leaves the sockets of timeouts to the collector.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-def test_lost_clients_cost_nothing_more(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server, ThreadPoolExecutor(2) as clients:
-        with server.busy() as has_batch:
-            first = clients.submit(server.post, server.say("fox"))
-            assert has_batch.wait(20)
-            for data in ({}, {"stream": "true"}):
-                with pytest.raises(Exception, match="timed out"):
-                    server.post(silence(3.0), data=data, timeout=0.3)
-            wait_for(lambda: server.metric(LOST_REQUESTS) == 2)
-        assert first.result().json()["text"] == "fox"
-        assert server.post(server.say("dog")).json()["text"] == "dog"
-        assert not [batch for batch in server.model.batches if batch == [3.0]]
-    gc.collect()
 
 
 def test_server_is_ready_once_its_models_are_warm(

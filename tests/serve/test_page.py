@@ -158,3 +158,28 @@ def test_page_ends_a_turn_with_the_recording(browser: Any, clip_server: RunningS
     wait(lambda: words(browser)[:4] == TEXTS[0].split())
     wait(lambda: clip_server.service.sessions == 0)
     assert_no_faults(browser, clip_server.url)
+
+
+ATTACK = """
+const [url, done] = arguments
+const form = new FormData()
+form.append("file", new Blob(["x"]), "a.wav")
+const send = (path, options) => fetch(url + path, {mode: "no-cors", ...options})
+const socket = new WebSocket(url.replace("http", "ws") + "/v1/realtime")
+socket.onopen = () => done("a session was opened")
+socket.onerror = () => Promise.all([
+  send("/v1/audio/transcriptions", {method: "POST", body: form}),
+  send("/v1/audio/speech", {method: "POST", body: JSON.stringify({input: "a fox"})}),
+]).then(() => done("refused"), done)
+"""
+
+
+def test_page_of_another_site_can_use_nothing(
+    browser: Any, live: RunningServer, clip_server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CORS stops neither its requests nor its sessions, but only hides the answers."""
+    visit(browser, f"{clip_server.url}/health")  # of another port, so of another origin
+    assert browser.execute_async_script(ATTACK, live.url + PREFIX) == "refused"
+    lines = [line for line in caplog.messages if f" {PREFIX}/v1/" in line]
+    assert [line.split()[2] for line in lines] == ["403"] * 3, lines
+    browser.get_log("browser")  # of the answers
