@@ -16,8 +16,9 @@ from sbkit.base.imports import require_package
 from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
+    from sbkit.runtime.clients import Workers
     from sbkit.serve.middleware import Limits, Metrics
-    from sbkit.serve.recognition import RecognitionService, Workers
+    from sbkit.serve.recognition import RecognitionService
     from sbkit.serve.tts import Voice
     from sbkit.tasks.detection.predict import VoiceDetector
 
@@ -57,12 +58,12 @@ def serve(options: Namespace) -> int:
     for name in (*packages, "prometheus_client"):
         require_package(name, extra="serve")
     from sbkit.bundle.config import CONFIG_FILE
+    from sbkit.runtime.clients import Workers
     from sbkit.runtime.model_thread import require_effective
     from sbkit.runtime.runtimes import AUTO, FIRST_GPU, warn_once
     from sbkit.serve.api import ServedModel, ServedModels
     from sbkit.serve.app import LOCAL_HOSTS, Service
     from sbkit.serve.middleware import Limits, Metrics
-    from sbkit.serve.recognition import Workers
     from sbkit.serve.server import bind, make_server, run
     from sbkit.tasks.detection.predict import open_detector
 

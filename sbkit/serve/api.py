@@ -3,19 +3,21 @@
 Official fields that have no effect here are accepted and logged once; unknown ones are refused.
 """
 
+import asyncio
 import json
 import math
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from io import IOBase
 from itertools import chain
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from sbkit.audio.encode import FILE_FORMATS
@@ -41,6 +43,8 @@ from sbkit.text.recognized_word import Word
 
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
+FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
+POLL_SECONDS = 0.5  # from one look for a lost client to the next
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
 OPENAI_MODELS: Mapping[type, Sequence[str]] = {
@@ -76,6 +80,7 @@ NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, 
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
 Phrases = Annotated[str, Field(max_length=1 << 16)]
+Result = TypeVar("Result")
 Engine = TypeVar("Engine", bound=RecognitionService | Voice)
 
 
@@ -405,10 +410,40 @@ class ClientEvent(Fields):
     audio: str = ""  # in base64
 
 
-async def transcription_response(
+async def answer_transcription(models: ServedModels, request: Request) -> Response:
+    """Transcribe the file of a form."""
+    try:
+        form = await request.form(**FORM_LIMITS)
+    except OSError as error:
+        reason = error.strerror
+        raise ApiError(503, f"The server cannot store the file ({reason}).") from error
+    try:
+        fields = TranscriptionFields.parse(form)
+        recognizer = models.pick_recognizer(fields)
+    except ApiError:
+        await form.close()
+        raise
+    file = cast(IOBase, cast(UploadFile, form["file"]).file)  # closed by the recognizer
+    return await _until_disconnected(request, _transcription(fields, file, recognizer))
+
+
+async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
+    """Wait for a result as long as the client does; raises ClientDisconnect."""
+    work = asyncio.ensure_future(result)
+    try:
+        while not (await asyncio.wait((work,), timeout=POLL_SECONDS))[0]:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+        return work.result()
+    finally:
+        work.cancel()
+        await asyncio.wait((work,))
+
+
+async def _transcription(
     fields: TranscriptionFields, file: IOBase, recognizer: RecognitionService
 ) -> Response:
-    """Transcribe a file, which the recognizer closes, and return its text as requested."""
+    """Transcribe a file, and return its text as requested."""
     with_word_times = fields.response_format not in STREAMED_FORMATS
     results = recognizer.transcribe(
         file, times=with_word_times, phrases=fields.phrases, channel=fields.channel
@@ -485,7 +520,14 @@ def _segment(index: int, words: Sequence[Word]) -> JsonObject:
     }
 
 
-async def speech_response(fields: SpeechFields, voice: Voice) -> StreamingResponse:
+async def answer_speech(models: ServedModels, request: Request) -> Response:
+    """Speak a text."""
+    fields = parse_fields(SpeechFields, parse_object(await request.body()))
+    voice = models.pick_voice(fields.model, fields.voice)
+    return await _until_disconnected(request, _speech(fields, voice))
+
+
+async def _speech(fields: SpeechFields, voice: Voice) -> StreamingResponse:
     """Return speech that is sent while it is made; raises ApiError if the text cannot be spoken."""
     speech = voice.speak(fields.input, fields.speed, fields.response_format)
     try:

@@ -3,20 +3,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.resources import files
-from io import IOBase
-from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -27,17 +25,12 @@ from sbkit.serve.api import (
     MAX_SPEECH_BYTES,
     NOTES_HEADER,
     ServedModels,
-    SpeechFields,
-    TranscriptionFields,
+    answer_speech,
+    answer_transcription,
     is_among,
-    parse_fields,
-    parse_object,
-    speech_response,
-    transcription_response,
     unknown_model,
 )
 from sbkit.serve.middleware import (
-    HANDLERS,
     ApiError,
     JsonObject,
     Limits,
@@ -53,14 +46,10 @@ from sbkit.serve.tts import Voice
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 PATHS = (TRANSCRIPTIONS, SPEECH, "/v1/realtime", "/v1/audio/voices", "/v1/models", "/health/ready")
 LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
-POLL_SECONDS = 0.5  # from one look for a lost client to the next
-FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
 PAGE_POLICY = (  # the page is one file, and sends requests only to this server
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
     "connect-src 'self'; media-src blob:; img-src data:; frame-ancestors 'none'"
 )
-Result = TypeVar("Result")
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(kw_only=True)
@@ -98,8 +87,8 @@ class Service:
         self.metrics.show("sessions_open", "realtime sessions", lambda: self.sessions)
         self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, queues)))
         routes = [
-            self._post(TRANSCRIPTIONS, self._transcriptions, self.limits.max_bytes),
-            self._post(SPEECH, self._speech, MAX_SPEECH_BYTES),
+            self._post(TRANSCRIPTIONS, answer_transcription, self.limits.max_bytes),
+            self._post(SPEECH, answer_speech, MAX_SPEECH_BYTES),
             WebSocketRoute("/v1/realtime", self._realtime),
             Route("/v1/realtime", self._no_upgrade),
             Route("/v1/audio/voices", self._voices),
@@ -113,53 +102,27 @@ class Service:
         ]
         hosts = [*self.hosts, *(urlsplit(origin).hostname or origin for origin in self.origins)]
         hosts += ["*"] if self.keys else []  # no page of another site has a key
-        router = Router(routes, redirect_slashes=False, default=_no_path)
-        app = Starlette(
-            routes=[Mount("", guard(router, self.keys, self.origins))],
-            middleware=[
-                Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-                Middleware(
-                    CORSMiddleware,
-                    allow_origins=self.origins,
-                    allow_methods=("GET", "POST"),
-                    allow_headers="*",
-                    allow_private_network=True,
-                    expose_headers=[NOTES_HEADER],
-                ),
-            ],
-            exception_handlers=HANDLERS,
+        app: ASGIApp = Router(routes, redirect_slashes=False, default=_no_path)
+        app = guard(app, self.keys, self.origins)
+        app = TrustedHostMiddleware(app, allowed_hosts=hosts, www_redirect=False)
+        app = Observer(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics)
+        return CORSMiddleware(
+            app,
+            allow_origins=self.origins,
+            allow_methods=("GET", "POST"),
+            allow_headers="*",
+            allow_private_network=True,
+            expose_headers=[NOTES_HEADER],
         )
-        return Observer(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics)
 
-    def _post(self, path: str, handler: Handler, max_bytes: int) -> Route:
+    def _post(self, path: str, answer: Callable[..., Awaitable[Response]], max_bytes: int) -> Route:
         admission = Middleware(Admission, service=self, max_bytes=max_bytes)
-        return Route(path, handler, methods=["POST"], middleware=[admission])
+        return Route(path, partial(answer, self.models), methods=["POST"], middleware=[admission])
 
     def require_ready(self) -> None:
         """Raise ApiError unless the models are warm."""
         if not self.is_ready:
             raise ApiError(503, "The server is warming up. Try again later.")
-
-    async def _transcriptions(self, request: Request) -> Response:
-        try:
-            form = await request.form(**FORM_LIMITS)
-        except OSError as error:
-            reason = error.strerror
-            raise ApiError(503, f"The server cannot store the file ({reason}).") from error
-        try:
-            fields = TranscriptionFields.parse(form)
-            recognizer = self.models.pick_recognizer(fields)
-        except ApiError:
-            await form.close()
-            raise
-        file = cast(UploadFile, form["file"]).file
-        response = transcription_response(fields, cast(IOBase, file), recognizer)
-        return await _until_disconnected(request, response)
-
-    async def _speech(self, request: Request) -> Response:
-        fields = parse_fields(SpeechFields, parse_object(await request.body()))
-        voice = self.models.pick_voice(fields.model, fields.voice)
-        return await _until_disconnected(request, speech_response(fields, voice))
 
     async def _realtime(self, socket: WebSocket) -> None:
         self.require_ready()
@@ -277,19 +240,6 @@ class Admission:
             raise ApiError(503, "The server stops. Try again later.") from None
         finally:
             service.in_flight -= 1
-
-
-async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
-    """Wait for a result as long as the client does; raises ClientDisconnect."""
-    work = asyncio.ensure_future(result)
-    try:
-        while not (await asyncio.wait((work,), timeout=POLL_SECONDS))[0]:
-            if await request.is_disconnected():
-                raise ClientDisconnect
-        return work.result()
-    finally:
-        work.cancel()
-        await asyncio.wait((work,))
 
 
 async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:

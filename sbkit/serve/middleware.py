@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +21,9 @@ from prometheus_client import (
 )
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
@@ -78,38 +78,18 @@ def too_large(limit: str, name: str = "file") -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Convert Starlette's errors (404, a broken form), and all unexpected ones to status 500."""
+    """Convert an error to what its client may see: an unexpected one is logged, and not shown."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, HTTPException):
+    if isinstance(error, HTTPException):  # of Starlette, such as for a broken form
         return ApiError(error.status_code, f"The API does not accept this request: {error.detail}")
+    logger.error("A request failed.", exc_info=error)
     return ApiError(500, "Internal server error; see the server log.")
 
 
 def event(name: str, **content: Json) -> str:
     """Write a server-sent event."""
     return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
-
-
-def as_logged_error(error: Exception) -> ApiError:
-    """Convert an error that is sent inside an answer; the log gets what the client must not see."""
-    if not isinstance(error, ApiError):
-        logger.error("A request failed.", exc_info=error)
-    return as_api_error(error)
-
-
-async def _handle(_: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=CLIENT_GONE)
-    answer = as_api_error(error)
-    if answer.status >= 500:
-        request_facts.get()["error"] = str(answer)
-    return JSONResponse(answer.plain(), answer.status, headers=ERROR_HEADERS.get(answer.status))
-
-
-HANDLERS: Mapping[type[Exception], ExceptionHandler] = dict.fromkeys(
-    (ApiError, HTTPException, ClientDisconnect, Exception), _handle
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +138,10 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Observer:
-    """Log every request, and count the requests to ``paths`` by status; 499 is a lost client.
+    """Log every request, answer its error, and count the requests to ``paths`` by status.
 
-    The log has no contents and no keys. Starlette answers an unexpected error and raises it again;
-    it is logged here. If an answer has begun, its events end with the error; a file is cut off.
+    The log has no contents and no keys. If an answer has begun, its events end with the error; a
+    file is cut off.
     """
 
     app: ASGIApp
@@ -183,18 +163,22 @@ class Observer:
             await send(message)
             is_answered = kind == ".body" and not message.get("more_body")
 
+        scope["app"] = self  # so Starlette raises its errors, instead of answering in plain text
         try:
             await self.app(scope, receive, observed_send)
+        except ClientDisconnect:
+            pass
         except Exception as error:
-            # Once an answer has begun, Starlette raises another error in place of an ApiError.
-            cause = error.__cause__ if isinstance(error.__cause__, ApiError) else error
-            if is_events and not is_answered:
-                body = event("error", **as_logged_error(cause).plain())
-                await send({"type": "http.response.body", "body": body.encode()})
-            elif isinstance(cause, ApiError):
-                logger.error("A file is cut off: %s", cause)
-            else:
-                logger.exception("A request failed.")
+            answer = as_api_error(error)
+            if answer.status >= 500:
+                request_facts.get()["error"] = str(answer)
+            if status == CLIENT_GONE:  # nothing is sent
+                headers = ERROR_HEADERS.get(answer.status)
+                response = JSONResponse(answer.plain(), answer.status, headers)
+                await response(scope, receive, observed_send)
+            elif is_events and not is_answered:
+                body = event("error", **answer.plain()).encode()
+                await send({"type": "http.response.body", "body": body})
         finally:
             self._log(scope, status, time.perf_counter() - start)
 

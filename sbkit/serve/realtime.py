@@ -41,7 +41,6 @@ from sbkit.serve.middleware import (
     Limits,
     Metrics,
     as_api_error,
-    as_logged_error,
     request_facts,
     too_large,
     wrong_field,
@@ -116,7 +115,6 @@ class RealtimeSession:
             with suppress(WebSocketDisconnect):
                 await self._fail(error)
                 await self.socket.close(FAILED, "Internal server error; see the server log.")
-            raise
         finally:
             request_facts.get()["audio_seconds"] = self._now
 
@@ -284,7 +282,7 @@ class RealtimeSession:
         try:
             await self._feed(samples, is_last=True)
         except SbkitError as error:
-            await self._send_text("failed", error=as_logged_error(error).plain()["error"])
+            await self._send_text("failed", error=as_api_error(error).plain()["error"])
             self._item = Item(self._now)
         else:
             await self._complete(self._now)

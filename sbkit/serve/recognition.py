@@ -8,16 +8,12 @@ the text of the last one, so that an hour of audio blocks nobody.
 """
 
 import asyncio
-import threading
 from asyncio import wrap_future
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import IOBase
-from typing import TypeVar
 
 import numpy as np
 
@@ -27,7 +23,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
-from sbkit.runtime.batcher import Batcher
+from sbkit.runtime.clients import Batcher, Workers
 from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.serve.middleware import ApiError, Limits, Metrics, too_large
 from sbkit.tasks.detection.predict import VoiceDetector
@@ -42,64 +38,6 @@ from sbkit.tasks.recognition.session import (
 )
 
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
-
-Sent = TypeVar("Sent")
-Result = TypeVar("Result")
-
-# Set when the request of a thread ends early, so that its segments are no longer run.
-request_cancelled: ContextVar[threading.Event] = ContextVar("request_cancelled")
-
-
-class Workers:
-    """Threads that process a number of requests at a time; further requests wait."""
-
-    def __init__(self, num_threads: int) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
-
-    async def run(
-        self,
-        work: Callable[[Callable[[Sent], None]], Result],
-        *,
-        on_end: Callable[[], object] = lambda: None,
-    ) -> AsyncGenerator[Sent | Result]:
-        """Call ``work`` in a thread with a function ``send``; yield what it sends, then its result.
-
-        Errors of ``work`` are raised here. Once this iterator is closed, ``send`` raises
-        CancelledError.
-
-        on_end: called when ``work`` has ended, or will not run.
-        """
-        loop = asyncio.get_running_loop()
-        queue = asyncio.Queue[Sent | Future[Result]]()
-        cancelled = threading.Event()
-
-        def put(item: Sent | Future[Result]) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(queue.put_nowait, item)
-
-        def send(item: Sent) -> None:
-            if cancelled.is_set():
-                raise CancelledError
-            put(item)
-
-        def work_in_thread() -> Result:
-            request_cancelled.set(cancelled)
-            return work(send)
-
-        future = self._threads.submit(work_in_thread)
-        future.add_done_callback(lambda _: on_end())
-        future.add_done_callback(put)
-        try:
-            while not isinstance(item := await queue.get(), Future):
-                yield item
-            yield item.result()
-        finally:
-            future.cancel()
-            cancelled.set()
-
-    def close(self) -> None:
-        """Cancel the requests that wait, and wait for the others to end."""
-        self._threads.shutdown(cancel_futures=True)
 
 
 @dataclass
@@ -266,9 +204,7 @@ class RecognitionService:
         self._transcriber.close()
 
     def _encode(self, segments: Sequence[Samples]) -> list[Encoded]:
-        cancelled = request_cancelled.get(threading.Event())
-        outputs = [self.segments.submit(segment, cancelled) for segment in segments]
-        return [output.result() for output in outputs]
+        return [output.result() for output in [*map(self.segments.submit, segments)]]
 
     def _advance_sessions(self, sessions: Sequence[Session]) -> list[list[Event] | Exception]:
         self.metrics.streams.observe(len(sessions))

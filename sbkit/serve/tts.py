@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sbkit.audio.encode import FileWriter
 from sbkit.base.errors import SbkitError
+from sbkit.runtime.clients import Workers
 from sbkit.serve.middleware import Metrics
-from sbkit.serve.recognition import Workers
 
 if TYPE_CHECKING:
     from sbkit.tasks.synthesis.predict import Synthesizer

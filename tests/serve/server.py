@@ -28,10 +28,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
+from sbkit.runtime.clients import Workers
 from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTIONS, Service
 from sbkit.serve.middleware import Limits, Metrics
-from sbkit.serve.recognition import RecognitionService, Workers
+from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.server import bind, make_server, run
 from sbkit.serve.tts import Voice
 from sbkit.tasks.detection.predict import VoiceDetector

@@ -14,10 +14,11 @@ import openai
 import pytest
 import soundfile
 
+from sbkit.audio.encode import FileWriter
+from sbkit.runtime.clients import Workers
 from sbkit.serve.api import ServedModel, ServedModels, SpeechFields, parse_fields
 from sbkit.serve.middleware import ApiError, Metrics
-from sbkit.serve.recognition import Workers
-from sbkit.serve.tts import FileWriter, Voice
+from sbkit.serve.tts import Voice
 from sbkit.tasks.synthesis.predict import Speech
 from tests.runtime.tones import LETTER, RATE, STEP
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for, wav

@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextvars import copy_context
 
 import pytest
 
-from sbkit.runtime.batcher import Batcher
+from sbkit.runtime.clients import Batcher, request_cancelled
 
 
 class Echo:
@@ -51,7 +52,10 @@ def test_items_run_in_order_in_batches_up_to_a_size(echo: Echo, batcher: Batcher
 
 def test_fault_and_lost_request_spare_the_others(echo: Echo, batcher: Batcher[int, int]) -> None:
     lost = threading.Event()
-    failed, cancelled, good = batcher.submit(-1), batcher.submit(2, lost), batcher.submit(3)
+    failed, good = batcher.submit(-1), batcher.submit(3)
+    context = copy_context()
+    context.run(request_cancelled.set, lost)
+    cancelled = context.run(batcher.submit, 2)
     lost.set()
     echo.may_run.set()
     assert isinstance(failed.exception(), ZeroDivisionError)

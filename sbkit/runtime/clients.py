@@ -1,16 +1,75 @@
-"""Batches of the items of many clients, in the order of their arrival."""
+"""One model for many clients: a thread for each request, and batches of what they all need."""
 
+import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Generic, TypeVar
 
+Sent = TypeVar("Sent")
+Result = TypeVar("Result")
 Item = TypeVar("Item")
 Output = TypeVar("Output")
+
+# Set when the request of a thread ends early, so that its segments are no longer run.
+request_cancelled: ContextVar[threading.Event] = ContextVar("request_cancelled")
+
+
+class Workers:
+    """Threads that process a number of requests at a time; further requests wait."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
+
+    async def run(
+        self,
+        work: Callable[[Callable[[Sent], None]], Result],
+        *,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> AsyncGenerator[Sent | Result]:
+        """Call ``work`` in a thread with a function ``send``; yield what it sends, then its result.
+
+        Errors of ``work`` are raised here. Once this iterator is closed, ``send`` raises
+        CancelledError.
+
+        on_end: called when ``work`` has ended, or will not run.
+        """
+        loop = asyncio.get_running_loop()
+        queue = asyncio.Queue[Sent | Future[Result]]()
+        cancelled = threading.Event()
+
+        def put(item: Sent | Future[Result]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        def send(item: Sent) -> None:
+            if cancelled.is_set():
+                raise CancelledError
+            put(item)
+
+        def work_in_thread() -> Result:
+            request_cancelled.set(cancelled)
+            return work(send)
+
+        future = self._threads.submit(work_in_thread)
+        future.add_done_callback(lambda _: on_end())
+        future.add_done_callback(put)
+        try:
+            while not isinstance(item := await queue.get(), Future):
+                yield item
+            yield item.result()
+        finally:
+            future.cancel()
+            cancelled.set()
+
+    def close(self) -> None:
+        """Cancel the requests that wait, and wait for the others to end."""
+        self._threads.shutdown(cancel_futures=True)
 
 
 @dataclass
@@ -41,9 +100,9 @@ class Batcher(Generic[Item, Output]):
         """Return the number of waiting items."""
         return self._queue.qsize()
 
-    def submit(self, item: Item, cancelled: threading.Event | None = None) -> Future[Output]:
-        """Queue an item and return its output, which is cancelled if the event is set before."""
-        waiting = _Waiting[Item, Output](item, cancelled or threading.Event())
+    def submit(self, item: Item) -> Future[Output]:
+        """Queue an item; its output is cancelled if the request of this thread ends before."""
+        waiting = _Waiting[Item, Output](item, request_cancelled.get(threading.Event()))
         self._queue.put(waiting)
         return waiting.output
 
