@@ -141,19 +141,17 @@ def test_late_answers_that_have_begun_end_with_an_error_event_or_are_cut_off(
     assert "Traceback" not in caplog.text
 
 
-def test_requests_wait_in_order_and_are_refused_when_the_queue_is_full(tmp_path: Path) -> None:
+def test_requests_wait_in_order_and_are_refused_when_the_queue_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with (
         running_server(tmp_path, max_concurrent=1, max_queue=2) as server,
         ThreadPoolExecutor(3) as clients,
     ):
-        texts, answered = ["a dog", "a fox", "a"], list[str]()
-
-        def ask(text: str) -> None:
-            answered.append(server.post(server.say(text)).json()["text"])
-
+        texts = ["a lazy dog", "a", "a dog"]
         with server.busy():
             for number, text in enumerate(texts, start=1):
-                clients.submit(ask, text)
+                clients.submit(server.post, server.say(text))
                 wait_for(lambda number=number: server.service.in_flight == number)
             with pytest.raises(openai.InternalServerError, match="3 requests are in") as refused:
                 server.openai.audio.transcriptions.create(model="tones", file=("a.wav", CLIP))
@@ -162,7 +160,9 @@ def test_requests_wait_in_order_and_are_refused_when_the_queue_is_full(tmp_path:
             for path in ("/health", "/health/ready", "/metrics"):
                 assert server.get(path).status_code == 200
         wait_for(lambda: server.service.in_flight == 0)
-        assert answered == texts
+        wait_for(lambda: caplog.text.count("s of audio") == 3)
+        seconds = re.findall(r"200 .*, (\d\.\d) s of audio", caplog.text)
+        assert seconds == [f"{0.12 * len(text):.1f}" for text in texts]
         assert server.post(CLIP).status_code == 200
 
 
