@@ -159,6 +159,9 @@ def test_requests_wait_in_order_and_are_refused_when_the_queue_is_full(
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             for path in ("/health", "/health/ready", "/metrics"):
                 assert server.get(path).status_code == 200
+            config = server.http_server.config
+            assert (config.limit_concurrency or 0) >= 10 * (3 + 64)  # it refuses probes, too
+            assert config.timeout_keep_alive > 60  # for which proxies reuse their connections
         wait_for(lambda: server.service.in_flight == 0)
         wait_for(lambda: caplog.text.count("s of audio") == 3)
         seconds = re.findall(r"200 .*, (\d\.\d) s of audio", caplog.text)

@@ -142,6 +142,7 @@ def stop(server: RunningServer, port: int) -> str:
 Case = Callable[[RunningServer, int], str]
 CASES: dict[str, Case] = {
     "a header that does not end": lambda _, port: ask(port, "GET / HTTP/1.1\r\n"),
+    "a header of 40 kB": lambda _, port: ask(port, f"GET / HTTP/1.1\r\nX: {'x' * 40_000}\r\n\r\n"),
     "a body that does not end": lambda _, port: ask(port, f"{POST}{FORM}Content-Length: 9\r\n\r\n"),
     "more than 100 requests of one address": many_connections,
     "a client that reads nothing": unread_answers,
