@@ -112,18 +112,7 @@ class Batcher(Generic[Item, Output]):
         self._thread.join()
 
     def _run_batches(self) -> None:
-        while (waiting := self._queue.get()) is not None:
-            batch = [waiting]
-            end = waiting.arrival + self.wait_seconds
-            size = self.size(waiting.item)
-            with suppress(Empty):
-                while size < self.max_size:
-                    next_waiting = self._queue.get(timeout=max(0, end - monotonic()))
-                    if next_waiting is None:
-                        self._queue.put(None)
-                        break
-                    batch.append(next_waiting)
-                    size += self.size(next_waiting.item)
+        while batch := self._next_batch():
             for waiting in batch:
                 if waiting.cancelled.is_set():
                     waiting.output.cancel()
@@ -134,6 +123,22 @@ class Batcher(Generic[Item, Output]):
                     waiting.output.set_exception(output)
                 else:
                     waiting.output.set_result(output)
+
+    def _next_batch(self) -> list[_Waiting[Item, Output]]:
+        """Wait for items, and return those of a batch; none once the batcher is closed."""
+        batch: list[_Waiting[Item, Output]] = []
+        size = 0
+        waiting = self._queue.get()
+        end = monotonic() if waiting is None else waiting.arrival + self.wait_seconds
+        with suppress(Empty):
+            while waiting is not None:
+                batch.append(waiting)
+                size += self.size(waiting.item)
+                if size >= self.max_size:
+                    return batch
+                waiting = self._queue.get(timeout=max(0, end - monotonic()))
+            self._queue.put(None)  # for the next call
+        return batch
 
     def _outputs(self, items: Sequence[Item]) -> Sequence[Output | Exception]:
         """Run items as one batch; a faulty item must not fail the others."""

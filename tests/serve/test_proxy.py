@@ -29,6 +29,7 @@ SHORT = {"10s": "500ms", "30s": "500ms", "25m": "2m", "sbkit 100": "sbkit 2"}
 MARKS = [pytest.mark.skipif(not shutil.which("nginx"), reason="needs nginx"), pytest.mark.slow]
 KEY = "Authorization: Bearer one\r\n"
 POST = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n{KEY}"
+HEALTH = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 FORM = "Content-Type: multipart/form-data; boundary=x\r\n"
 PART = '--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
@@ -65,15 +66,16 @@ def is_open(port: int) -> bool:
 
 def ask(port: int, content: str | bytes) -> str:
     """Send bytes; return the status of the answer, or whether the server waits or closes."""
-    with socket.create_connection(("127.0.0.1", port), 1.5) as stream:
-        try:
+    content = content if isinstance(content, bytes) else content.encode()
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.5) as stream:
             with suppress(ConnectionError):  # it may answer before it has read everything
-                stream.sendall(content if isinstance(content, bytes) else content.encode())
+                stream.sendall(content)
             return str(stream.recv(1000).split()[1], "ascii")
-        except TimeoutError:
-            return "waits"
-        except (IndexError, ConnectionError):
-            return "closed"
+    except TimeoutError:
+        return "waits"
+    except (IndexError, ConnectionError):
+        return "closed"
 
 
 def form(audio: bytes, header: str = "") -> bytes:
@@ -86,7 +88,7 @@ def many_connections(server: RunningServer, port: int) -> str:
         for _ in range(2):
             clients.submit(ask, port, form(silence(0.5)))
         wait_for(lambda: server.service.in_flight == 2)
-        return ask(port, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return ask(port, HEALTH)
 
 
 def full_queue(server: RunningServer, port: int) -> str:
@@ -139,6 +141,12 @@ def stop(server: RunningServer, port: int) -> str:
     return str(closed.value.rcvd.code)
 
 
+def ended(server: RunningServer, port: int) -> str:
+    server.http_server.should_exit = True
+    server.thread.join(20)
+    return ask(port, HEALTH)
+
+
 Case = Callable[[RunningServer, int], str]
 CASES: dict[str, Case] = {
     "a header that does not end": lambda _, port: ask(port, "GET / HTTP/1.1\r\n"),
@@ -153,6 +161,7 @@ CASES: dict[str, Case] = {
     "a page of another site": lambda _, port: ask(port, form(b"", "Origin: http://a.eu\r\n")),
     "a request without its key": lambda _, port: ask(port, form(b"").replace(b"one", b"two")),
     "an open session when the server stops": stop,
+    "a server that has ended": ended,
 }
 
 
