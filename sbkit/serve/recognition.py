@@ -3,13 +3,14 @@
     segments of many requests -> one queue -> batches of similar length -> the model
         -> the outputs that each request waits for
 
-Segments run in the order of their arrival. A request queues the next part of its audio once it has
-the text of the last one, so that an hour of audio blocks nobody.
+Segments run in the order of their arrival. Of each file, only as much waits as the model runs at a
+time, so that an hour of audio blocks nobody.
 """
 
 import asyncio
 from asyncio import wrap_future
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +38,7 @@ from sbkit.tasks.recognition.session import (
     advance_batch,
 )
 
+READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
 
 
@@ -83,18 +85,16 @@ class RecognitionService:
             self.bundle.config.language,
         )
         self.effective = model.effective
-        round_samples = model.parallel_batches * shapes.max_samples
+        self._round_samples = model.parallel_batches * shapes.max_samples
         self.segments = Batcher[Samples, Encoded](
             partial(model.encode_by_length, shapes=shapes, on_batch=self.metrics.clips.observe),
             size=lambda samples: round_up(len(samples), shapes.padded_lengths),
-            max_size=round_samples,
+            max_size=self._round_samples,
             wait_seconds=self.wait_seconds,
         )
         self._sessions = Batcher[Session, Sequence[Event]](self._advance_sessions)
         self._transcriber = Transcriber(
-            bundle=self.bundle,
-            read_ahead_seconds=samples_to_seconds(round_samples, self.sample_rate),
-            encode=self._encode,
+            bundle=self.bundle, read_ahead_seconds=READ_AHEAD_SECONDS, encode=self._encode
         )
         self.streaming: StreamingRecognizer | None = None
         with suppress(SbkitError):  # the model cannot run in chunks
@@ -204,7 +204,17 @@ class RecognitionService:
         self._transcriber.close()
 
     def _encode(self, segments: Sequence[Samples]) -> list[Encoded]:
-        return [output.result() for output in [*map(self.segments.submit, segments)]]
+        """Run the encoder on segments of a file, of which one batch at a time waits."""
+        outputs: list[Encoded] = []
+        waiting: list[Future[Encoded]] = []
+        num_samples = 0
+        for segment in segments:
+            waiting.append(self.segments.submit(segment))
+            num_samples += len(segment)
+            if num_samples >= self._round_samples:
+                outputs += [output.result() for output in waiting]
+                waiting, num_samples = [], 0
+        return outputs + [output.result() for output in waiting]
 
     def _advance_sessions(self, sessions: Sequence[Session]) -> list[list[Event] | Exception]:
         self.metrics.streams.observe(len(sessions))
