@@ -118,7 +118,7 @@ def lost_client(server: RunningServer, port: int) -> str:
 def open_session(port: int, **options: Any) -> ClientConnection:
     headers = {"Authorization": "Bearer one"}
     url = f"ws://127.0.0.1:{port}/v1/realtime"
-    return connect(url, additional_headers=headers, **options)
+    return connect(url, additional_headers=headers, open_timeout=60, **options)
 
 
 def unread_answers(server: RunningServer, port: int) -> str:
@@ -185,7 +185,7 @@ def test_server_does_what_its_page_says(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing hangs, no request stays in flight, and each has one line in the log."""
-    monkeypatch.setattr("sbkit.serve.server.UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr("sbkit.serve.server.UNREAD_SECONDS", 1.0)
     options: dict[str, Any] = {"max_mb": 2.0, "keys": ["one"]}
     with running_server(tmp_path, tones=streaming_bundle(tmp_path), **options) as server:
         port = int(server.url.rpartition(":")[2])
@@ -196,4 +196,4 @@ def test_server_does_what_its_page_says(
         lines = [record for record in caplog.records if record.name == "sbkit.serve"]
         lines = [line for line in lines if line.levelname != "DEBUG"]
         assert len(lines) <= (3 if case.startswith("more than") else 1), caplog.text
-        assert "Traceback" not in caplog.text
+        assert not any(line.exc_info for line in lines)
