@@ -97,8 +97,8 @@ def as_request(content: bytes) -> bytes:
     part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     body = part + content + b"\r\n--x--\r\n"
     header = (
-        f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n"
-        "Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+        "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Length: {len(body)}\r\nContent-Type: multipart/form-data; boundary=x\r\n\r\n"
     )
     return header.encode() + body
 

@@ -2,7 +2,7 @@
 
 import gc
 from argparse import Namespace
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import fields
 from functools import partial
 from ipaddress import ip_address
@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sbkit.base.allocator import share_free_memory
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, StopRequestedError
+from sbkit.base.files import read_text_lines
 from sbkit.base.imports import require_package
 from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
+    from sbkit.runtime.clients import Workers
     from sbkit.serve.middleware import Limits, Metrics
-    from sbkit.serve.recognition import RecognitionService, Workers
+    from sbkit.serve.recognition import RecognitionService
     from sbkit.serve.tts import Voice
     from sbkit.tasks.detection.predict import VoiceDetector
 
@@ -30,8 +32,7 @@ def add_commands(parser: Parser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: 8000)")
     add("--alias", action="append", help="another name of the model for clients; repeatable")
-    keys = "API keys, one per line; SIGHUP reads the file again"
-    add("--api-key-file", metavar="FILE", type=Path, help=keys)
+    add("--api-key-file", metavar="FILE", type=Path, help="API keys, one per line")
     add("--no-key", action="store_true", help="let other machines connect without an API key")
     origin = "allow web pages of this origin (CORS), * for all; repeatable"
     add("--allow-origin", metavar="URL", action="append", help=origin)
@@ -41,15 +42,11 @@ def add_commands(parser: Parser) -> None:
     turn = "live speech, after which a turn is cut that its client has not ended (default: 300)"
     seconds("--max-turn-seconds", help=turn)
     seconds("--max-session-seconds", help="time of a realtime session (default: 7200)")
-    seconds("--receive-seconds", help="time for a request to arrive (default: 60)")
     seconds("--answer-seconds", help="time until its answer is sent (default: 600)")
-    seconds("--drain-seconds", help="time after SIGTERM to accept requests (default: 5)")
-    seconds("--grace-seconds", help="time after that to finish running requests (default: 30)")
     count = partial(add, metavar="N", type=int)
     count("--max-concurrent", help="requests transcribed at the same time (default: 32)")
     count("--max-queue", help="further requests that may arrive or wait (default: 128)")
     count("--max-sessions", help="realtime sessions (default: 64)")
-    count("--max-connections", help="open connections (default: 1000)")
     add("--max-mb", metavar="MB", type=float, help="size of a request (default: 25)")
     wait = "time that a request waits for others to share its batch (default: 10)"
     add("--max-wait-ms", metavar="MS", type=float, default=10.0, help=wait)
@@ -61,13 +58,13 @@ def serve(options: Namespace) -> int:
     for name in (*packages, "prometheus_client"):
         require_package(name, extra="serve")
     from sbkit.bundle.config import CONFIG_FILE
+    from sbkit.runtime.clients import Workers
     from sbkit.runtime.model_thread import require_effective
     from sbkit.runtime.runtimes import AUTO, FIRST_GPU, warn_once
     from sbkit.serve.api import ServedModel, ServedModels
-    from sbkit.serve.app import Service
-    from sbkit.serve.middleware import ApiKeys, Limits, Metrics, State
-    from sbkit.serve.recognition import Workers
-    from sbkit.serve.server import Server, bind
+    from sbkit.serve.app import LOCAL_HOSTS, Service
+    from sbkit.serve.middleware import Limits, Metrics
+    from sbkit.serve.server import bind, make_server, run
     from sbkit.tasks.detection.predict import open_detector
 
     names = [folder.resolve().name for folder in options.models]
@@ -77,17 +74,16 @@ def serve(options: Namespace) -> int:
     values = {limit.name: getattr(options, limit.name) for limit in fields(Limits)}
     limits = Limits(**{name: value for name, value in values.items() if value is not None})
     metrics = Metrics()
-    state = State()
-    keys = ApiKeys(options.api_key_file)
+    keys = _read_keys(options.api_key_file) if options.api_key_file else ()
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
         is_local = ip_address(listening.getsockname()[0]).is_loopback
-        if not (is_local or options.no_key or options.api_key_file):
+        if not (is_local or options.no_key or keys):
             raise ConfigError(
                 f"`--host {options.host}` admits other machines. Pass --api-key-file FILE, or "
                 "--no-key to admit everyone."
             )
-        workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
+        workers = Workers(limits.max_concurrent)
         models: list[ServedModel] = []
         detector = open_detector(options)
         for name, folder in zip(names, options.bundles, strict=True):
@@ -101,21 +97,23 @@ def serve(options: Namespace) -> int:
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
             card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(ServedModel(name=name, engine=engine, created=created, readme=card))
+        stack.enter_context(closing(workers))  # before the engines that they use
         reason = warn_once(options.runtime) if options.device == AUTO else None
         service = Service(
             models=ServedModels(models=models, aliases=options.alias or ()),
             limits=limits,
             declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
             note=reason and f"No GPU is used, because {reason.partition('. ')[0]}.",
-            state=state,
             metrics=metrics,
-            origins=options.allow_origin or (),
+            keys=keys,
+            hosts=(*LOCAL_HOSTS, options.host if is_local else "*"),
+            origins=[origin.lower() for origin in options.allow_origin or ()],
         )
         gc.freeze()  # loaded objects stay, so only objects of requests are searched for cycles
         gc.collect()
-        server = Server(service, keys=keys)
-        server.run(sockets=[listening])
-    return server.exit_code()
+        with suppress(StopRequestedError):  # uvicorn passes the signal on once it has stopped
+            run(make_server(service), service, listening)
+    return 0
 
 
 def _open(
@@ -142,12 +140,22 @@ def _open(
     bundle = load_in_thread(folder, streaming="also", **recognizer_options(options))
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return RecognitionService(
-        bundle,
+        bundle=bundle,
         shapes=BatchShapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
         wait_seconds=options.max_wait_ms / 1000,
-        max_seconds=limits.max_seconds,
-        max_turn_seconds=limits.max_turn_seconds,
+        limits=limits,
         detector=detector,
         workers=workers,
         metrics=metrics,
     )
+
+
+def _read_keys(file: Path) -> list[str]:
+    """Read the API keys of a file with one key per line, or a comment after #."""
+    lines = read_text_lines(file, subject="`--api-key-file`")
+    keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
+    if not keys:  # the server would be open to everyone
+        raise ConfigError(f"`--api-key-file {file}` has no keys. Write one per line.")
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ConfigError(f"A key of `--api-key-file {file}` is not printable ASCII.")
+    return keys

@@ -22,6 +22,12 @@ PHRASE_REWARD = 2.0
 LETTER_REWARD = 1.2
 MAX_REWARDED_LETTERS = 10  # of a phrase
 FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".lst", ".list")  # of no phrase
+# A phrase ends at these characters, and at a period before a space, except after an abbreviation
+# such as Dr. or U.S.A.
+PHRASE_END = re.compile(
+    r"[,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]+"
+    r"|(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})(?<!\.\w)\.+(?=\s|$)"
+)
 
 
 def read_hotwords(source: str) -> list[str]:
@@ -33,6 +39,16 @@ def read_hotwords(source: str) -> list[str]:
     if is_file and "\n" not in source:
         return read_text_lines(file, subject="`hotwords`")
     return re.split("[,\n]", source)
+
+
+def split_prompt(prompt: str) -> tuple[str, ...]:
+    """Split a prompt at punctuation and line ends.
+
+    >>> split_prompt("Ada Lovelace of the U.S.A., the analytical engine. Dr. Smith: 3.5 mm")
+    ('Ada Lovelace of the U.S.A.', 'the analytical engine', 'Dr. Smith', '3.5 mm')
+    """
+    phrases = [phrase.strip() for phrase in PHRASE_END.split(prompt)]
+    return tuple(dict.fromkeys(filter(None, phrases)))
 
 
 def normalize_hotwords(

@@ -3,24 +3,27 @@
 Official fields that have no effect here are accepted and logged once; unknown ones are refused.
 """
 
+import asyncio
 import json
 import math
-import re
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from io import IOBase
 from itertools import chain
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from sbkit.audio.encode import FILE_FORMATS
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed, note_once
+from sbkit.decoding.hotwords import split_prompt
 from sbkit.serve.middleware import (
     EVENT_STREAM,
     ApiError,
@@ -31,7 +34,7 @@ from sbkit.serve.middleware import (
     wrong_field,
 )
 from sbkit.serve.recognition import RecognitionService, last_of
-from sbkit.serve.tts import FILE_FORMATS, SpeechStream, Voice
+from sbkit.serve.tts import SpeechStream, Voice
 from sbkit.tasks.recognition.predict import Transcript
 from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
 from sbkit.text.languages import language_code
@@ -40,6 +43,8 @@ from sbkit.text.recognized_word import Word
 
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
+FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
+POLL_SECONDS = 0.5  # from one look for a lost client to the next
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
 OPENAI_MODELS: Mapping[type, Sequence[str]] = {
@@ -53,12 +58,6 @@ OPENAI_MODELS: Mapping[type, Sequence[str]] = {
 OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
     *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
-)
-# A phrase ends at these characters, and at a period before a space, except after an abbreviation
-# such as Dr. or U.S.A.
-PHRASE_END = re.compile(
-    r"[,;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]+"
-    r"|(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})(?<!\.\w)\.+(?=\s|$)"
 )
 
 
@@ -81,6 +80,7 @@ NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, 
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
 Phrases = Annotated[str, Field(max_length=1 << 16)]
+Result = TypeVar("Result")
 Engine = TypeVar("Engine", bound=RecognitionService | Voice)
 
 
@@ -242,7 +242,8 @@ class TranscriptionOptions(Fields):
     @property
     def phrases(self) -> tuple[str, ...]:
         """The phrases that the decoder expects."""
-        return split_phrases("\n".join([self.prompt, *self.keywords]))
+        phrases = split_prompt("\n".join([self.prompt, *self.keywords]))
+        return phrases[:MAX_PROMPT_PHRASES]
 
 
 class TranscriptionFields(TranscriptionOptions):
@@ -409,20 +410,40 @@ class ClientEvent(Fields):
     audio: str = ""  # in base64
 
 
-def split_phrases(prompt: str) -> tuple[str, ...]:
-    """Split a prompt at punctuation and line ends.
+async def answer_transcription(models: ServedModels, request: Request) -> Response:
+    """Transcribe the file of a form."""
+    try:
+        form = await request.form(**FORM_LIMITS)
+    except OSError as error:
+        reason = error.strerror
+        raise ApiError(503, f"The server cannot store the file ({reason}).") from error
+    try:
+        fields = TranscriptionFields.parse(form)
+        recognizer = models.pick_recognizer(fields)
+    except ApiError:
+        await form.close()
+        raise
+    file = cast(IOBase, cast(UploadFile, form["file"]).file)  # closed by the recognizer
+    return await _until_disconnected(request, _transcription(fields, file, recognizer))
 
-    >>> split_phrases("Ada Lovelace of the U.S.A., the analytical engine. Dr. Smith: 3.5 mm")
-    ('Ada Lovelace of the U.S.A.', 'the analytical engine', 'Dr. Smith', '3.5 mm')
-    """
-    phrases = [phrase.strip() for phrase in PHRASE_END.split(prompt)]
-    return tuple(dict.fromkeys(filter(None, phrases)))[:MAX_PROMPT_PHRASES]
+
+async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
+    """Wait for a result as long as the client does; raises ClientDisconnect."""
+    work = asyncio.ensure_future(result)
+    try:
+        while not (await asyncio.wait((work,), timeout=POLL_SECONDS))[0]:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+        return work.result()
+    finally:
+        work.cancel()
+        await asyncio.wait((work,))
 
 
-async def transcription_response(
+async def _transcription(
     fields: TranscriptionFields, file: IOBase, recognizer: RecognitionService
 ) -> Response:
-    """Transcribe a file, which the recognizer closes, and return its text as requested."""
+    """Transcribe a file, and return its text as requested."""
     with_word_times = fields.response_format not in STREAMED_FORMATS
     results = recognizer.transcribe(
         file, times=with_word_times, phrases=fields.phrases, channel=fields.channel
@@ -499,7 +520,14 @@ def _segment(index: int, words: Sequence[Word]) -> JsonObject:
     }
 
 
-async def speech_response(fields: SpeechFields, voice: Voice) -> StreamingResponse:
+async def answer_speech(models: ServedModels, request: Request) -> Response:
+    """Speak a text."""
+    fields = parse_fields(SpeechFields, parse_object(await request.body()))
+    voice = models.pick_voice(fields.model, fields.voice)
+    return await _until_disconnected(request, _speech(fields, voice))
+
+
+async def _speech(fields: SpeechFields, voice: Voice) -> StreamingResponse:
     """Return speech that is sent while it is made; raises ApiError if the text cannot be spoken."""
     speech = voice.speak(fields.input, fields.speed, fields.response_format)
     try:

@@ -3,54 +3,41 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.resources import files
-from io import IOBase
-from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Mount, Route, Router, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route, Router, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from sbkit.base.messages import did_you_mean
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import (
-    FILE_FIELD,
     MAX_SPEECH_BYTES,
     NOTES_HEADER,
     ServedModels,
-    SpeechFields,
-    TranscriptionFields,
+    answer_speech,
+    answer_transcription,
     is_among,
-    parse_fields,
-    parse_object,
-    speech_response,
-    transcription_response,
     unknown_model,
 )
 from sbkit.serve.middleware import (
-    HANDLERS,
-    READY,
-    Admission,
     ApiError,
-    ApiKeys,
     JsonObject,
-    KeyGuard,
     Limits,
     Metrics,
     Observer,
-    OriginGuard,
-    State,
+    guard,
     too_large,
-    wrong_field,
 )
 from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognition import RecognitionService
@@ -58,119 +45,99 @@ from sbkit.serve.tts import Voice
 
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 PATHS = (TRANSCRIPTIONS, SPEECH, "/v1/realtime", "/v1/audio/voices", "/v1/models", "/health/ready")
-FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
-LONG_PART = "Part exceeded maximum size"  # Starlette 1.7 to 1.10 does not name the field
-CORS: Any = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
-CORS["expose_headers"] = (NOTES_HEADER,)
+LOCAL_HOSTS = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 PAGE_POLICY = (  # the page is one file, and sends requests only to this server
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
     "connect-src 'self'; media-src blob:; img-src data:; frame-ancestors 'none'"
 )
-Result = TypeVar("Result")
-Handler = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Service:
-    """The models behind the routes, and their limits."""
+    """The models behind the routes, their clients and limits.
+
+    hosts: names of the server in requests, besides those of ``origins``; ``*`` allows any, also a
+        name that the page of another site has by DNS rebinding.
+    origins: of pages that may use the server besides its own; ``*`` allows all.
+    """
 
     models: ServedModels
     limits: Limits
     declared: dict[str, str]  # the requested device, runtime and precision
-    state: State
     metrics: Metrics
     note: str | None = None  # why `auto` takes no GPU
-    origins: Sequence[str] = ()  # of pages that may use the server; see `OriginGuard`
+    keys: Sequence[str] = ()  # none admit all
+    hosts: Sequence[str] = LOCAL_HOSTS
+    origins: Sequence[str] = ()
+    is_ready: bool = False
+    in_flight: int = 0  # requests that arrive, wait or are processed
+    sessions: int = 0  # open realtime sessions
 
-    def app(self, keys: ApiKeys) -> ASGIApp:
-        """Make the application, for clients with one of the keys."""
-        state = self.state
+    def warm_up(self) -> None:
+        """Make the models ready; until then, requests are refused."""
+        for model in self.models.models:
+            model.engine.warm_up()
+        self.is_ready = True
+
+    def app(self) -> ASGIApp:
+        """Make the application."""
         engines = [model.engine for model in self.models.models]
-        batchers = [engine.batcher for engine in engines if isinstance(engine, RecognitionService)]
-        self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)
-        self.metrics.show("sessions_open", "realtime sessions", lambda: state.sessions)
-        self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, batchers)))
-        max_bytes = self.limits.max_bytes
-        api = [
-            self._post(TRANSCRIPTIONS, self._transcriptions, "multipart/form-data", max_bytes),
-            self._post(SPEECH, self._speech, "application/json", MAX_SPEECH_BYTES),
-            WebSocketRoute("/realtime", self._realtime),
-            Route("/realtime", self._no_upgrade),
-            Route("/audio/voices", self._voices),
-            Route("/models", self._models),
-            Route("/models/{name:path}", self._one_model),
-        ]
-        strictly: Any = {"redirect_slashes": False, "default": _no_path}
-        key_guard = [Middleware(KeyGuard, keys=keys)]
+        queues = [engine.segments for engine in engines if isinstance(engine, RecognitionService)]
+        self.metrics.show("requests_in_flight", "arriving or not done", lambda: self.in_flight)
+        self.metrics.show("sessions_open", "realtime sessions", lambda: self.sessions)
+        self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, queues)))
         routes = [
-            Mount("/v1", Router(api, **strictly), middleware=key_guard),
+            self._post(TRANSCRIPTIONS, answer_transcription, self.limits.max_bytes),
+            self._post(SPEECH, answer_speech, MAX_SPEECH_BYTES),
+            WebSocketRoute("/v1/realtime", self._realtime),
+            Route("/v1/realtime", self._no_upgrade),
+            Route("/v1/audio/voices", self._voices),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._one_model),
             Route("/", self._page),
-            Route("/card", self._card, middleware=key_guard),
-            Route("/health/live", self._live),
+            Route("/card", self._card),
+            Route("/health", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", self._metrics),
         ]
-        origin_guard = [Middleware(OriginGuard, origins=self.origins, keys=keys)]
-        cors = Middleware(CORSMiddleware, allow_origins=self.origins, **CORS)
-        app = Starlette(
-            routes=[Mount("", Router(routes, **strictly), middleware=origin_guard)],
-            middleware=[cors] if self.origins else [],
-            exception_handlers=HANDLERS,
+        hosts = [*self.hosts, *(urlsplit(origin).hostname or origin for origin in self.origins)]
+        hosts += ["*"] if self.keys else []  # no page of another site has a key
+        app: ASGIApp = Router(routes, redirect_slashes=False, default=_no_path)
+        app = guard(app, self.keys, self.origins)
+        app = TrustedHostMiddleware(app, allowed_hosts=hosts, www_redirect=False)
+        app = Observer(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics)
+        return CORSMiddleware(
+            app,
+            allow_origins=self.origins,
+            allow_methods=("GET", "POST"),
+            allow_headers="*",
+            allow_private_network=True,
+            expose_headers=[NOTES_HEADER],
         )
-        return Observer(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics, state=state)
 
-    def _post(self, path: str, handler: Handler, media_type: str, max_bytes: int) -> Route:
-        limits: Any = {"media_type": media_type, "max_bytes": max_bytes, "limits": self.limits}
-        admission = [Middleware(Admission, state=self.state, **limits)]
-        path = path.removeprefix("/v1")
-        return Route(path, handler, methods=["POST"], middleware=admission, max_body_size=max_bytes)
+    def _post(self, path: str, answer: Callable[..., Awaitable[Response]], max_bytes: int) -> Route:
+        admission = Middleware(Admission, service=self, max_bytes=max_bytes)
+        return Route(path, partial(answer, self.models), methods=["POST"], middleware=[admission])
 
-    async def _transcriptions(self, request: Request) -> Response:
-        form: FormData = await self._receive(request.form(**FORM_LIMITS), self.limits.max_bytes)
-        try:
-            fields = TranscriptionFields.parse(form)
-            recognizer = self.models.pick_recognizer(fields)
-        except ApiError:
-            await form.close()
-            raise
-        file = cast(UploadFile, form["file"]).file
-        response = transcription_response(fields, cast(IOBase, file), recognizer)
-        return await _until_disconnected(request, response)
-
-    async def _speech(self, request: Request) -> Response:
-        content = await self._receive(request.body(), MAX_SPEECH_BYTES)
-        fields = parse_fields(SpeechFields, parse_object(content))
-        voice = self.models.pick_voice(fields.model, fields.voice)
-        return await _until_disconnected(request, speech_response(fields, voice))
-
-    async def _receive(self, body: Awaitable[Result], max_bytes: int) -> Result:
-        try:
-            async with asyncio.timeout(self.limits.receive_seconds):
-                return await body
-        except TimeoutError:
-            seconds = self.limits.receive_seconds
-            raise ApiError(408, f"The request did not arrive within {seconds:g} s.") from None
-        except HTTPException as error:
-            if error.status_code == 413:
-                raise too_large(f"{max_bytes / 1e6:g} MB", "body") from None
-            if error.detail.startswith(LONG_PART):
-                raise wrong_field("file", FILE_FIELD, "a field of over 1 MB") from None
-            raise
+    def require_ready(self) -> None:
+        """Raise ApiError unless the models are warm."""
+        if not self.is_ready:
+            raise ApiError(503, "The server is warming up. Try again later.")
 
     async def _realtime(self, socket: WebSocket) -> None:
-        self.state.require_ready()
+        self.require_ready()
         self.models.pick(RecognitionService, socket.query_params.get("model", ""))
-        if self.state.sessions >= (limit := self.limits.max_sessions):
-            raise ApiError(429, f"{limit} sessions are open, the limit. Try again later.")
+        if self.sessions >= (limit := self.limits.max_sessions):
+            raise ApiError(503, f"{limit} sessions are open, the limit. Try again later.")
         session = RealtimeSession(
-            socket, models=self.models, limits=self.limits, state=self.state, metrics=self.metrics
+            socket, models=self.models, limits=self.limits, metrics=self.metrics
         )
-        self.state.sessions += 1
+        self.sessions += 1
         self.metrics.sessions.inc()
         try:
             await session.run()
         finally:
-            self.state.sessions -= 1
+            self.sessions -= 1
 
     async def _no_upgrade(self, request: Request) -> Response:
         raise ApiError(426, "This WebSocket needs the header `Upgrade: websocket`, with HTTP/1.1.")
@@ -215,7 +182,7 @@ class Service:
                 cards["recognizers"].append(card)
             else:
                 cards["voices"].append(card)
-        return JSONResponse({"status": self.state.phase, **cards})
+        return JSONResponse({"status": self._status, **cards})
 
     async def _live(self, request: Request) -> Response:
         return JSONResponse({"status": "live"})
@@ -225,38 +192,57 @@ class Service:
         for model in self.models.models:
             effective = asdict(model.engine.effective)
             models.append({"name": model.name, "declared": self.declared, "effective": effective})
-        phase, note = self.state.phase, self.note
-        body = {"status": phase, "sbkit": __version__, "note": note, "models": models}
-        return JSONResponse(body, 200 if self.state.phase == READY else 503)
+        facts = {"status": self._status, "sbkit": __version__, "note": self.note}
+        return JSONResponse({**facts, "models": models}, 200 if self.is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
 
+    @property
+    def _status(self) -> str:
+        return "ready" if self.is_ready else "warming up"
 
-async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
-    """Wait for a result as long as the client does; raises ClientDisconnect."""
 
-    async def wait_for_disconnection() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+@dataclass(frozen=True)
+class Admission:
+    """Count the requests in flight, and limit their number, their bytes and their time."""
 
-    work = asyncio.ensure_future(result)
-    disconnection = asyncio.ensure_future(wait_for_disconnection())
-    try:
-        await asyncio.wait((work, disconnection), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnect
-        return work.result()
-    finally:
-        disconnection.cancel()
-        work.cancel()
-        await asyncio.wait((work,))
+    app: ASGIApp
+    service: Service
+    max_bytes: int  # of a body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, limits = self.service, self.service.limits
+        declared_bytes = int(Headers(scope=scope).get("content-length", 0))
+        num_bytes = 0
+
+        async def receive_limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if max(num_bytes, declared_bytes) > self.max_bytes:
+                raise too_large(f"{self.max_bytes / 1e6:g} MB", "body")
+            return message
+
+        service.require_ready()
+        max_in_flight = limits.max_concurrent + limits.max_queue
+        if service.in_flight >= max_in_flight:
+            message = f"{max_in_flight} requests are in flight, the limit. Try again later."
+            raise ApiError(503, message)
+        service.in_flight += 1
+        try:
+            async with asyncio.timeout(limits.answer_seconds):
+                await self.app(scope, receive_limited, send)
+        except TimeoutError:
+            message = f"The server did not answer within {limits.answer_seconds:g} s."
+            raise ApiError(503, message) from None
+        except asyncio.CancelledError:
+            raise ApiError(503, "The server stops. Try again later.") from None
+        finally:
+            service.in_flight -= 1
 
 
 async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Raise ApiError, with the path that was probably meant."""
-    path = scope["path"].rstrip("/").lower()
-    if path.rpartition("/")[2].startswith(("health", "ready", "live", "ping", "status")):
-        path = "/health/ready"
-    hint = did_you_mean(path, PATHS)
+    hint = did_you_mean(scope["path"].rstrip("/").lower(), PATHS)
     raise ApiError(404, f"This server has no path {scope['path'][:100]}.{hint}")

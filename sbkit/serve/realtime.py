@@ -11,7 +11,7 @@ import io
 import json
 from base64 import b64decode
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 from uuid import uuid4
 
@@ -40,88 +40,24 @@ from sbkit.serve.middleware import (
     JsonObject,
     Limits,
     Metrics,
-    State,
     as_api_error,
-    as_logged_error,
     request_facts,
     too_large,
     wrong_field,
 )
 from sbkit.serve.recognition import RecognitionService
-from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.detection.turns import SpeechTurns
 from sbkit.tasks.recognition.session import Endpoint, Event, Final, Partial
 from sbkit.text.normalization import join_segments
 
 BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message
 MIN_TURN_SECONDS = 0.1  # of a turn that a client commits
-SPEECH_PADDING_SECONDS = 0.3  # of audio before the speech of a turn: OpenAI's `prefix_padding_ms`
-# A detector finds the start of speech within this time; earlier audio is dropped.
-DETECTION_SECONDS = 1.0
 SUBPROTOCOL = "realtime"  # one of those that browsers offer
 # Base64 as browsers and URLs write it: with line breaks, other characters for + and /, unpadded.
 BASE64_VARIANTS = str.maketrans("-_", "+/", " \t\r\n=")
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
 GOING_AWAY, FAILED = 1001, 1011  # WebSocket close codes
 NO_SAMPLES = np.zeros(0, np.int16)
-
-
-@dataclass(frozen=True)
-class TurnBlock:
-    """Successive samples of a turn; times are in seconds of the session."""
-
-    start: int  # the index of the first sample in the session
-    samples: Samples
-    speech_start: float | None = None  # only in the first block of a turn
-    speech_end: float | None = None  # only in the last block of a turn
-
-
-class SpeechTurns:
-    """Cut a stream into turns, from a little before the speech to the silence that ends it.
-
-    silence: seconds that end a turn.
-    start: the time of the stream's first sample in the session.
-    """
-
-    def __init__(self, detector: VoiceDetector, *, silence: float, start: float) -> None:
-        rules = replace(detector.rules, hang_over=silence)
-        self._detector = replace(detector, rules=rules)
-        self._rate = detector.model.sample_rate
-        self._state = detector.start()
-        self._start = start
-        self._pending = NO_SAMPLES
-        self._is_speech = False
-        self._pending_start = seconds_to_samples(start, self._rate)  # an index in the session
-
-    def push(self, samples: Samples) -> list[TurnBlock]:
-        """Take samples (S,) of int16; return the blocks of turns that they complete."""
-        events, self._state = self._detector.push(samples, self._state)
-        self._pending = np.concatenate([self._pending, samples])
-        blocks: list[TurnBlock] = []
-        speech_start: float | None = None
-        for event in events:
-            self._is_speech = event.kind == "started"
-            seconds = self._start + event.seconds
-            if self._is_speech:
-                self._take(seconds - SPEECH_PADDING_SECONDS)
-                speech_start = seconds
-            else:
-                block = self._take(self._start + event.detected)
-                blocks.append(TurnBlock(*block, speech_start, speech_end=seconds))
-                speech_start = None
-        now = samples_to_seconds(self._pending_start + len(self._pending), self._rate)
-        if self._is_speech:
-            blocks.append(TurnBlock(*self._take(now), speech_start))
-        else:
-            self._take(now - DETECTION_SECONDS)
-        return blocks
-
-    def _take(self, until: float) -> tuple[int, Samples]:
-        """Take pending samples up to a time; return the index of the first, and the samples."""
-        start, pending = self._pending_start, self._pending
-        count = min(len(pending), max(0, seconds_to_samples(until, self._rate) - start))
-        self._pending_start = start + count
-        self._pending = pending[count:]
-        return start, pending[:count]
 
 
 @dataclass
@@ -147,22 +83,20 @@ class RealtimeSession:
     socket: WebSocket  # not yet accepted
     models: ServedModels
     limits: Limits
-    state: State
     metrics: Metrics
 
     def __post_init__(self) -> None:
         self._options = AudioInput()
         self._id = f"sess_{uuid4().hex}"
-        self._stopping = asyncio.ensure_future(self.state.stopping.wait())
         self._now = 0.0
         self._half_sample = b""  # the byte of a sample whose other byte is still to come
         self._until = monotonic() + self.limits.max_session_seconds
         self._last_item: str | None = None
 
     async def run(self) -> None:
-        """Answer the client's events until it leaves, the server stops, or a limit is reached.
+        """Answer the client's events until it leaves, or a limit is reached.
 
-        In the last two cases, the audio of the open turn is transcribed first.
+        In the latter case, the audio of the open turn is transcribed first.
         """
         subprotocols = self.socket.scope["subprotocols"]
         await self.socket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
@@ -174,32 +108,24 @@ class RealtimeSession:
             if self._in_turn:
                 with suppress(ApiError):  # too short
                     await self._commit()
-            reason = "The server stops, or the session was silent or too long."
-            await self.socket.close(GOING_AWAY, reason)
+            await self.socket.close(GOING_AWAY, "The session was silent or too long.")
         except WebSocketDisconnect:
             pass
         except Exception as error:
             with suppress(WebSocketDisconnect):
                 await self._fail(error)
                 await self.socket.close(FAILED, "Internal server error; see the server log.")
-            raise
         finally:
-            self._stopping.cancel()
             request_facts.get()["audio_seconds"] = self._now
 
     async def _receive(self) -> Message | None:
-        """Return the client's next message, or None if a limit is reached or the server stops."""
-        receiving = asyncio.ensure_future(self.socket.receive())
+        """Return the client's next message, or None if a limit is reached."""
         timeout = min(self.limits.answer_seconds, self._until - monotonic())
-        first = asyncio.FIRST_COMPLETED
         try:
-            if timeout > 0:
-                await asyncio.wait((receiving, self._stopping), timeout=timeout, return_when=first)
-        finally:
-            receiving.cancel()  # has no effect if it is done
-        if not receiving.done():
+            async with asyncio.timeout(timeout):
+                message = await self.socket.receive()
+        except TimeoutError:
             return None
-        message = receiving.result()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect
         return message
@@ -356,7 +282,7 @@ class RealtimeSession:
         try:
             await self._feed(samples, is_last=True)
         except SbkitError as error:
-            await self._send_text("failed", error=as_logged_error(error).plain()["error"])
+            await self._send_text("failed", error=as_api_error(error).plain()["error"])
             self._item = Item(self._now)
         else:
             await self._complete(self._now)
@@ -392,8 +318,12 @@ class RealtimeSession:
         await self._send(f"{TRANSCRIPTION}.{kind}", **item, **content)
 
     async def _send(self, kind: str, **content: Json) -> None:
+        """Send an event; raises WebSocketDisconnect if the connection is closed."""
         event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
-        await self.socket.send_text(json.dumps(event))  # in ASCII: UTF-8 has no lone surrogates
+        try:
+            await self.socket.send_text(json.dumps(event))  # in ASCII: UTF-8 has no lone surrogates
+        except RuntimeError:  # uvicorn has just closed it, as after too large a message
+            raise WebSocketDisconnect from None
 
     def _plain(self) -> JsonObject:
         return {

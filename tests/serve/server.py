@@ -17,6 +17,7 @@ import httpx2
 import numpy as np
 import pytest
 import soundfile
+import uvicorn
 from openai import OpenAI
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Response
@@ -27,11 +28,12 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
+from sbkit.runtime.clients import Workers
 from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTIONS, Service
-from sbkit.serve.middleware import READY, ApiKeys, Limits, Metrics, State
-from sbkit.serve.recognition import RecognitionService, Workers
-from sbkit.serve.server import Server, bind
+from sbkit.serve.middleware import Limits, Metrics
+from sbkit.serve.recognition import RecognitionService
+from sbkit.serve.server import bind, make_server, run
 from sbkit.serve.tts import Voice
 from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.tasks.synthesis.predict import Speech
@@ -49,8 +51,8 @@ class RunningServer:
     url: str
     model: ToneModel
     tokenizer: Tokenizer
-    http_server: Server
-    state: State
+    http_server: uvicorn.Server
+    service: Service
     thread: threading.Thread
 
     def __post_init__(self) -> None:  # a cached property is made by several threads at once
@@ -166,7 +168,7 @@ def running_server(
     tones: Tones | None = None,
     keys: Sequence[str] = (),
     origins: Sequence[str] = (),
-    phase: str = READY,
+    is_ready: bool = True,
     language: str | None = None,
     readme: str = "",
     detector: VoiceDetector | None = None,
@@ -176,21 +178,20 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """Serve a recognizer, perhaps a second one, and the voice that ``speaker`` makes, if any.
 
-    Yields once the server has reached the phase.
+    Yields once the server is ready, unless ``is_ready`` is false.
     """
     bundle, tokenizer, model = tones or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
     bundles = {"tones": bundle} if second is None else {"tones": bundle, "second": second[0]}
-    bounds, state = Limits(**{"drain_seconds": 0.0, **limits}), State()
+    bounds = Limits(**limits)
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
     models: list[ServedModel] = []
     for name, recognizer_bundle in bundles.items():
         recognizer = RecognitionService(
-            recognizer_bundle,
+            bundle=recognizer_bundle,
             shapes=SHAPES,
             wait_seconds=0.01,
-            max_seconds=bounds.max_seconds,
-            max_turn_seconds=bounds.max_turn_seconds,
+            limits=bounds,
             workers=workers,
             metrics=metrics,
             detector=detector,
@@ -203,25 +204,24 @@ def running_server(
         models=ServedModels(models=models),
         limits=bounds,
         declared={"device": "auto"},
-        state=state,
         metrics=metrics,
+        keys=keys,
         origins=origins,
     )
     listening = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    (folder / "keys").write_text("\n".join(keys))
-    http_server = Server(service, keys=ApiKeys(folder / "keys" if keys else None))
-    thread = threading.Thread(target=http_server.run, kwargs={"sockets": [listening]})
+    http_server = make_server(service)
+    thread = threading.Thread(target=run, args=(http_server, service, listening))
     thread.start()
     try:
-        wait_for(lambda: http_server.started and state.phase == phase)
-        yield (server := RunningServer(url, model, tokenizer, http_server, state, thread))
+        wait_for(lambda: http_server.started and service.is_ready == is_ready)
+        yield (server := RunningServer(url, model, tokenizer, http_server, service, thread))
         server.client.close()
     finally:
         http_server.should_exit = True
         thread.join()
+        workers.close()
         for served in models:
             if isinstance(served.engine, RecognitionService):  # the caller closes the speaker
                 served.engine.close()
-        workers.close()
         listening.close()

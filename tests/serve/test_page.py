@@ -98,7 +98,7 @@ def test_page_transcribes_the_microphone(browser: Any, live: RunningServer) -> N
     wait(lambda: words(browser) == " ".join(TEXTS).split())
     assert record.text == "Stop"
     record.click()
-    wait(lambda: live.state.sessions == 0)
+    wait(lambda: live.service.sessions == 0)
     assert [line.text for line in find(browser, "#text p") if line.text] == [*TEXTS]
     find(browser, "#text .word")[5].click()  # over
     wait(lambda: find(browser, ".word.now"))
@@ -156,5 +156,30 @@ def test_page_ends_a_turn_with_the_recording(browser: Any, clip_server: RunningS
     wait(lambda: browser.execute_script("return seconds") > 4.5)
     record.click()
     wait(lambda: words(browser)[:4] == TEXTS[0].split())
-    wait(lambda: clip_server.state.sessions == 0)
+    wait(lambda: clip_server.service.sessions == 0)
     assert_no_faults(browser, clip_server.url)
+
+
+ATTACK = """
+const [url, done] = arguments
+const form = new FormData()
+form.append("file", new Blob(["x"]), "a.wav")
+const send = (path, options) => fetch(url + path, {mode: "no-cors", ...options})
+const socket = new WebSocket(url.replace("http", "ws") + "/v1/realtime")
+socket.onopen = () => done("a session was opened")
+socket.onerror = () => Promise.all([
+  send("/v1/audio/transcriptions", {method: "POST", body: form}),
+  send("/v1/audio/speech", {method: "POST", body: JSON.stringify({input: "a fox"})}),
+]).then(() => done("refused"), done)
+"""
+
+
+def test_page_of_another_site_can_use_nothing(
+    browser: Any, live: RunningServer, clip_server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CORS stops neither its requests nor its sessions, but only hides the answers."""
+    visit(browser, f"{clip_server.url}/health")  # of another port, so of another origin
+    assert browser.execute_async_script(ATTACK, live.url + PREFIX) == "refused"
+    lines = [line for line in caplog.messages if f" {PREFIX}/v1/" in line]
+    assert [line.split()[2] for line in lines] == ["403"] * 3, lines
+    browser.get_log("browser")  # of the answers

@@ -1,0 +1,150 @@
+"""One model for many clients: a thread for each request, and batches of what they all need."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Generic, TypeVar
+
+Sent = TypeVar("Sent")
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+Output = TypeVar("Output")
+
+# Set when the request of a thread ends early, so that its segments are no longer run.
+request_cancelled: ContextVar[threading.Event] = ContextVar("request_cancelled")
+
+
+class Workers:
+    """Threads that process a number of requests at a time; further requests wait."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
+
+    async def run(
+        self,
+        work: Callable[[Callable[[Sent], None]], Result],
+        *,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> AsyncGenerator[Sent | Result]:
+        """Call ``work`` in a thread with a function ``send``; yield what it sends, then its result.
+
+        Errors of ``work`` are raised here. Once this iterator is closed, ``send`` raises
+        CancelledError.
+
+        on_end: called when ``work`` has ended, or will not run.
+        """
+        loop = asyncio.get_running_loop()
+        queue = asyncio.Queue[Sent | Future[Result]]()
+        cancelled = threading.Event()
+
+        def put(item: Sent | Future[Result]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        def send(item: Sent) -> None:
+            if cancelled.is_set():
+                raise CancelledError
+            put(item)
+
+        def work_in_thread() -> Result:
+            request_cancelled.set(cancelled)
+            return work(send)
+
+        future = self._threads.submit(work_in_thread)
+        future.add_done_callback(lambda _: on_end())
+        future.add_done_callback(put)
+        try:
+            while not isinstance(item := await queue.get(), Future):
+                yield item
+            yield item.result()
+        finally:
+            future.cancel()
+            cancelled.set()
+
+    def close(self) -> None:
+        """Cancel the requests that wait, and wait for the others to end."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+@dataclass
+class _Waiting(Generic[Item, Output]):
+    """An item that waits for its batch."""
+
+    item: Item
+    cancelled: threading.Event
+    arrival: float = field(default_factory=monotonic)
+    output: Future[Output] = field(default_factory=Future)
+
+
+@dataclass(eq=False)
+class Batcher(Generic[Item, Output]):
+    """Run items of many clients in batches, in the order of their arrival."""
+
+    run: Callable[[Sequence[Item]], Sequence[Output | Exception]]  # an output for each item
+    size: Callable[[Item], int] = lambda _: 0
+    max_size: int = 1  # of the items at which a batch waits for no further one
+    wait_seconds: float = 0.0  # for which an item waits for others
+
+    def __post_init__(self) -> None:
+        self._queue: SimpleQueue[_Waiting[Item, Output] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run_batches, name="batcher", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Return the number of waiting items."""
+        return self._queue.qsize()
+
+    def submit(self, item: Item) -> Future[Output]:
+        """Queue an item; its output is cancelled if the request of this thread ends before."""
+        waiting = _Waiting[Item, Output](item, request_cancelled.get(threading.Event()))
+        self._queue.put(waiting)
+        return waiting.output
+
+    def close(self) -> None:
+        """Run what waits, and end the thread; nobody may submit any more."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run_batches(self) -> None:
+        while batch := self._next_batch():
+            for waiting in batch:
+                if waiting.cancelled.is_set():
+                    waiting.output.cancel()
+            batch = [waiting for waiting in batch if waiting.output.set_running_or_notify_cancel()]
+            outputs = self._outputs([waiting.item for waiting in batch])
+            for waiting, output in zip(batch, outputs, strict=True):
+                if isinstance(output, Exception):
+                    waiting.output.set_exception(output)
+                else:
+                    waiting.output.set_result(output)
+
+    def _next_batch(self) -> list[_Waiting[Item, Output]]:
+        """Wait for items, and return those of a batch; none once the batcher is closed."""
+        batch: list[_Waiting[Item, Output]] = []
+        size = 0
+        waiting = self._queue.get()
+        end = monotonic() if waiting is None else waiting.arrival + self.wait_seconds
+        with suppress(Empty):
+            while waiting is not None:
+                batch.append(waiting)
+                size += self.size(waiting.item)
+                if size >= self.max_size:
+                    return batch
+                waiting = self._queue.get(timeout=max(0, end - monotonic()))
+            self._queue.put(None)  # for the next call
+        return batch
+
+    def _outputs(self, items: Sequence[Item]) -> Sequence[Output | Exception]:
+        """Run items as one batch; a faulty item must not fail the others."""
+        try:
+            return self.run(items) if items else []
+        except Exception as error:
+            if len(items) == 1:
+                return [error]
+            return [output for item in items for output in self._outputs([item])]
