@@ -21,6 +21,7 @@ import torch
 from sbkit.audio import decode, io
 from sbkit.audio.channels import CANCEL, ChannelMixer
 from sbkit.audio.containers import AudioError
+from sbkit.audio.encode import FileWriter
 from sbkit.audio.io import (
     AudioPart,
     read_audio,
@@ -549,3 +550,14 @@ def test_clip_longer_than_a_day_is_refused_but_not_its_parts(
     late, rest = AudioPart(str(file), 80_000_000, 83_000_000), AudioPart(str(file), 80_000_000)
     assert len(next(read_parts([late], SAMPLE_RATE))) == 3 * SAMPLE_RATE
     assert isinstance(next(read_parts([rest], SAMPLE_RATE)), AudioError)
+
+
+@pytest.mark.parametrize("format", ["mp3", "opus"])
+def test_file_writer_clips_loud_samples(format: str) -> None:
+    """16-bit formats clip anyway; a clipped tone has a mean square below 1."""
+    writer = FileWriter(format, 24_000)
+    tone = 3 * np.sin(np.arange(24_000, dtype=np.float32) / 10)
+    content = writer.push(tone) + writer.finish()
+    decoded, _ = soundfile.read(BytesIO(content), dtype="float32")
+    assert 0.5 < np.square(decoded).mean() < 1
+    assert writer.seconds == 1.0

@@ -27,6 +27,7 @@ from sbkit.tasks.recognition.session import (
     Partial,
     Session,
     StreamingRecognizer,
+    advance_batch,
     forward_batch,
 )
 from tests.processes import run_fresh
@@ -242,6 +243,23 @@ def test_recognizer_refuses_what_takes_whole_clips(plain_bundle: Path, tmp_path:
         streaming_tones(tmp_path, **BEAM, attention_rescoring=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
         StreamingRecognizer.load(plain_bundle, runtime="onnx")
+
+
+def test_fault_of_a_decoder_spares_other_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
+    sessions = [Session(recognizer) for _ in range(3)]
+    for session in sessions:
+        session.feed(speak(tokenizer, "a fox"))
+        session.is_finished = True
+    monkeypatch.setattr(sessions[1], "decode_chunks", lambda _: 1 // 0)
+    first, failed, last = advance_batch(sessions)
+    assert isinstance(failed, ZeroDivisionError)
+    for events in (first, last):
+        assert isinstance(events, list)
+        assert [final.text for final in finals(events)] == ["a fox"]
+    recognizer.close()
 
 
 def test_session_refuses_other_arrays_and_samples_after_its_end(tmp_path: Path) -> None:

@@ -143,13 +143,6 @@ def refusal(url: str, **options: Any) -> Response:
     return refused.value.response
 
 
-def read_until(stream: socket.socket, end: bytes) -> bytes:
-    content = b""
-    while end not in content:
-        content += stream.recv(10_000)
-    return content
-
-
 def silence(seconds: float) -> bytes:
     return wav(np.zeros(round(seconds * RATE), np.int16))
 

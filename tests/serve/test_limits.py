@@ -89,7 +89,7 @@ def test_languages_are_understood_as_clients_write_them(server: RunningServer) -
         assert server.post(CLIP, data={"language": language}).status_code == 200
 
 
-def test_unknown_paths_and_methods_are_refused(server: RunningServer) -> None:
+def test_unknown_paths_methods_and_models_are_refused(server: RunningServer) -> None:
     meant = "/v1/audio/transcriptions"
     for path in ("/nowhere", "/v1/nowhere", meant[:-1], f"{meant}/", meant[3:], f"/v1{meant}"):
         answer = server.get(path)
@@ -97,6 +97,8 @@ def test_unknown_paths_and_methods_are_refused(server: RunningServer) -> None:
         assert (answer.status_code, error["type"]) == (404, "invalid_request_error")
         assert (f"Did you mean `{meant}`?" in error["message"]) == ("nowhere" not in path)
     assert server.get("/v1/audio/transcriptions").status_code == 405
+    speech = server.client.post("/v1/audio/speech", json={"model": "tts-1", "input": "a"})
+    assert (speech.status_code, "no model for this request" in speech.text) == (404, True)
     plain = server.get("/v1/realtime")  # as from a proxy that drops the header Upgrade
     assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket"), plain.text
 

@@ -21,7 +21,7 @@ from websockets.typing import Subprotocol
 from sbkit.audio.io import Samples
 from sbkit.serve.realtime import Item
 from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
-from sbkit.tasks.recognition.session import Final, Session, advance_batch
+from sbkit.tasks.recognition.session import Final
 from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import (
     RATE,
@@ -30,7 +30,6 @@ from tests.runtime.tones import (
     silence,
     speak,
     streaming_bundle,
-    streaming_tones,
     tone_bundle,
 )
 from tests.serve.server import RunningServer, refusal, running_server, wait_for
@@ -360,23 +359,6 @@ def test_too_large_message_closes_only_its_session(live: RunningServer) -> None:
         if (message := closed.value.rcvd) is not None:  # a client that still sends may not read it
             assert (message.code, "limit" in message.reason) == (1009, True)
         assert say(other, at_24k(speak(live.tokenizer, "a fox"))) == "a fox"
-
-
-def test_fault_of_a_decoder_spares_other_sessions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    sessions = [Session(recognizer) for _ in range(3)]
-    for session in sessions:
-        session.feed(speak(tokenizer, "a fox"))
-        session.is_finished = True
-    monkeypatch.setattr(sessions[1], "decode_chunks", lambda _: 1 // 0)
-    first, failed, last = advance_batch(sessions)
-    assert isinstance(failed, ZeroDivisionError)
-    for events in (first, last):
-        assert isinstance(events, list)
-        assert [event.text for event in events if isinstance(event, Final)] == ["a fox"]
-    recognizer.close()
 
 
 def test_fault_of_the_model_ends_the_session(

@@ -5,12 +5,10 @@ import io
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
-import openai
 import pytest
 import soundfile
 
@@ -60,17 +58,6 @@ def test_speech_in_each_format_is_understood(server: RunningServer, format: str)
         return
     answer = server.openai.audio.transcriptions.create(model="tones", file=("speech", content))
     assert answer.text.replace(" ", "") == f"{TEXT}a lazy dog".replace(" ", "")
-
-
-@pytest.mark.parametrize("format", ["mp3", "opus"])
-def test_file_writer_clips_loud_samples(format: str) -> None:
-    """16-bit formats clip anyway; a clipped tone has a mean square below 1."""
-    writer = FileWriter(format, 24_000)
-    tone = 3 * np.sin(np.arange(24_000, dtype=np.float32) / 10)
-    content = writer.push(tone) + writer.finish()
-    decoded, _ = soundfile.read(io.BytesIO(content), dtype="float32")
-    assert 0.5 < np.square(decoded).mean() < 1
-    assert writer.seconds == 1.0
 
 
 def test_speech_is_sent_sentence_by_sentence(server: RunningServer) -> None:
@@ -146,14 +133,6 @@ def test_speech_body_must_be_a_json_object(server: RunningServer) -> None:
     for status, content in ((400, b"[]"), (400, b"{"), (413, b'"' + b"a" * 70_000 + b'"')):
         answer = server.client.post(SPEECH, content=content)
         assert answer.status_code == status, answer.text
-
-
-def test_speech_without_a_voice_is_refused(tmp_path: Path) -> None:
-    with (
-        running_server(tmp_path) as server,
-        pytest.raises(openai.NotFoundError, match="This server has no model for this request"),
-    ):
-        create(server, TEXT, model="tts-1")
 
 
 def test_lost_client_ends_speech(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
