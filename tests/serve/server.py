@@ -2,7 +2,6 @@
 
 import io
 import math
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import numpy as np
-import pytest
 import soundfile
 import uvicorn
 from openai import OpenAI
@@ -48,7 +45,7 @@ Tones = tuple[Bundle, Tokenizer, ToneModel]
 class RunningServer:
     """A server, its model, and clients of it."""
 
-    url: str
+    port: int
     model: ToneModel
     tokenizer: Tokenizer
     http_server: uvicorn.Server
@@ -65,13 +62,8 @@ class RunningServer:
         )
 
     @property
-    def socket_url(self) -> str:
-        return self.url.replace("http", "ws")
-
-    def connect(self, timeout: float | None = None) -> socket.socket:
-        """Open a connection without a request."""
-        address = urlsplit(self.url)
-        return socket.create_connection((address.hostname, address.port), timeout)
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def get(self, path: str) -> httpx2.Response:
         return self.client.get(path)
@@ -136,11 +128,14 @@ def wav(samples: Samples, rate: int = RATE) -> bytes:
     return file.getvalue()
 
 
-def refusal(url: str, **options: Any) -> Response:
-    """Open a WebSocket that the server refuses, and return its answer."""
-    with pytest.raises(InvalidStatus) as refused, connect(url, **options):
-        pass
-    return refused.value.response
+def handshake(server: RunningServer, path: str = "/v1/realtime", **options: Any) -> Response:
+    """Open a WebSocket and close it, unless the server refuses it; return its answer."""
+    try:
+        with connect(f"ws://127.0.0.1:{server.port}{path}", **options) as session:
+            assert session.response is not None
+            return session.response
+    except InvalidStatus as refused:
+        return refused.response
 
 
 def silence(seconds: float) -> bytes:
@@ -202,13 +197,13 @@ def running_server(
         origins=origins,
     )
     listening = bind("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    port = listening.getsockname()[1]
     http_server = make_server(service)
     thread = threading.Thread(target=run, args=(http_server, service, listening))
     thread.start()
     try:
         wait_for(lambda: http_server.started and service.is_ready == is_ready)
-        yield (server := RunningServer(url, model, tokenizer, http_server, service, thread))
+        yield (server := RunningServer(port, model, tokenizer, http_server, service, thread))
         server.client.close()
     finally:
         http_server.should_exit = True

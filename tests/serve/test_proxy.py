@@ -52,16 +52,10 @@ def nginx(folder: Path, upstream: int) -> Iterator[int]:
     command = ["nginx", "-p", folder, "-c", file, "-e", folder / "errors", "-g", "daemon off;"]
     with subprocess.Popen(command) as process:
         try:
-            wait_for(lambda: is_open(port))
+            wait_for(lambda: ask(port, HEALTH) != "closed")
             yield port
         finally:
             process.terminate()
-
-
-def is_open(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
 
 
 def ask(port: int, content: str | bytes) -> str:
@@ -188,10 +182,10 @@ def test_server_does_what_its_page_says(
     monkeypatch.setattr("sbkit.serve.server.UNREAD_SECONDS", 1.0)
     options: dict[str, Any] = {"max_mb": 2.0, "keys": ["one"]}
     with running_server(tmp_path, tones=streaming_bundle(tmp_path), **options) as server:
-        port = int(server.url.rpartition(":")[2])
-        caplog.clear()
-        with nginx(tmp_path, port) if side == "nginx" else nullcontext() as proxy_port:
-            assert CASES[case](server, proxy_port or port) == page_table()[case][side]
+        proxy = nginx(tmp_path, server.port) if side == "nginx" else nullcontext(server.port)
+        with proxy as port:
+            caplog.clear()
+            assert CASES[case](server, port) == page_table()[case][side]
         wait_for(lambda: server.service.in_flight in (0, 1000) and not server.service.sessions)
         lines = [record for record in caplog.records if record.name == "sbkit.serve"]
         lines = [line for line in lines if line.levelname != "DEBUG"]
