@@ -19,13 +19,7 @@ from sbkit.serve.middleware import Limits
 from sbkit.serve.recognition import RecognitionService
 from sbkit.tasks.synthesis.predict import Speech
 from tests.runtime.tones import RATE
-from tests.serve.server import (
-    RunningServer,
-    ToneSpeaker,
-    running_server,
-    silence,
-    wait_for,
-)
+from tests.serve.server import RunningServer, ToneSpeaker, running_server, silence, wait_for
 
 CLIP = silence(0.5)
 BOUNDARY = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -47,12 +41,10 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "no file": (400, "`file` must be an audio file", {"files": {"x": b"1"}}),
     "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": CLIP}}),
     "two files": (400, "Too many files", {"files": [("file", CLIP), ("file", CLIP)]}),
-    "no form": (400, "Invalid multipart", {"content": b"rubbish", "headers": BOUNDARY}),
     "a long file without a name": (400, "Part exceeded", form(file="x" * 1_500_000)),
     "no bytes": (422, "is not recognized as audio", {"audio": b""}),
     "half a WAV": (422, "it declares 0.5 s, has 0.2 s", {"audio": CLIP[: len(CLIP) // 2]}),
     "too long": (413, "more than 20 s of audio", {"audio": silence(20.1)}),
-    "too large": (413, "more than 2 MB", {"audio": bytes(2_100_000)}),
     "too large, in chunks": (413, "more than 2 MB", {"content": large_form(), "headers": BOUNDARY}),
     "another model": (404, "one of tones, gpt-", form(model="whisper-11")),
     "another language": (400, "`language` must be en, the model's, but is fr", form(language="fr")),
