@@ -7,7 +7,7 @@ from functools import partial
 from importlib.resources import files
 from urllib.parse import urlsplit
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -196,7 +196,7 @@ class Service:
         return JSONResponse({**facts, "models": models}, 200 if self.is_ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @property
     def _status(self) -> str:

@@ -11,14 +11,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -114,10 +107,10 @@ class Metrics:
     """Counters and histograms of a server, and the memory and time of its process."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        counter = partial(Counter, namespace="sbkit", registry=self._registry)
-        histogram = partial(Histogram, namespace="sbkit", registry=self._registry)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        counter = partial(Counter, namespace="sbkit", registry=self.registry)
+        histogram = partial(Histogram, namespace="sbkit", registry=self.registry)
         self.requests = counter("requests", "by answer", ["path", "status"])
         self.latency = histogram("request_seconds", "to the end of the answer", buckets=LATENCIES)
         self.audio = counter("audio_seconds", "transcribed")
@@ -128,12 +121,8 @@ class Metrics:
 
     def show(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value is read when Prometheus asks."""
-        gauge = Gauge(name, help, namespace="sbkit", registry=self._registry)
+        gauge = Gauge(name, help, namespace="sbkit", registry=self.registry)
         gauge.set_function(read)
-
-    def write(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        return generate_latest(self._registry)
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,8 @@ class RecognitionService:
 
     def __post_init__(self) -> None:
         model, shapes = self.bundle.model, self.shapes
-        self.sample_rate, self.language = (
-            self.bundle.config.sample_rate,
-            self.bundle.config.language,
-        )
+        self.sample_rate = self.bundle.config.sample_rate
+        self.language = self.bundle.config.language
         self.effective = model.effective
         self._round_samples = model.parallel_batches * shapes.max_samples
         self.segments = Batcher[Samples, Encoded](
