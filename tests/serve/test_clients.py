@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from multiprocessing import active_children
@@ -26,16 +26,10 @@ from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 from tests.runtime.tones import RATE, UnsureModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
-from tests.serve.server import RunningServer, ToneSpeaker, running_server, silence, wait_for, wav
+from tests.serve.server import RunningServer, running_server, silence, wait_for, wav
 
 PAGES = Path(__file__).parents[2] / "docs/guide"
 TEXT = "the quick brown fox"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_server(tmp_path_factory.mktemp("served"), speaker=ToneSpeaker) as server:
-        yield server
 
 
 def create(server: RunningServer, audio: bytes, **more: Any) -> Any:

@@ -13,8 +13,7 @@ from openai.types.realtime import realtime_transcription_session_create_request_
 from typing_extensions import is_typeddict
 
 from sbkit.serve.api import BetaSession, Fields, SpeechFields, TranscriptionFields
-from tests.runtime.tones import streaming_bundle
-from tests.serve.server import running_server, silence
+from tests.serve.server import RunningServer, silence
 
 PAGE = Path(__file__).parents[2] / "docs/guide/serve-api.md"
 SESSION = realtime_transcription_session_create_request_param
@@ -41,13 +40,10 @@ def values(hint: Any) -> list[Any]:
 
 
 def test_server_accepts_each_official_field(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.base.messages.noted", set())
-    with (
-        running_server(tmp_path, tones=streaming_bundle(tmp_path), language="en") as server,
-        server.openai.realtime.connect() as session,
-    ):
+    with server.openai.realtime.connect() as session:
         for field in values(transcription_create_params.TranscriptionCreateParamsBase):
             request = {"model": "whisper-1", **field, "file": ("a.wav", silence(0.2))}
             server.openai.audio.transcriptions.create(**request)

@@ -37,15 +37,6 @@ pytestmark = pytest.mark.timeout(60)  # an event may never arrive
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("live")
-    with running_server(
-        folder, tones=streaming_bundle(folder), language="en", max_seconds=20.0
-    ) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def clip_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("whole")
     with running_server(folder, second=tone_bundle(folder / "second")) as server:
@@ -81,7 +72,7 @@ def set_input(session: Any, **fields: Any) -> None:
     session.session.update(session={"type": "transcription", "audio": {"input": fields}})
 
 
-@pytest.mark.parametrize("kind", ["live", "clip_server"])
+@pytest.mark.parametrize("kind", ["server", "clip_server"])
 def test_turn_ends_when_the_client_commits(kind: str, request: pytest.FixtureRequest) -> None:
     server: RunningServer = request.getfixturevalue(kind)
     with server.openai.realtime.connect(extra_query={"intent": "transcription"}) as session:
@@ -101,7 +92,7 @@ def test_turn_ends_when_the_client_commits(kind: str, request: pytest.FixtureReq
             assert [word["word"] for word in completed.words] == text.split()
             deltas = [event.delta for event in events if event.type.endswith("delta")]
             assert "".join(deltas) == text
-            assert (len(list(filter(None, deltas))) > 1) == (kind == "live")
+            assert (len(list(filter(None, deltas))) > 1) == (kind == "server")
             (committed,) = [event for event in events if event.type.endswith("committed")]
             assert (committed.previous_item_id, committed.item_id) == (previous, completed.item_id)
             previous = completed.item_id
@@ -112,10 +103,10 @@ def test_turn_joins_chinese_utterances_without_spaces() -> None:
     assert Item(0.0, [final]).text("天安门") == "我爱北京天安门"
 
 
-def test_turn_ends_at_an_endpoint(live: RunningServer) -> None:
+def test_turn_ends_at_an_endpoint(server: RunningServer) -> None:
     texts = (TEXT, "a lazy dog")
-    spoken = [part for text in texts for part in (speak(live.tokenizer, text), silence(1.3))]
-    with live.openai.realtime.connect() as session:
+    spoken = [part for text in texts for part in (speak(server.tokenizer, text), silence(1.3))]
+    with server.openai.realtime.connect() as session:
         detection = session.recv().session.audio.input.turn_detection
         assert (detection.type, detection.silence_duration_ms) == ("server_vad", 1200)
         send(session, at_24k(np.concatenate([silence(1.0), *spoken, silence(0.64)])))
@@ -136,7 +127,7 @@ def test_turn_ends_at_an_endpoint(live: RunningServer) -> None:
         assert session.recv().type == "input_audio_buffer.cleared"
         set_input(session, turn_detection={"type": "server_vad", "silence_duration_ms": 400})
         assert session.recv().session.audio.input.turn_detection.silence_duration_ms == 400
-        send(session, at_24k(np.concatenate([speak(live.tokenizer, TEXT), silence(1.2)])))
+        send(session, at_24k(np.concatenate([speak(server.tokenizer, TEXT), silence(1.2)])))
         assert until(session, "completed")[-1].transcript == TEXT
 
 
@@ -206,14 +197,14 @@ def test_turn_that_its_client_does_not_end_is_cut_at_its_limit(tmp_path: Path) -
     [("audio/pcm", 24_000, "PCM_16"), ("audio/pcmu", 8000, "ULAW"), ("audio/pcma", 8000, "ALAW")],
 )
 def test_session_takes_each_format_in_any_base64_and_in_odd_numbers_of_bytes(
-    live: RunningServer, kind: str, rate: int, subtype: str
+    server: RunningServer, kind: str, rate: int, subtype: str
 ) -> None:
     """Half a sample waits for its other byte, but not beyond the end of a turn."""
     text = "a rude bird"  # all its letters have tones below 4 kHz
-    signal = soxr.resample(speak(live.tokenizer, text) / np.float32(32768), RATE, rate)
+    signal = soxr.resample(speak(server.tokenizer, text) / np.float32(32768), RATE, rate)
     soundfile.write(file := io.BytesIO(), signal, rate, format="RAW", subtype=subtype)
     audio = file.getvalue() + b"x"
-    with live.openai.realtime.connect() as session:
+    with server.openai.realtime.connect() as session:
         set_input(session, format={"type": kind}, turn_detection=None)
         for encode in (base64.encodebytes, base64.urlsafe_b64encode, base64.b64encode):
             session.input_audio_buffer.append(audio="eA")
@@ -225,22 +216,22 @@ def test_session_takes_each_format_in_any_base64_and_in_odd_numbers_of_bytes(
             assert until(session, "completed")[-1].transcript == text
 
 
-def test_concurrent_sessions_share_batches_and_get_their_own_texts(live: RunningServer) -> None:
+def test_concurrent_sessions_share_batches_and_get_their_own_texts(server: RunningServer) -> None:
     words = TEXT.split()
     texts = [f"{words[n % 4]} {words[n // 4]} {words[n % 3]}" for n in range(16)]
-    live.model.batches.clear()
+    server.model.batches.clear()
 
     def say_alone(text: str) -> str:
-        with live.openai.realtime.connect() as session:
-            return say(session, at_24k(speak(live.tokenizer, text)))
+        with server.openai.realtime.connect() as session:
+            return say(session, at_24k(speak(server.tokenizer, text)))
 
     with ThreadPoolExecutor(16) as clients:
         assert list(clients.map(say_alone, texts)) == texts
-    assert max(map(len, live.model.batches)) > 1
-    assert live.metric("sbkit_stream_batch_sum") > live.metric("sbkit_stream_batch_count")
-    assert live.metric("sbkit_sessions_total") >= 16
-    assert live.metric("sbkit_audio_seconds_total") > 16
-    wait_for(lambda: live.metric("sbkit_sessions_open") == 0)
+    assert max(map(len, server.model.batches)) > 1
+    assert server.metric("sbkit_stream_batch_sum") > server.metric("sbkit_stream_batch_count")
+    assert server.metric("sbkit_sessions_total") >= 16
+    assert server.metric("sbkit_audio_seconds_total") > 16
+    wait_for(lambda: server.metric("sbkit_sessions_open") == 0)
 
 
 def update(**fields: Any) -> str:
@@ -271,23 +262,23 @@ BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
 
 @pytest.mark.parametrize("name", BAD_EVENTS)
 def test_bad_events_get_clear_errors_and_the_session_goes_on(
-    live: RunningServer, name: str
+    server: RunningServer, name: str
 ) -> None:
     event, words = BAD_EVENTS[name]
-    with live.openai.realtime.connect() as session:
+    with server.openai.realtime.connect() as session:
         set_input(session, turn_detection=None)
         until(session, "updated")
         session._connection.send(event)
         (error,) = until(session, "error")
         assert words in error.error.message
         assert error.error.type == "invalid_request_error"
-        assert say(session, at_24k(speak(live.tokenizer, "a fox"))) == "a fox"
+        assert say(session, at_24k(speak(server.tokenizer, "a fox"))) == "a fox"
 
 
-def test_session_is_updated_between_turns(live: RunningServer) -> None:
-    with live.openai.realtime.connect() as session:
+def test_session_is_updated_between_turns(server: RunningServer) -> None:
+    with server.openai.realtime.connect() as session:
         set_input(session, turn_detection=None)
-        send(session, at_24k(speak(live.tokenizer, "a fox")), blocks=1)
+        send(session, at_24k(speak(server.tokenizer, "a fox")), blocks=1)
         fields = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}, "type": "transcription"}
         session.session.update(session=fields, event_id="mine")
         error = until(session, "error")[-1].error
@@ -341,14 +332,14 @@ def test_sessions_are_refused_before_they_open(tmp_path: Path) -> None:
         assert handshake(server).status_code == 503
 
 
-def test_too_large_message_closes_only_its_session(live: RunningServer) -> None:
-    with live.openai.realtime.connect() as session, live.openai.realtime.connect() as other:
+def test_too_large_message_closes_only_its_session(server: RunningServer) -> None:
+    with server.openai.realtime.connect() as session, server.openai.realtime.connect() as other:
         with pytest.raises(ConnectionClosedError) as closed:
             session._connection.send(append("A" * (17 << 20)))
             until(session, "never")
         if (message := closed.value.rcvd) is not None:  # a client that still sends may not read it
             assert (message.code, "limit" in message.reason) == (1009, True)
-        assert say(other, at_24k(speak(live.tokenizer, "a fox"))) == "a fox"
+        assert say(other, at_24k(speak(server.tokenizer, "a fox"))) == "a fox"
 
 
 def test_fault_of_the_model_ends_the_session(

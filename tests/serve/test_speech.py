@@ -19,16 +19,10 @@ from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.tts import Voice
 from sbkit.tasks.synthesis.predict import Speech
 from tests.runtime.tones import LETTER, RATE, STEP
-from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for, wav
+from tests.serve.server import RunningServer, ToneSpeaker, wait_for, wav
 
 TEXT = "the quick brown fox"
 SPEECH = "/v1/audio/speech"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_server(tmp_path_factory.mktemp("speaking"), speaker=ToneSpeaker) as server:
-        yield server
 
 
 def create(server: RunningServer, text: str, **more: Any) -> Any:

@@ -3,17 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.runs import ROOT
-from tests.runtime.tones import RATE, silence, speak, streaming_bundle
-from tests.serve.server import RunningServer, ToneSpeaker, running_server, wav
+from tests.runtime.tones import RATE, silence, speak
+from tests.serve.server import RunningServer, wav
 
 VERCEL = """
 const {createOpenAI} = require("@ai-sdk/openai")
@@ -25,13 +23,6 @@ require("ai").experimental_transcribe({
   providerOptions: {openai: {language: "en", include: ["logprobs"], temperature: 0}},
 }).then(({text}) => process.stdout.write(text))
 """
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
-    tones = streaming_bundle(tmp_path)
-    with running_server(tmp_path, tones=tones, speaker=ToneSpeaker, language="en") as server:
-        yield server
 
 
 @pytest.mark.slow(40)
