@@ -89,7 +89,6 @@ class RealtimeSession:
         self._options = AudioInput()
         self._id = f"sess_{uuid4().hex}"
         self._now = 0.0
-        self._half_sample = b""  # the byte of a sample whose other byte is still to come
         self._until = monotonic() + self.limits.max_session_seconds
         self._last_item: str | None = None
 
@@ -151,7 +150,6 @@ class RealtimeSession:
                 case "input_audio_buffer.commit":
                     await self._commit()
                 case "input_audio_buffer.clear":
-                    self._half_sample = b""
                     self._begin_stream()
                     await self._send(f"{BUFFER}.cleared")
         except ApiError as error:
@@ -178,6 +176,7 @@ class RealtimeSession:
     def _begin_stream(self) -> None:
         detector = self._recognizer.detector
         silence = self._options.silence_seconds
+        self._half_sample = b""  # the byte of a sample whose other byte is still to come
         self._resampler = Resampler(self._options.encoding.rate, self._rate)
         self._speech_turns: SpeechTurns | None = None
         if detector is not None and silence is not None:
@@ -273,7 +272,6 @@ class RealtimeSession:
             raise ApiError(400, message, code="input_audio_buffer_commit_empty")
         samples = to_int16(self._resampler.push(END, is_last=True))
         await self._finish(self._now, samples)
-        self._half_sample = b""
         self._begin_stream()
 
     async def _finish(self, end: float, samples: Samples = NO_SAMPLES) -> None:
