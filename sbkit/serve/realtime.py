@@ -290,9 +290,8 @@ class RealtimeSession:
         if item.is_announced:
             ms = round(1000 * end)
             await self._send(f"{BUFFER}.speech_stopped", item_id=item.id, audio_end_ms=ms)
-        previous = self._last_item
+        ids = {"item_id": item.id, "previous_item_id": self._last_item}
         self._last_item = item.id
-        ids = {"item_id": item.id, "previous_item_id": previous}
         await self._send(f"{BUFFER}.committed", **ids, **item.reason)
 
     async def _complete(self, end: float) -> None:

@@ -24,6 +24,10 @@ from tests.runtime.tones import streaming_bundle
 from tests.serve.server import RunningServer, running_server, silence, wait_for
 
 PAGE = (ROOT / "docs/guide/serve.md").read_text("utf-8")
+TABLE = {  # the outcomes by case and by side
+    case: {"alone": alone, "nginx": behind}
+    for case, alone, behind in re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", PAGE, re.MULTILINE)
+}
 CONFIGURATION = (ROOT / "tools/nginx.conf").read_text("utf-8")
 SHORT = {"10s": "500ms", "30s": "500ms", "25m": "2m", "sbkit 100": "sbkit 2"}
 MARKS = [pytest.mark.skipif(not shutil.which("nginx"), reason="needs nginx"), pytest.mark.slow]
@@ -159,14 +163,8 @@ CASES: dict[str, Case] = {
 }
 
 
-def page_table() -> dict[str, dict[str, str]]:
-    """Return the outcomes by case and by side, as the page lists them."""
-    table = re.findall(r"^\| (.+) \| (\w+) \| (\w+) \|$", PAGE, re.MULTILINE)
-    return {case: {"alone": alone, "nginx": behind} for case, alone, behind in table}
-
-
 def test_page_lists_every_case() -> None:
-    assert page_table().keys() == CASES.keys()
+    assert TABLE.keys() == CASES.keys()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -185,7 +183,7 @@ def test_server_does_what_its_page_says(
         proxy = nginx(tmp_path, server.port) if side == "nginx" else nullcontext(server.port)
         with proxy as port:
             caplog.clear()
-            assert CASES[case](server, port) == page_table()[case][side]
+            assert CASES[case](server, port) == TABLE[case][side]
         wait_for(lambda: server.service.in_flight in (0, 1000) and not server.service.sessions)
         lines = [record for record in caplog.records if record.name == "sbkit.serve"]
         lines = [line for line in lines if line.levelname != "DEBUG"]
