@@ -70,7 +70,7 @@ def test_speech_is_sent_sentence_by_sentence(server: RunningServer) -> None:
     assert completed == {"type": "speech.audio.done", "usage": usage}
 
 
-BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any] | bytes]] = {
+BAD_REQUESTS: dict[str, tuple[int, str, Any]] = {  # with fields, or a body as it is
     "no text": (400, "`input` must have at least 1 character, but is ''", {"input": ""}),
     "a long text": (400, "`input` must have at most 4096 characters", {"input": "a" * 4097}),
     "nothing to say": (400, "Only letters can be spoken", {"input": "123"}),
