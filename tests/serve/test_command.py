@@ -54,7 +54,7 @@ def serving(*bundles_and_options: object) -> Iterator[tuple[httpx2.Client, Any]]
 @pytest.mark.ddp
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-def test_serve_answers_like_transcribe(exported: Path, runtime: str) -> None:
+def test_serve_answers_like_transcribe_and_stops_on_sigterm(exported: Path, runtime: str) -> None:
     clips = noise(1, 3, 4, 35)
     with Transcriber.load(exported, runtime=runtime, device="cpu") as transcriber:
         expected = [*map(str, transcriber.stream(clips, RATE))]
@@ -68,7 +68,10 @@ def test_serve_answers_like_transcribe(exported: Path, runtime: str) -> None:
         ]
         assert results == expected
         assert any(results)
-        wait_for(lambda: len(process.output()[1].splitlines()) == 2 + 4)
+        process.terminate()
+        assert process.wait(120) == 0, process.output()[1]
+        lines = process.output()[1].splitlines()
+        assert len(lines) == 2 + 4, lines
 
 
 @pytest.mark.ddp
