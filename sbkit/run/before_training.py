@@ -108,13 +108,14 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
     labels, if no `init_from_differs` names a difference.
     """
     folder, settings = run.spec.folder, run.spec.settings
-    before, start = read_json(folder / BEFORE_TRAINING), _find_start(run)
-    if bundle is None or start is None or not before or not settings["keep_better_start"]:
+    before = read_json(folder / BEFORE_TRAINING)
+    if bundle is None or not before or not settings["keep_better_start"]:
         return False
-    is_whisper = "language" in start
+    is_whisper = not init_sources(settings)
     if (is_whisper and bundle.decoder_tokenizer is None) or settings.get(DIFFERS):
         return False
-    if ends_with_start(run, bundle):  # an earlier try has replaced it
+    # An earlier try may have replaced it; the start may be gone.
+    if ends_with_start(run, bundle) or (start := _find_start(run)) is None:
         return False
     sets = run.loaders.splits.valid
     after = _score(run, brain, bundle.with_decoder(GREEDY), sets)
@@ -147,10 +148,13 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
 
 def ends_with_start(run: PreparedRun, bundle: TorchBundle | None) -> bool:
     """Return whether the bundle of a run holds what the run started from."""
-    if bundle is None or (start := _find_start(run)) is None:
+    if bundle is None or not (run.spec.folder / BEFORE_TRAINING).exists():
         return False
-    weights = read_checksums(start["folder"]).get(WEIGHTS_FILE)
-    return not bundle.config.model or bundle.digests["weights"] == weights
+    if not bundle.config.model:
+        return True
+    start = _find_start(run) if init_sources(run.spec.settings) else None
+    weights = read_checksums(start["folder"]).get(WEIGHTS_FILE) if start else None
+    return bundle.digests["weights"] == weights
 
 
 def _has_same_tensors(one: TorchBundle, other: TorchBundle) -> bool:
