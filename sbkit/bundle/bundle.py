@@ -13,7 +13,8 @@
 
 Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed
 are the bytes that are parsed or, with `--import`, run; weights are safetensors; and only classes on
-the list of `sbkit.bundle.allowed_classes` are built.
+the list of `sbkit.bundle.allowed_classes` are built. A bundle without parts holds a recognizer in
+`huggingface/`, which transformers reads after its checksums are compared, without code or pickles.
 """
 
 import logging

@@ -209,14 +209,17 @@ class TextCollate:
         """Make one batch; refuse an id that no loss accepts here, on the CPU."""
         tokens = [self._encode(row) for row in rows]
         own = self._decoder_tokenizer
-        decoder_tokens = tokens if own is None else [own.encode(row["text"]) for row in rows]
+        padded, lengths = self._pad(tokens)
+        decoder_padded, decoder_lengths = padded, lengths
+        if own is not None:
+            decoder_padded, decoder_lengths = self._pad([own.encode(row["text"]) for row in rows])
         return TextBatch(
             **collate_audio(rows, self._sample_rate),
             texts=[row["text"] for row in rows],
-            tokens=self._pad(tokens),
-            token_lengths=torch.tensor([*map(len, tokens)]),
-            decoder_tokens=self._pad(decoder_tokens),
-            decoder_token_lengths=torch.tensor([*map(len, decoder_tokens)]),
+            tokens=padded,
+            token_lengths=lengths,
+            decoder_tokens=decoder_padded,
+            decoder_token_lengths=decoder_lengths,
         )
 
     def _encode(self, row: Row) -> list[int]:
@@ -224,10 +227,12 @@ class TextCollate:
         self._tokenizer.vocabulary.check_targets(ids, clip=row["id"])
         return ids
 
-    def _pad(self, texts: Sequence[Sequence[int]]) -> Tensor:
+    def _pad(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Return the ids (B, L), the blank past each length, and the lengths (B,)."""
         tokens = [torch.tensor(ids, dtype=torch.int64) for ids in texts]
         blank = self._tokenizer.vocabulary.blank
-        return pad_sequence(tokens, batch_first=True, padding_value=blank)
+        padded = pad_sequence(tokens, batch_first=True, padding_value=blank)
+        return padded, torch.tensor([*map(len, texts)])
 
 
 def _speed_groups(percents: Sequence[int], samples: Sequence[int]) -> tuple[SpeedGroup, ...]:

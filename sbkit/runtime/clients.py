@@ -101,7 +101,7 @@ class Batcher(Generic[Item, Output]):
         return self._queue.qsize()
 
     def submit(self, item: Item) -> Future[Output]:
-        """Queue an item; its output is cancelled if the request of this thread ends before."""
+        """Queue an item; its output is canceled if the request of this thread ends before."""
         waiting = _Waiting[Item, Output](item, request_cancelled.get(threading.Event()))
         self._queue.put(waiting)
         return waiting.output
