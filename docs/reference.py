@@ -16,6 +16,14 @@ from typing import Any
 
 import sbkit
 from sbkit import HOMES
+from sbkit.base.errors import (
+    ASKED_TO_STOP,
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    PARTLY_DONE,
+    PIPE_CLOSED,
+)
 from sbkit.base.ranges import KEYS, REQUIRED
 from sbkit.commands.cli import build_parser
 
@@ -68,6 +76,52 @@ SUMMARY_FIELDS = {
     "machine.device": "where the test ran",
     "machine.accelerator": "the name of the GPU, or null",
 }
+EXIT_CODES = {
+    0: "done",
+    FAILED: (
+        "failed: an error in sbkit or in a recipe, `check` found errors, or a format was "
+        "not exported. In a run that has taken a step: a store or network disk stayed away "
+        "for `store_patience`, memory was short, or another process hung or was lost; the "
+        "same command may succeed"
+    ),
+    BAD_INPUT: (
+        "bad input or a wrong option, explained in one sentence. In a run: whatever fails "
+        "before its first step, or twice at the same step; later, denied access, a missing "
+        "file, a full disk, or a fault of data or code"
+    ),
+    PARTLY_DONE: (
+        "`sbkit transcribe` and `speak --lines`: some files or lines failed, the others are"
+        " written. `prepare --verify`: some shards are damaged. A run: it is trained and "
+        "tested, but no bundle can hold its model"
+    ),
+    ASKED_TO_STOP: (
+        "stopped by a signal; the same command resumes (`sbkit serve`: 0); or `sbkit "
+        "prepare` with `--finish` lists missing units"
+    ),
+    INTERRUPTED: "Ctrl-C, except in training and in the steps after it",
+    PIPE_CLOSED: "the reader of the output has closed it",
+}
+CHECK_FIELDS = {
+    "findings.where": "FILE:LINE, or `override of KEY`",
+    "findings.severity": "error or note",
+    "findings.stops": "whether the run would not start: true for an error",
+    "findings.problem": "a sentence without its period",
+    "findings.fix": "advice; empty if the problem includes it",
+    "findings.ids": "the utterances concerned, if any",
+    "findings.check": "the name of the check, which the text has in brackets",
+    "cost.parameters": "number of the model's parameters",
+    "cost.trainable_parameters": "those that are trained, later ones included",
+    "cost.steps_per_epoch": "optimizer steps",
+    "cost.peak_bytes": "memory of the largest step and of the largest batch of an evaluation",
+    "cost.device_bytes": "memory of the GPU; without one, what the process could allocate",
+    "cost.step_seconds": "of the largest step",
+    "cost.fp32_step_seconds": "the same in fp32, or null; of less precision on the CPU",
+    "cost.epoch_seconds": "an estimate from the measured step",
+    "cost.run_seconds": "of all epochs",
+    "cost.num_checkpoints": "the most that the run folder has at a time",
+    "cost.checkpoint_bytes": "of one",
+    "cost.disk_bytes": "of all",
+}
 LOG_FIELDS = {
     "kind": "step, epoch (a validation) or test (of one set)",
     "epoch": "counted from 1; of a test: that of its weights",
@@ -95,7 +149,13 @@ LOG_FIELDS = {
     "split": "test: the name of the set",
     "decoder": "test: as in `summary.json`; null if the task has none",
 }
-Values = Mapping[str, str]  # by YAML
+LAUNCHERS = """\
+torchrun replaces these codes by 1, and prints the error below its traceback, above the last rule.
+One process needs no torchrun: started with python, `train.py` prints only the error.
+`tools/launch` keeps the codes, prints the error as the last line, and starts a run again after any
+code but 0, 2, 3 and 75; under Slurm, code 1 then queues the job again.
+"""
+Values = Mapping[str, str]  # by YAML, or by field
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -224,10 +284,24 @@ def files() -> str:
         lines = re.findall(r"(?m)^ {,4}(\S+(?:, \S+)*)  +(\S.*(?:\n {8,}\S.*)*)$", docstring)
         rows = ((f"`{name}`", re.sub(r"\s+", " ", content)) for name, content in lines)
         text += table(title, ("file", "content"), rows)
-    for file, fields in {"summary.json": SUMMARY_FIELDS, "train_log.jsonl": LOG_FIELDS}.items():
-        rows = ((f"`{name}`", meaning) for name, meaning in fields.items())
-        text += table(f"The fields of {file}", ("field", "meaning"), rows)
-    return text
+    return text + _fields_table("The fields of train_log.jsonl", LOG_FIELDS)
+
+
+def programs() -> str:
+    """Write the page of what programs read."""
+    text = f"# For programs{NOTE}A program that sets up runs needs the exit codes and the JSON on "
+    text += "this page. What is printed for\npeople may change.\n"
+    rows = ((str(code), meaning) for code, meaning in EXIT_CODES.items())
+    text += table("Exit codes", ("exit code", "meaning"), rows) + "\n" + LAUNCHERS
+    title = "sbkit check --json\n\n`findings` is a list. `cost`, of one process, may be missing."
+    text += _fields_table(title, CHECK_FIELDS)
+    title = "summary.json, and sbkit score --json\n\nThe command prints `test` and `model`."
+    return text + _fields_table(title, SUMMARY_FIELDS)
+
+
+def _fields_table(title: str, fields: Values) -> str:
+    rows = ((f"`{name}`", meaning) for name, meaning in fields.items())
+    return table(title, ("field", "meaning"), rows)
 
 
 def fields_of(record: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -290,7 +364,13 @@ def _signature(value: Any) -> str:
     return "" if text == "(*args, **kwargs)" else text  # of protocols
 
 
-PAGES = {"keys.md": keys, "cli.md": cli, "files.md": files, "api.md": api}
+PAGES = {
+    "keys.md": keys,
+    "cli.md": cli,
+    "files.md": files,
+    "programs.md": programs,
+    "api.md": api,
+}
 
 if __name__ == "__main__":
     for page, write in PAGES.items():

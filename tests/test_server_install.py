@@ -148,11 +148,16 @@ def test_newest_versions_read_and_serve_without_torch(
 def serve_without_torch(sbkit: Path, bundles: Sequence[Path], audio: Path) -> None:
     """Serve a recognizer and a voice with the entry point of the image until SIGTERM."""
     (entry,) = re.findall(r"^ENTRYPOINT (.*)", DOCKERFILE, re.MULTILINE)
-    words = [sbkit if word == "sbkit" else word for word in json.loads(entry)]
-    words[words.index("0.0.0.0")] = "127.0.0.1"
-    server = subprocess.Popen(
-        [*words, *bundles, "--port", "0"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    words = [word.replace("0.0.0.0", "127.0.0.1") for word in json.loads(entry)]
+    words += [*map(str, bundles), "--port", "0"]
+    environment = ENVIRONMENT | {"PATH": f"{sbkit.parent}:{os.environ['PATH']}"}
+    gpu = subprocess.run(
+        words, env=environment | {"DEVICE": "cuda"}, capture_output=True, text=True, check=False
     )
+    assert (gpu.returncode, "Traceback" in gpu.stderr) == (2, False), gpu.stderr
+    assert "cuda" in gpu.stderr  # the image declared a GPU, which is not here: speaches 255
+    environment["DEVICE"] = "auto"
+    server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stderr is not None
         url = server.stderr.readline().split()[-1]

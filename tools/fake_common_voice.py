@@ -3,13 +3,14 @@
 python -m tools.fake_common_voice --language en --clips 300 --product spontaneous --out FOLDER
 
 Folders, files and columns are those that the datasets describe, with real MP3s:
-https://github.com/common-voice/cv-dataset/tree/main/datasets/scripted-speech     (since release 17)
-https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech  (since release 3)
+https://github.com/common-voice/cv-dataset/tree/main/datasets/scripted-speech     (release 27)
+https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech  (release 5)
 The voice is that of the default corpus; speakers and the tags of transcriptions are invented.
 """
 
 import argparse
 import hashlib
+import json
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -116,7 +117,12 @@ def write_spontaneous(folder: Path, language: str, recordings: Sequence[Recordin
         is_pending = not recording.split and number % 3 == 0
         text = TAGS[number % len(TAGS)].format(recording.clip.sentence)
         rate = len(text) * 1000 / milliseconds
-        limits = {"short-audio": milliseconds < 2_000, "speech-rate": rate > 30 and not is_pending}
+        limits = {
+            "short-audio": milliseconds < 2_000,
+            "long-audio": milliseconds > 30_000,
+            "speech-rate": rate > 30 and not is_pending,
+            "transcription-length": len(text) > 300,
+        }
         ids = {"audio_id": number, "audio_file": name, "duration_ms": milliseconds}
         prompt = {"prompt_id": 1, "prompt": "What do you hear?"}
         transcription = {"transcription": "" if is_pending else text, "votes": 2 - 2 * is_pending}
@@ -130,6 +136,10 @@ def write_spontaneous(folder: Path, language: str, recordings: Sequence[Recordin
         columns = {**client_id, **ids, **prompt, **transcription, **recording.speaker}
         rows.append({**columns, "language": f"Invented {language}", **counts, **quality})
     write_tsv(folder / f"ss-corpus-{language}.tsv", rows)
+    reported = [{"audio_id": 1, "audio_file": rows[0]["audio_file"], "reason": "other"}]
+    write_tsv(folder / f"ss-reported-audios-{language}.tsv", reported)
+    summary = {"clips": len(rows), "tagged": sum(row["quality_tags"] != "" for row in rows)}
+    (folder / f"ss-corpus-{language}.qa-summary.json").write_text(json.dumps(summary))
     write_datasheet(folder / "README.md", language, f"sps-corpus-{VERSION}", "Spontaneous")
 
 

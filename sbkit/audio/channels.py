@@ -26,12 +26,13 @@ class ChannelMixer:
 
     def __init__(self, channel: int | None = None) -> None:
         self.channel = channel
+        self.num_channels = 0  # of the file, once some of it was read
         self.peak = 0.0  # of a file of floats, by which it is divided if it exceeds 1
         self._powers = np.zeros(2)  # of a channel and of the mix, summed over samples
 
     def mix(self, name: str, samples: Floats, channel_names: tuple[str, ...]) -> Floats:
         """Make one channel: (S, C) -> (S,); `channel_names` are FFmpeg's, such as FL and FC."""
-        count = samples.shape[1]
+        count = self.num_channels = samples.shape[1]
         if self.channel is not None:
             if not 0 <= self.channel < count:
                 fault = f"{name} has no channel {self.channel}: it has {count}, counted from 0."

@@ -45,6 +45,7 @@ def add_commands(parser: Parser) -> None:
     add("--precision", choices=PRECISIONS["torch"], default="fp32", help="default: fp32")
     normalizer = "also score texts that this wrote: whisper-english, whisper-basic or a language"
     add("--normalizer", metavar="NAME", help=normalizer)
+    add("--json", action="store_true", help="print the figures as JSON")
 
     add = parser.add_command("compare", compare, "test whether runs differ, and find the best one")
     add("first", metavar="RUN", type=Path, help="a run, or a folder of scores")
@@ -53,7 +54,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def score(options: Namespace) -> None:
-    """Score a model on tables, or a run on its test sets; print a line for each."""
+    """Score a model on tables, or a run on its test sets; print a line for each, or JSON."""
     from sbkit.evaluate.run_results import SETTINGS, SUMMARY, read_json
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.runtimes import load_bundle
@@ -89,14 +90,20 @@ def score(options: Namespace) -> None:
             labels=bundle.labels,
             report_by=options.report_by,
         )
+        figures: dict[str, dict[str, Any]] = {}  # as in `summary.json`
         for name, rows, as_tested in _prepare(bundle, folder, options):
             scored = scorer.score(name, rows, as_tested=as_tested)
             facts = decoding_facts(bundle, scored)
             if out is not None:
                 facts = report.add(scored, **facts)
-            print(printable(report.describe(scored)), flush=True)
-            for text in facts.get("notes", []):
-                print(printable(f"{name}: {text}"), flush=True)
+            line = report.describe(scored)
+            figures[name] = report.entries[name] | facts
+            if not options.json:
+                print(printable(line), flush=True)
+                for text in facts.get("notes", []):
+                    print(printable(f"{name}: {text}"), flush=True)
+        if options.json:
+            print(printable_json(to_json({"test": figures, "model": str(folder)})), flush=True)
         if out is not None:
             config = bundle.config
             few_settings = {"sample_rate": config.sample_rate, "language": config.language}

@@ -36,6 +36,9 @@ def add_commands(parser: Parser) -> None:
     add("--no-key", action="store_true", help="let other machines connect without an API key")
     origin = "allow web pages of this origin (CORS), * for all; repeatable"
     add("--allow-origin", metavar="URL", action="append", help=origin)
+    add("--wyoming", metavar="PORT", type=int, help="port for Home Assistant, without keys")
+    wyoming_host = "address to listen on for Home Assistant (default: 127.0.0.1)"
+    add("--wyoming-host", metavar="ADDRESS", default="127.0.0.1", help=wyoming_host)
     seconds = partial(add, metavar="S", type=float)
     seconds("--max-batch-seconds", help="audio in a batch, including padding")
     seconds("--max-seconds", help="audio of a request (default: 7200)")
@@ -83,6 +86,11 @@ def serve(options: Namespace) -> int:
                 f"`--host {options.host}` admits other machines. Pass --api-key-file FILE, or "
                 "--no-key to admit everyone."
             )
+        wyoming = None
+        if options.wyoming is not None:
+            require_package("wyoming", extra="wyoming")
+            wyoming = bind(options.wyoming_host, options.wyoming)
+            stack.enter_context(closing(wyoming))
         workers = Workers(limits.max_concurrent)
         models: list[ServedModel] = []
         detector = open_detector(options)
@@ -112,7 +120,7 @@ def serve(options: Namespace) -> int:
         gc.freeze()  # loaded objects stay, so only objects of requests are searched for cycles
         gc.collect()
         with suppress(StopRequestedError):  # uvicorn passes the signal on once it has stopped
-            run(make_server(service), service, listening)
+            run(make_server(service), service, listening, wyoming)
     return 0
 
 

@@ -35,8 +35,9 @@ from sbkit.serve.middleware import (
 )
 from sbkit.serve.recognition import RecognitionService, last_of
 from sbkit.serve.tts import SpeechStream, Voice
-from sbkit.tasks.recognition.predict import Transcript
+from sbkit.tasks.recognition.predict import EACH
 from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
+from sbkit.tasks.recognition.transcript import Transcript
 from sbkit.text.languages import language_code
 from sbkit.text.normalization import join_segments
 from sbkit.text.recognized_word import Word
@@ -256,7 +257,15 @@ class TranscriptionFields(TranscriptionOptions):
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     timestamp_granularities: list[Literal["word", "segment"]] = []  # of verbose_json
     stream: bool = False  # whether to send the text as events
-    channel: Annotated[int, Field(ge=0)] | None = None  # of the file; None: all are mixed
+    # Of the file; None: all are mixed. An own field, as is that of each word and segment.
+    channel: int | Literal["each"] | None = None
+
+    @field_validator("channel", mode="before")
+    @classmethod
+    def _read_channel(cls, text: str) -> int | str:
+        if text != EACH and not text.isdecimal():
+            raise wrong_field("channel", "its number, counted from 0, or each", text)
+        return text if text == EACH else int(text)
 
     @classmethod
     def parse(cls, form: FormData) -> Self:
@@ -278,6 +287,8 @@ class TranscriptionFields(TranscriptionOptions):
     def _check_format(self) -> Self:
         if self.stream and self.response_format not in STREAMED_FORMATS:
             raise wrong_field("stream", f"false with {self.response_format}", "true")
+        if self.stream and self.channel == EACH:
+            raise wrong_field("stream", "false with `channel` each", "true")
         return self
 
 
@@ -517,7 +528,7 @@ def _segment(index: int, words: Sequence[Word]) -> JsonObject:
         "avg_logprob": sum(log_confidences) / max(1, len(log_confidences)),
         "compression_ratio": len(content) / len(zlib.compress(content)),
         "no_speech_prob": 0.0,
-    }
+    } | ({} if words[0].channel is None else {"channel": words[0].channel})
 
 
 async def answer_speech(models: ServedModels, request: Request) -> Response:

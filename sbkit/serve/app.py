@@ -1,7 +1,8 @@
 """The application: routes of Starlette for transcripts, speech, models, health and metrics."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
@@ -124,20 +125,39 @@ class Service:
         if not self.is_ready:
             raise ApiError(503, "The server is warming up. Try again later.")
 
-    async def _realtime(self, socket: WebSocket) -> None:
+    @contextmanager
+    def open_session(self) -> Iterator[None]:
+        """Count a session; raises ApiError if there are too many."""
         self.require_ready()
-        self.models.pick(RecognitionService, socket.query_params.get("model", ""))
         if self.sessions >= (limit := self.limits.max_sessions):
             raise ApiError(503, f"{limit} sessions are open, the limit. Try again later.")
-        session = RealtimeSession(
-            socket, models=self.models, limits=self.limits, metrics=self.metrics
-        )
         self.sessions += 1
         self.metrics.sessions.inc()
         try:
-            await session.run()
+            yield
         finally:
             self.sessions -= 1
+
+    @contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request in flight; raises ApiError if there are too many."""
+        self.require_ready()
+        limit = self.limits.max_concurrent + self.limits.max_queue
+        if self.in_flight >= limit:
+            raise ApiError(503, f"{limit} requests are in flight, the limit. Try again later.")
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    async def _realtime(self, socket: WebSocket) -> None:
+        self.models.pick(RecognitionService, socket.query_params.get("model", ""))
+        session = RealtimeSession(
+            socket, models=self.models, limits=self.limits, metrics=self.metrics
+        )
+        with self.open_session():
+            await session.run()
 
     async def _no_upgrade(self, request: Request) -> Response:
         raise ApiError(426, "This WebSocket needs the header `Upgrade: websocket`, with HTTP/1.1.")
@@ -224,22 +244,15 @@ class Admission:
                 raise too_large(f"{self.max_bytes / 1e6:g} MB", "body")
             return message
 
-        service.require_ready()
-        max_in_flight = limits.max_concurrent + limits.max_queue
-        if service.in_flight >= max_in_flight:
-            message = f"{max_in_flight} requests are in flight, the limit. Try again later."
-            raise ApiError(503, message)
-        service.in_flight += 1
         try:
-            async with asyncio.timeout(limits.answer_seconds):
-                await self.app(scope, receive_limited, send)
+            with service.open_request():
+                async with asyncio.timeout(limits.answer_seconds):
+                    await self.app(scope, receive_limited, send)
         except TimeoutError:
             message = f"The server did not answer within {limits.answer_seconds:g} s."
             raise ApiError(503, message) from None
         except asyncio.CancelledError:
             raise ApiError(503, "The server stops. Try again later.") from None
-        finally:
-            service.in_flight -= 1
 
 
 async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -102,6 +102,10 @@ class Limits:
     def max_bytes(self) -> int:
         return round(self.max_mb * 1e6)
 
+    def max_turn(self, sample_rate: int) -> float:
+        """Return the seconds of a turn or a live clip, whose samples are kept with 16 bits."""
+        return min(self.max_seconds, self.max_bytes / 2 / sample_rate)
+
 
 class Metrics:
     """Counters and histograms of a server, and the memory and time of its process."""

@@ -75,6 +75,18 @@ class Item:
         """Return the text of the finished utterances and the ``partial`` text of the next one."""
         return join_segments([*(final.text for final in self.finals), partial])
 
+    def hear(self, event: Partial | Final) -> tuple[str, str]:
+        """Return all text so far, and what is new of the text that will hardly change."""
+        if isinstance(event, Final):
+            self.finals.append(event)
+            text = stable = self.text()
+        else:
+            stable_words = event.text.split()[: event.stable]
+            text, stable = self.text(event.text), self.text(" ".join(stable_words))
+        delta = stable[len(self.delta_text) :] if stable.startswith(self.delta_text) else ""
+        self.delta_text += delta
+        return text, delta
+
 
 @dataclass(eq=False)
 class RealtimeSession:
@@ -198,7 +210,7 @@ class RealtimeSession:
         num_whole = len(content) - len(content) % sample_bytes
         content, self._half_sample = content[:num_whole], content[num_whole:]
         format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
-        max_seconds = min(self.limits.max_seconds, self.limits.max_bytes / 2 / self._rate)
+        max_seconds = self.limits.max_turn(self._rate)
         for start in range(0, len(content), BLOCK_BYTES):
             if self._now - self._item.begin > max_seconds:
                 raise too_large(f"{max_seconds:g} s of audio in a turn", "audio")
@@ -237,12 +249,8 @@ class RealtimeSession:
         has_detector = self._speech_turns is not None
         by_rules = self._options.silence_seconds is not None and not has_detector and not is_last
         match event:
-            case Final():
-                item.finals.append(event)
-                text = stable = item.text()
-            case Partial():
-                words = event.text.split()
-                text, stable = item.text(event.text), item.text(" ".join(words[: event.stable]))
+            case Final() | Partial():
+                text, delta = item.hear(event)
             case Endpoint(rule="nothing") if by_rules:
                 item.begin = event.seconds
                 return
@@ -253,8 +261,6 @@ class RealtimeSession:
                 return
         if text and by_rules and not item.is_announced:
             await self._announce_start(event.seconds)
-        delta = stable[len(item.delta_text) :] if stable.startswith(item.delta_text) else ""
-        item.delta_text += delta
         await self._send_text("delta", delta=delta, hypothesis=text)
         if isinstance(event, Final) and (by_rules or (item.reason and not is_last)):
             await self._announce_end(event.end)

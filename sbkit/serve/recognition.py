@@ -28,7 +28,7 @@ from sbkit.runtime.clients import Batcher, Workers
 from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.serve.middleware import ApiError, Limits, Metrics, too_large
 from sbkit.tasks.detection.predict import VoiceDetector
-from sbkit.tasks.recognition.predict import Transcriber, Transcript
+from sbkit.tasks.recognition.predict import Channel, Transcriber
 from sbkit.tasks.recognition.session import (
     DEFAULT_RULES,
     Event,
@@ -37,6 +37,7 @@ from sbkit.tasks.recognition.session import (
     StreamingRecognizer,
     advance_batch,
 )
+from sbkit.tasks.recognition.transcript import Transcript
 
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
@@ -120,7 +121,7 @@ class RecognitionService:
         *,
         times: bool,
         phrases: tuple[str, ...] = (),
-        channel: int | None = None,
+        channel: Channel = None,
     ) -> AsyncGenerator[str | Transcript]:
         """Yield the text of each segment as soon as it is final, then the transcript.
 

@@ -1,9 +1,11 @@
 """The process of a server: listen, warm up, and answer until a signal."""
 
+import asyncio
 import resource
 import socket
 import sys
 import threading
+from contextlib import AsyncExitStack
 
 import uvicorn
 
@@ -59,8 +61,16 @@ def make_server(service: Service) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def run(server: uvicorn.Server, service: Service, listening: socket.socket) -> None:
-    """Warm up and answer until a signal; raises the error of a warm-up that fails."""
+def run(
+    server: uvicorn.Server,
+    service: Service,
+    listening: socket.socket,
+    wyoming: socket.socket | None = None,
+) -> None:
+    """Warm up and answer until a signal; raises the error of a warm-up that fails.
+
+    wyoming: listens for clients of Home Assistant's protocol.
+    """
     failures: list[Exception] = []
 
     def warm_up() -> None:
@@ -79,6 +89,21 @@ def run(server: uvicorn.Server, service: Service, listening: socket.socket) -> N
     for model in models:
         logger.info("running on %s", model.engine.effective)
     threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
-    server.run(sockets=[listening])
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(_answer(server, service, listening, wyoming))
     if failures:
         raise failures[0]
+
+
+async def _answer(
+    server: uvicorn.Server,
+    service: Service,
+    listening: socket.socket,
+    wyoming: socket.socket | None,
+) -> None:
+    async with AsyncExitStack() as stack:
+        if wyoming is not None:
+            from sbkit.serve.wyoming import listen
+
+            await stack.enter_async_context(listen(service, wyoming))
+        await server.serve(sockets=[listening])

@@ -9,6 +9,7 @@ class Word:
     """A recognized word, its times in seconds, and the probability that it is correct.
 
     confidence: calibrated on a validation set; None if it is not known.
+    channel: of its speaker, counted from 1, if the channels of a file are transcribed apart.
 
     >>> Word("hello", 0.5, 0.92).later(2.0).plain()
     {'text': 'hello', 'start': 2.5, 'end': 2.92}
@@ -18,6 +19,7 @@ class Word:
     start: float
     end: float
     confidence: float | None = None
+    channel: int | None = None
 
     def later(self, seconds: float) -> "Word":
         return replace(self, start=self.start + seconds, end=self.end + seconds)
@@ -26,4 +28,5 @@ class Word:
         """Return plain data for JSON, with times in milliseconds' precision."""
         times = {"start": round(self.start, 3), "end": round(self.end, 3)}
         confidence = {} if self.confidence is None else {"confidence": self.confidence}
-        return {"text": self.text, **times, **confidence}
+        channel = {} if self.channel is None else {"channel": self.channel}
+        return {"text": self.text, **times, **confidence, **channel}

@@ -13,6 +13,7 @@ from speechbrain import Stage
 from torch import nn
 from torch.nn.modules import module
 
+from docs.reference import CHECK_FIELDS, compare_fields
 from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check
@@ -63,6 +64,8 @@ def test_only_errors_set_the_exit_code_unless_strict(
     assert run([*command, "--strict", "--json"]) == strict_code
     records = json.loads(capsys.readouterr().out)["findings"]
     assert [record["severity"] for record in records] == [f.severity for f in findings]
+    unknown, missing = compare_fields(CHECK_FIELDS, [{"findings": record} for record in records])
+    assert not unknown and (not records or all(name.startswith("cost") for name in missing))
 
 
 @pytest.fixture

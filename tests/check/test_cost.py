@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from docs.reference import CHECK_FIELDS, compare_fields
 from sbkit.audio import segments
 from sbkit.check import cost
 from sbkit.check.check import check_run
@@ -152,6 +153,8 @@ def test_check_command_prints_the_cost_unless_another_machine_is_meant(
         assert sbkit(["check", "--target=cuda:2", *arguments]) == 0
         assert capsys.readouterr().out == "Nothing found.\n"
     assert record["findings"] == []
+    unknown, missing = compare_fields(CHECK_FIELDS, [record])
+    assert unknown == {"findings"} and all(name.startswith("findings.") for name in missing)
     assert record["cost"]["run_seconds"] > record["cost"]["epoch_seconds"] > 0
 
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import soundfile
 
@@ -159,6 +160,47 @@ def test_transcribe_json_has_words_and_effective(talks: Path, capsys: Captured) 
     assert result["effective"]["device"] == "cpu"
 
 
+def test_speakers_of_a_call_are_merged_on_one_time_line(talks: Path, capsys: Captured) -> None:
+    """The second one agrees while the first one talks, and answers in a pause."""
+    _, tokenizer, _ = tone_transcriber(talks)
+    spoken = {0: [(0.0, "the quick fox"), (3.5, "a dog")], 1: [(0.7, "a"), (2.0, "lazy dog")]}
+    call = np.zeros((5 * RATE, 2), np.int16)
+    for channel, parts in spoken.items():
+        for start, text in parts:
+            samples = speak(tokenizer, text)
+            first = round(start * RATE)
+            call[first : first + len(samples), channel] = samples
+    soundfile.write("call.flac", call, RATE)
+    command = ["transcribe", "model", "call.flac", "--channel", "each", "--format"]
+
+    def printed(format: str) -> str:
+        assert run([*command, format]) == 0
+        return capsys.readouterr().out
+
+    assert printed("text") == "1: the quick fox\n2: a\n2: lazy dog\n1: a dog\n"
+    result = json.loads(printed("json"))
+    words = [(word["channel"], word["text"]) for word in result["words"]]
+    assert words == [
+        *[(1, "the"), (1, "quick"), (2, "a"), (1, "fox")],
+        *[(2, "lazy"), (2, "dog"), (1, "a"), (1, "dog")],
+    ]
+    starts = [word["start"] for word in result["words"]]
+    assert (starts, result["seconds"]) == (sorted(starts), 5)
+    assert printed("tsv").splitlines()[0] == "start\tend\tword\tchannel"
+    shown = printed("srt").split("\n\n")
+    assert [block.splitlines()[2] for block in shown] == [
+        *("1: the quick fox", "2: a", "2: lazy dog", "1: a dog")
+    ]
+    assert run([*command, "text", "talks/a.wav"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (len(lines), lines[-1]) == (5, "talks/a.wav\t1: a fox")
+    soundfile.write("call.flac", np.zeros((RATE, 8)), RATE)
+    assert printed("text") == "\n"
+    soundfile.write("call.wav", np.zeros((RATE, 9)), RATE)
+    assert run(["transcribe", "model", "call.wav", "--channel=each"]) == PARTLY_DONE
+    assert "call.wav has 9 channels, but at most 8 are transcribed" in capsys.readouterr().err
+
+
 def fields(value: Any, name: str = "") -> Iterator[str]:
     """Yield the names of all that an object of JSON holds, as `words.text`."""
     if isinstance(value, list):
@@ -173,7 +215,7 @@ def fields(value: Any, name: str = "") -> Iterator[str]:
 def test_page_lists_every_field_of_json(talks: Path, capsys: Captured) -> None:
     assert run(["transcribe", "model", "talks", "--format", "json"]) == 0
     result = [{*fields(json.loads(line))} for line in capsys.readouterr().out.splitlines()]
-    sure = fields({"words": Word("a", 0, 1, confidence=0.5).plain()})
+    sure = fields({"words": Word("a", 0, 1, confidence=0.5, channel=1).plain()})
     text = (ROOT / "docs/guide/transcribe.md").read_text("utf-8")
     _, _, table = text.partition("| field of `json` |")
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)

@@ -191,7 +191,9 @@ IF_ANY = ("greedy.KEY", "normalized.KEY", "marks.KEY", "confidence.KEY", "notes"
 
 
 @pytest.mark.slow
-def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
+def test_both_products_train_in_one_run(
+    releases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folders = f"[{releases / SCRIPTED}, {releases / SPONTANEOUS}.tar.gz]"
     run = tmp_path / "run"
     options = [*TINY, "--max_seconds=6", "--number_of_epochs=1", f"--output_folder={run}"]
@@ -220,8 +222,12 @@ def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     assert "[noise]" in (run / "tokenizer.model").read_bytes().decode("latin-1")
     out = tmp_path / "scores"
     table = releases / SPONTANEOUS / "ss-corpus-en.tsv"
-    assert sbkit(["score", str(run), str(table), f"--out={out}", "--decoder=greedy"]) == 0
+    capsys.readouterr()
+    assert sbkit(["score", str(run), str(table), f"--out={out}", "--decoder=greedy", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert compare_fields(SUMMARY_FIELDS, [printed])[0] == set()
     scored = json.loads((out / "summary.json").read_text())["test"]["ss-corpus-en"]
+    assert printed == {"test": {"ss-corpus-en": scored}, "model": str(run)}
     assert scored["utterances"] == sum(row["transcription"] != "" for row in rows_of(table))
     assert sbkit(["export", str(run), f"--out={tmp_path / 'bundle'}"]) == 0
     assert "- license of the corpus: CC-BY-SA-3.0" in (tmp_path / "bundle/README.md").read_text()

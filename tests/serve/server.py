@@ -51,6 +51,7 @@ class RunningServer:
     http_server: uvicorn.Server
     service: Service
     thread: threading.Thread
+    wyoming_port: int | None
 
     def __post_init__(self) -> None:  # a cached property is made by several threads at once
         self.client = httpx2.Client(base_url=self.url, timeout=120.0)
@@ -162,6 +163,7 @@ def running_server(
     detector: VoiceDetector | None = None,
     speaker: Callable[[Tokenizer], Any] | None = None,
     second: Tones | None = None,
+    speaks_wyoming: bool = False,
     **limits: Any,
 ) -> Iterator[RunningServer]:
     """Serve a recognizer, perhaps a second one, and the voice that ``speaker`` makes, if any.
@@ -199,11 +201,14 @@ def running_server(
     listening = bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
     http_server = make_server(service)
-    thread = threading.Thread(target=run, args=(http_server, service, listening))
+    wyoming = bind("127.0.0.1", 0) if speaks_wyoming else None
+    wyoming_port = wyoming and wyoming.getsockname()[1]
+    thread = threading.Thread(target=run, args=(http_server, service, listening, wyoming))
     thread.start()
     try:
         wait_for(lambda: http_server.started and service.is_ready == is_ready)
-        yield (server := RunningServer(port, model, tokenizer, http_server, service, thread))
+        fields = (port, model, tokenizer, http_server, service, thread, wyoming_port)
+        yield (server := RunningServer(*fields))
         server.client.close()
     finally:
         http_server.should_exit = True

@@ -48,7 +48,7 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "too large, in chunks": (413, "more than 2 MB", {"content": large_form(), "headers": BOUNDARY}),
     "another model": (404, "one of tones, gpt-", form(model="whisper-11")),
     "another language": (400, "`language` must be en, the model's, but is fr", form(language="fr")),
-    "two channels": (400, "`channel` must be a valid integer", form(channel="[0, 1]")),
+    "two channels": (400, "its number, counted from 0, or each, but is", form(channel="[0, 1]")),
     "no such channel": (422, "has no channel 1: it has 1, counted from 0", form(channel="1")),
     "another format": (400, "'json', 'text', 'srt',", form(response_format="xml")),
     "an unknown field": (400, "`nonsense` must be left out", form(nonsense="1")),

@@ -26,7 +26,7 @@ from sbkit.cli.clip_table import Share
 from sbkit.tasks.recognition import segment
 
 if TYPE_CHECKING:
-    from sbkit.tasks.recognition.predict import Transcript
+    from sbkit.tasks.recognition.transcript import Transcript
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
@@ -46,11 +46,15 @@ def add_commands(parser: Parser) -> None:
     add("--out", metavar="DIR", type=Path, help="write one file per recording there")
     again = "transcribe all files again, and overwrite what is in DIR"
     add("--again", action="store_true", help=again)
-    channel = "the channel to transcribe, counted from 0 (default: all are mixed)"
-    add("--channel", metavar="N", type=int, help=channel)
+    channel = "the channel to transcribe, counted from 0, or each (default: all are mixed)"
+    add("--channel", metavar="N|each", type=_parse_channel, help=channel)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")
+
+
+def _parse_channel(text: str) -> int | str:
+    return text if text == "each" else int(text)
 
 
 def transcribe(options: Namespace) -> int:
@@ -105,7 +109,8 @@ def _write_results(
             if entry := due[file]:
                 write_result(options, entry, f"{text}\n")
             elif options.format == "text" and (len(files) > 1 or options.share is not None):
-                print(f"{printable(str(file))}\t{text}", flush=True)
+                for line in text.split("\n"):  # of a call there is a line for each turn
+                    print(f"{printable(str(file))}\t{line}", flush=True)
             else:
                 print(text, flush=True)
             num_written += 1

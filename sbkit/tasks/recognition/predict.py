@@ -13,15 +13,16 @@ Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from io import IOBase
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioSource, Samples, stream_source
 from sbkit.audio.segments import Segment, Segmenter
 from sbkit.base.allocator import return_freed_memory
@@ -35,40 +36,19 @@ from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.recognition.transcript import Transcript, merge_channels
 from sbkit.text.normalization import join_segments
-from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+Channel = int | Literal["each"] | None
+
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
+EACH: Final = "each"  # of the channels apart
+MAX_CHANNELS = 8  # that are transcribed apart
 READ_AHEAD_SECONDS = 480.0  # of audio, whose segments are batched by length; 15 MB
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transcript:
-    """The text of a source."""
-
-    file: str | None  # the name of the source; None for an array or an open file
-    text: str
-    seconds: float  # of audio
-    effective: EffectiveRuntime  # where and how the model ran
-    words: tuple[Word, ...] = ()  # if their times were requested
-    utterances: tuple[Recognition, ...] = ()  # the same text by segment, as a decoder returned it
-    nbest: tuple[Alternative, ...] = ()  # on request, the most probable texts, the best first
-
-    def __str__(self) -> str:
-        return self.text
-
-    def plain(self) -> dict[str, object]:
-        return {
-            "file": self.file,
-            "text": self.text,
-            "seconds": round(self.seconds, 3),
-            "words": [word.plain() for word in self.words],
-            "effective": asdict(self.effective),
-        }
 
 
 @dataclass(frozen=True)
@@ -77,7 +57,8 @@ class _SegmentResult:
 
     file: str | None  # None for an array or an open file
     segment: Segment | SbkitError
-    is_last: bool = False  # of its source
+    is_last: bool = False  # of its source, or of its channel, if all are transcribed apart
+    num_channels: int = 1  # of the source that are transcribed apart
 
 
 @dataclass(eq=False)
@@ -184,13 +165,14 @@ class Transcriber(PickledAsCall):
         audio: AudioSource,
         sample_rate: float | None = None,
         *,
-        channel: int | None = None,
+        channel: Channel = None,
         nbest: int = 0,
     ) -> Transcript:
         """Transcribe audio, in any form that `stream_source` takes.
 
         sample_rate: of an array, in Hz.
-        channel: the one to transcribe, counted from 0; None: all are mixed.
+        channel: the one to transcribe, counted from 0; None: all are mixed; "each": up to eight,
+            with a speaker each, are transcribed apart and merged, as by `merge_channels`.
         nbest: up to this many of the most probable texts are in `nbest`, and the first is the text.
             A model that decodes greedily uses beam search for them.
         """
@@ -221,7 +203,7 @@ class Transcriber(PickledAsCall):
         on_text: Callable[[str], object] | None = None,
         phrases: Sequence[str] = (),
         times: bool | None = None,
-        channel: int | None = None,
+        channel: Channel = None,
         nbest: int = 0,
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each source, or its error, in their order.
@@ -233,17 +215,20 @@ class Transcriber(PickledAsCall):
         on_text: called with the text that a segment adds to the transcript.
         phrases: hotwords, for a decoder that takes them; a string is one phrase.
         times: whether words are timed; None for the setting of the Transcriber.
-        channel: of every source, counted from 0; None: all are mixed.
+        channel: of every source, as for `transcribe`. The calls come channel by channel.
         nbest: how many of the most probable texts each transcript has, as for `transcribe`.
         """
+        if nbest and channel == EACH:
+            raise DataError("`nbest` is for one channel, or for their mix.")
         hotwords = (phrases,) if isinstance(phrases, str) else tuple(phrases)
         if hotwords and self._bundle.task.decodes_frames:
             hotwords, _ = self._bundle.split_phrases(hotwords)
-        times = self._times if times is None else times
+        times = channel == EACH or (self._times if times is None else times)
         request = ClipBatch(clips=(), times=times, phrases=hotwords, nbest=nbest)
         joiner = OverlapJoiner(self._bundle, self._encode)
         recognized: list[Recognition] = []  # the segments of the present source
         last_character = ""  # of the text of the present source
+        channels: list[Transcript] = []  # of the present source, if they are transcribed apart
         results = self._read(audios, sample_rate, channel)
         for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
             segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
@@ -252,6 +237,7 @@ class Transcriber(PickledAsCall):
             for item in batch:
                 if isinstance(item.segment, SbkitError):
                     yield item.segment
+                    channels = []
                 else:
                     recognized.append(next(decoded))
                     text = join_segments([last_character, recognized[-1].text])
@@ -259,15 +245,20 @@ class Transcriber(PickledAsCall):
                         on_text(printable(text.removeprefix(last_character)))
                     last_character = text[-1:]
                     if on_seconds is not None:
-                        on_seconds(self._seconds(item.segment.next_start - item.segment.start))
+                        seconds = self._seconds(item.segment.next_start - item.segment.start)
+                        on_seconds(seconds / item.num_channels)
                     if item.is_last:
-                        yield self._join(recognized, item.file, item.segment, nbest)
+                        transcript = self._join(recognized, item.file, item.segment, nbest)
+                        channels.append(transcript)
+                    if len(channels) == item.num_channels:
+                        yield merge_channels(channels) if channel == EACH else transcript
+                        channels = []
                 if item.is_last:
                     recognized = []
                     last_character = ""
 
     def encode(
-        self, audio: AudioSource, sample_rate: float | None = None, *, channel: int | None = None
+        self, audio: AudioSource, sample_rate: float | None = None, *, channel: Channel = None
     ) -> Iterator[tuple[Segment, DecoderInput]]:
         """Yield the segments of a source with their log-probabilities, and decode nothing.
 
@@ -290,31 +281,51 @@ class Transcriber(PickledAsCall):
         self._model.close()
 
     def _read(
-        self, audios: Iterable[AudioSource], sample_rate: float | None, channel: int | None
+        self, audios: Iterable[AudioSource], sample_rate: float | None, channel: Channel
     ) -> Iterator[_SegmentResult]:
         """Read and cut one source after the other; an error ends its source."""
         if isinstance(audios, Path | str | IOBase | bytes | Mapping):
             raise DataError(f"`{str(audios)[:100]}` is a single source. Pass a list of sources.")
+        apart = channel == EACH
         for audio in audios:
             file = str(audio) if isinstance(audio, Path | str) else None
-            mixer = ChannelMixer(channel)
-            blocks = stream_source(audio, sample_rate, self.sample_rate, mixer)
-            previous: Segment | None = None
+            blocks = partial(stream_source, audio, sample_rate, self.sample_rate)
+            mixer = ChannelMixer(0 if isinstance(channel, str) else channel)
             try:
-                for segment in self._segmenter.split(blocks):
-                    if previous is not None:
-                        yield _SegmentResult(file, previous)
-                    previous = segment
+                yield from self._read_channel(file, blocks(mixer), mixer, apart=apart)
+                for number in range(1, mixer.num_channels if apart else 1):
+                    mixer = ChannelMixer(number)
+                    yield from self._read_channel(file, blocks(mixer), mixer, apart=apart)
             except SbkitError as error:
                 yield _SegmentResult(file, error, is_last=True)
-            else:
-                assert previous is not None  # there is always a segment, which may be empty
-                if mixer.fault:
-                    logger.warning(
-                        f"The two channels of {file or 'the audio'} {mixer.fault}, but are mixed. "
-                        "Choose one as `channel`, counted from 0."
-                    )
-                yield _SegmentResult(file, previous, is_last=True)
+
+    def _read_channel(
+        self, file: str | None, blocks: Iterator[Samples], mixer: ChannelMixer, *, apart: bool
+    ) -> Iterator[_SegmentResult]:
+        """Cut one channel of a source, or its mix; raises SbkitError.
+
+        apart: whether all channels are transcribed apart.
+        """
+        previous: Segment | None = None
+        num_channels = 1  # unless they are transcribed apart
+        for segment in self._segmenter.split(blocks):
+            if apart:
+                num_channels = mixer.num_channels
+            if num_channels > MAX_CHANNELS:
+                fault = f"{file or 'The audio'} has {num_channels} channels, but at most "
+                raise AudioError(
+                    "too many channels", f"{fault}{MAX_CHANNELS} are transcribed apart."
+                )
+            if previous is not None:
+                yield _SegmentResult(file, previous, num_channels=num_channels)
+            previous = segment
+        assert previous is not None  # there is always a segment, which may be empty
+        if mixer.fault:
+            logger.warning(
+                f"The two channels of {file or 'the audio'} {mixer.fault}, but are mixed. "
+                "Choose one as `channel`, counted from 0, or transcribe each."
+            )
+        yield _SegmentResult(file, previous, is_last=True, num_channels=num_channels)
 
     def _predict(
         self, segments: Sequence[Segment], joiner: OverlapJoiner, request: ClipBatch

@@ -4,11 +4,12 @@ Lines, width and durations follow Netflix's Timed Text Style Guide (General Requ
 lines of 42 columns, shown for five sixths of a second to seven seconds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate, chain, groupby, pairwise
 from math import ceil
+from operator import attrgetter
 
 import regex
 from rich.cells import cell_len
@@ -35,8 +36,13 @@ class Subtitle:
 
 
 def subtitles(words: Sequence[Word]) -> list[Subtitle]:
-    """Make subtitles of words; each one ends before the next one starts."""
-    groups = list(group_words(words))
+    """Make subtitles of words; each one ends before the next one of its channel starts."""
+    channels = map(_subtitles_of_channel, words_by_channel(words))
+    return sorted(chain.from_iterable(channels), key=attrgetter("start"))
+
+
+def _subtitles_of_channel(words: Sequence[Word]) -> list[Subtitle]:
+    groups = list(_group_words(words))
     timed: list[Subtitle] = []
     for index, group in enumerate(groups):
         start = group[0].start
@@ -48,7 +54,21 @@ def subtitles(words: Sequence[Word]) -> list[Subtitle]:
     return timed
 
 
-def group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
+def group_words(words: Sequence[Word]) -> list[list[Word]]:
+    """Return the words of each subtitle, all of one channel, in the order of their starts."""
+    groups = [group for spoken in words_by_channel(words) for group in _group_words(spoken)]
+    return sorted(groups, key=lambda group: group[0].start)
+
+
+def words_by_channel(words: Iterable[Word]) -> list[list[Word]]:
+    """Return the words of each channel, or all words, if none has a channel."""
+    channels: dict[int | None, list[Word]] = {}
+    for word in words:
+        channels.setdefault(word.channel, []).append(word)
+    return [*channels.values()]
+
+
+def _group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
     """Yield the words of each subtitle; its width, its duration and pauses limit it.
 
     A full subtitle ends at its longest pause; of pauses equal to a tenth of a second, at the last.
@@ -122,14 +142,23 @@ def to_vtt(words: Sequence[Word]) -> str:
 
 
 def to_tsv(words: Sequence[Word]) -> str:
-    """Write a table with a row for each word, its times in seconds."""
-    rows = (f"{word.start:.3f}\t{word.end:.3f}\t{word.text}" for word in words)
-    return "\n".join(["start\tend\tword", *rows])
+    """Write a table with a row for each word, its times in seconds and, if any, its channel."""
+    rows = [f"{word.start:.3f}\t{word.end:.3f}\t{word.text}" for word in words]
+    header = "start\tend\tword"
+    if any(word.channel is not None for word in words):
+        header += "\tchannel"
+        rows = [f"{row}\t{word.channel}" for row, word in zip(rows, words, strict=True)]
+    return "\n".join([header, *rows])
+
+
+def channel_label(word: Word) -> str:
+    """Return what stands before the words of a channel: `1:`."""
+    return "" if word.channel is None else f"{word.channel}:"
 
 
 def _lines(group: Sequence[Word]) -> list[str]:
     """Wrap words at the width of a line, in columns: Chinese letters have two."""
-    lines = [""]
+    lines = [channel_label(group[0])]
     for word in group:
         line = join_segments([lines[-1], word.text])
         if cell_len(line) <= MAX_WIDTH:

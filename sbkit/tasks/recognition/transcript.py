@@ -1,0 +1,81 @@
+"""A transcript of a source, and of a call, whose speakers have a channel each."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
+
+from sbkit.base.errors import DataError
+from sbkit.bundle.protocols import EffectiveRuntime
+from sbkit.decoding.pool import Alternative, Recognition
+from sbkit.tasks.recognition.subtitles import channel_label
+from sbkit.text.normalization import join_segments
+from sbkit.text.recognized_word import Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """The text of a source."""
+
+    file: str | None  # the name of the source; None for an array or an open file
+    text: str
+    seconds: float  # of audio
+    effective: EffectiveRuntime  # where and how the model ran
+    words: tuple[Word, ...] = ()  # if their times were requested
+    utterances: tuple[Recognition, ...] = ()  # the same text by segment, as a decoder returned it
+    nbest: tuple[Alternative, ...] = ()  # on request, the most probable texts, the best first
+
+    def __str__(self) -> str:
+        return self.text
+
+    def plain(self) -> dict[str, object]:
+        return {
+            "file": self.file,
+            "text": self.text,
+            "seconds": round(self.seconds, 3),
+            "words": [word.plain() for word in self.words],
+            "effective": asdict(self.effective),
+        }
+
+
+def merge_channels(transcripts: Sequence[Transcript]) -> Transcript | DataError:
+    """Merge the transcripts of a file's channels; the text has a line for each turn.
+
+    An error if the words have no times, by which they are merged.
+    """
+    if any(transcript.text and not transcript.words for transcript in transcripts):
+        return DataError("This model does not time words, by which channels are merged.")
+    words = [
+        replace(word, channel=number)
+        for number, transcript in enumerate(transcripts, start=1)
+        for word in transcript.words
+    ]
+    words.sort(key=attrgetter("start"))
+    labeled = ([channel_label(turn[0]), *(word.text for word in turn)] for turn in turns(words))
+    return replace(
+        transcripts[0],
+        text="\n".join(map(join_segments, labeled)),
+        seconds=max(transcript.seconds for transcript in transcripts),
+        words=tuple(words),
+        utterances=(),
+        nbest=(),
+    )
+
+
+def turns(words: Sequence[Word]) -> list[list[Word]]:
+    """Cut words, sorted by their starts, into the turns of their speakers, by the turns' starts.
+
+    A turn ends in a pause in which another speaker starts a word, so that one who only speaks over
+    a word interrupts nobody.
+    """
+    result: list[list[Word]] = []
+    open_turns: dict[int | None, list[Word]] = {}
+    previous: Word | None = None
+    for word in words:
+        turn = open_turns.get(word.channel)
+        is_interrupted = previous is not None and previous.channel != word.channel
+        if turn is None or (is_interrupted and previous.start >= turn[-1].end):
+            turn = open_turns[word.channel] = []
+            result.append(turn)
+        turn.append(word)
+        previous = word
+    return result

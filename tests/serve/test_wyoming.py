@@ -1,0 +1,139 @@
+"""Home Assistant's protocol: recognition and speech for the client of the package `wyoming`."""
+
+import asyncio
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbkit.audio.encode import FILE_RATE
+from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run
+from sbkit.serve.middleware import Limits
+from tests.runtime.tones import RATE, speak, streaming_bundle, tone_bundle
+from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for, wav
+
+pytest.importorskip("wyoming", reason="needs the extra wyoming")
+from wyoming.asr import Transcribe
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.event import Event, Eventable
+from wyoming.info import Describe, Info
+from wyoming.tts import Synthesize, SynthesizeVoice
+
+TEXT = "the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("wyoming")
+    options = {"speaker": ToneSpeaker, "language": "en", "speaks_wyoming": True}
+    tones, second = streaming_bundle(folder), tone_bundle(folder / "second")
+    with running_server(folder, tones=tones, second=second, max_seconds=9.0, **options) as server:
+        yield server
+
+
+def ask(server: RunningServer, events: Sequence[Eventable], end: str) -> list[Event]:
+    """Send events; return those of the answer up to one of a type, or to an error."""
+
+    async def answers() -> list[Event]:
+        received: list[Event] = []
+        async with AsyncTcpClient("127.0.0.1", server.wyoming_port or 0) as client:
+            for event in events:
+                await client.write_event(event.event())
+            while not received or received[-1].type not in (end, "error"):
+                event = await client.read_event()
+                assert event is not None, received
+                received.append(event)
+        return received
+
+    return asyncio.run(asyncio.wait_for(answers(), 30))
+
+
+def clip(server: RunningServer, text: str, *, stereo: bool = False) -> list[Eventable]:
+    samples = speak(server.tokenizer, text)
+    if stereo:
+        samples = np.stack([samples, samples], 1).ravel()
+    form = {"rate": RATE, "width": 2, "channels": 1 + stereo}
+    content = samples.tobytes()
+    blocks = [content[start : start + 2048] for start in range(0, len(content), 2048)]
+    return [AudioStart(**form), *(AudioChunk(audio=block, **form) for block in blocks), AudioStop()]
+
+
+def test_models_voices_and_languages_are_described(server: RunningServer) -> None:
+    info = Info.from_event(ask(server, [Describe()], "info")[0])
+    (asr,), (tts,) = info.asr, info.tts
+    assert [(model.name, model.languages) for model in asr.models] == [
+        *(("tones", ["en"]), ("second", ["und"]))
+    ]
+    assert asr.supports_transcript_streaming
+    assert [(voice.name, voice.languages) for voice in tts.voices] == [("anna", ["en"])]
+
+
+def test_live_model_sends_text_while_it_is_spoken(server: RunningServer) -> None:
+    events = [Transcribe(language="en"), *clip(server, TEXT, stereo=True)]
+    first, *chunks, transcript, _ = ask(server, events, "transcript-stop")
+    assert (first.type, {chunk.type for chunk in chunks}) == (
+        *("transcript-start", {"transcript-chunk"}),
+    )
+    assert len(chunks) > 1
+    assert "".join(chunk.data["text"] for chunk in chunks) == TEXT
+    assert transcript.data == {"text": TEXT, "language": "en"}
+
+
+def test_whole_clip_model_is_chosen_by_its_name(server: RunningServer) -> None:
+    events = [Transcribe(name="second"), *clip(server, "a lazy dog")]
+    assert [event.data["text"] for event in ask(server, events, "transcript")] == ["a lazy dog"]
+    assert ask(server, [AudioStart(RATE, 2, 1), AudioStop()], "transcript")[0].data["text"] == ""
+
+
+def test_voice_speaks(server: RunningServer) -> None:
+    request = Synthesize(text="a lazy dog.", voice=SynthesizeVoice(name="anna"))
+    *_, last = events = ask(server, [request], "audio-stop")
+    assert (events[0].type, events[0].data["rate"], last.type) == (
+        *("audio-start", FILE_RATE, "audio-stop"),
+    )
+    samples = np.frombuffer(b"".join(event.payload or b"" for event in events), "<i2")
+    assert (
+        server.openai.audio.transcriptions.create(
+            model="second", file=("speech.wav", wav(samples, FILE_RATE))
+        ).text
+        == "a lazy dog"
+    )
+
+
+def test_bad_and_too_many_events_get_an_error(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = AudioChunk(RATE, 2, 1, bytes(RATE))
+    for events, words in (
+        ([Transcribe(name="nobody")], "must be one of tones, second"),
+        ([Transcribe(language="fr")], "`language` must be en"),
+        ([Synthesize(text="")], "must have at least 1 character"),
+        ([Synthesize(text="123")], "Only letters can be spoken"),
+        ([AudioChunk(RATE, 4, 1, bytes(8))], "`width` must be 2"),
+        ([long] * 30, "more than 9 s of audio"),
+    ):
+        if not isinstance(events[0], Synthesize):
+            events = [*events[:1], AudioStart(RATE, 2, 1), *events]
+        assert words in ask(server, events, "error")[-1].data["text"]
+    for content in (b"[]\n", b"{}\n", b'{"type": "x", "payload_length": 99999999}\n', b"\xff\n"):
+        with socket.create_connection(("127.0.0.1", server.wyoming_port or 0), 20) as stream:
+            stream.sendall(content)
+            assert b"Traceback" not in stream.recv(10_000)
+    server.service.sessions += (limit := Limits().max_sessions)
+    error = ask(server, [Describe()], "info")[0]
+    server.service.sessions -= limit
+    assert f"{limit} sessions are open" in error.data["text"]
+    wait_for(lambda: server.service.sessions == 0 == server.service.in_flight)
+    assert ask(server, [Transcribe(), *clip(server, "a fox")], "transcript")[-1].data["text"]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_port_in_use_is_refused(plain_bundle: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        with pytest.raises(SbkitError, match=f"cannot listen at 127.0.0.1, port {port}"):
+            run(["serve", str(plain_bundle), "--port=0", "--wyoming", port])
