@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from sbkit.audio.encode import FILE_FORMATS
-from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed, note_once
 from sbkit.decoding.hotwords import split_prompt
 from sbkit.serve.middleware import (
@@ -541,11 +540,8 @@ async def answer_speech(models: ServedModels, request: Request) -> Response:
 async def _speech(fields: SpeechFields, voice: Voice) -> StreamingResponse:
     """Return speech that is sent while it is made; raises ApiError if the text cannot be spoken."""
     speech = voice.speak(fields.input, fields.speed, fields.response_format)
-    try:
-        notes: Sequence[str] = await anext(speech)
-        first_chunk: bytes = await anext(speech)
-    except SbkitError as error:
-        raise ApiError(400, str(error), "input") from error
+    notes: Sequence[str] = await anext(speech)
+    first_chunk: bytes = await anext(speech)
     chunks = _speech_chunks(first_chunk, speech)
     if fields.stream_format == "sse":
         events = _speech_events(chunks, notes, num_characters=len(fields.input))

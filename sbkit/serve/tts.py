@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sbkit.audio.encode import FileWriter
 from sbkit.base.errors import SbkitError
 from sbkit.runtime.clients import Workers
-from sbkit.serve.middleware import Metrics
+from sbkit.serve.middleware import ApiError, Metrics
 
 if TYPE_CHECKING:
     from sbkit.tasks.synthesis.predict import Synthesizer
@@ -35,11 +35,14 @@ class Voice:
             deque(speech.audio, maxlen=0)
 
     def speak(self, text: str, speed: float, format: str) -> SpeechStream:
-        """Speak a text in one of FILE_FORMATS; raises SbkitError if it cannot be spoken."""
+        """Speak a text in one of FILE_FORMATS; raises ApiError if it cannot be spoken."""
 
         def work(send: Callable[[Sequence[str] | bytes], None]) -> float:
             writer = FileWriter(format, self.sample_rate)
-            speech = self._synthesizer.stream(text, speed, max_seconds=MAX_SPEECH_SECONDS)
+            try:
+                speech = self._synthesizer.stream(text, speed, max_seconds=MAX_SPEECH_SECONDS)
+            except SbkitError as error:
+                raise ApiError(400, str(error), "input") from error
             send(speech.notes)
             with writer.file:
                 for block in speech.audio:

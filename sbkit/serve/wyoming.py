@@ -11,7 +11,7 @@ from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -28,14 +28,14 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import Fields, SpeechFields, TranscriptionOptions, parse_fields
 from sbkit.serve.app import Service
-from sbkit.serve.middleware import as_api_error, logger, too_large
+from sbkit.serve.middleware import ApiError, as_api_error, logger, too_large
 from sbkit.serve.realtime import Item
 from sbkit.serve.recognition import ClipTurn, RecognitionService
 from sbkit.serve.tts import Voice
-from sbkit.tasks.recognition.session import Session
+from sbkit.tasks.recognition.session import Final, Partial, Session
 
 MAX_EVENT_BYTES = 1 << 20  # of JSON, and of a block of audio
-ABOUT = {
+ABOUT: dict[str, Any] = {  # what the protocol asks of every program and model
     "attribution": Attribution(name="sbkit", url=""),
     "installed": True,
     "description": None,
@@ -100,18 +100,29 @@ class Connection:
         try:
             with self._service.open_session():
                 while (event := await self._read()) is not None:
-                    await self._answer(event)
+                    await self._answer_or_fail(event)
         except (ConnectionError, EOFError, TimeoutError):
             pass
-        except Exception as error:  # the client gets what it may see
-            with suppress(ConnectionError):
-                await self._send(Error(text=str(as_api_error(error))))
+        except ApiError as error:  # too many sessions
+            await self._send(Error(text=str(error)))
         finally:
             self._writer.close()
 
+    async def _answer_or_fail(self, event: Event) -> None:
+        try:
+            await self._answer(event)
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            self._clip = None
+            await self._send(Error(text=str(as_api_error(error))))
+
     async def _read(self) -> Event | None:
+        """Return the next event; None at the end, and for anything else than an event."""
         async with asyncio.timeout(self._service.limits.answer_seconds):
-            return await async_read_event(self._reader)
+            with suppress(AttributeError, TypeError, KeyError):  # JSON without its fields
+                return await async_read_event(self._reader)
+        return None
 
     async def _send(self, event: Eventable) -> None:
         async with asyncio.timeout(self._service.limits.answer_seconds):
@@ -205,13 +216,14 @@ class Clip:
         """Process the end of the clip; return the text that its chunks lack."""
         if self.resampler is None:
             return ""
-        self.turn.is_finished = True
-        return await self._advance(to_int16(self.resampler.push(END, is_last=True)))
+        return await self._advance(to_int16(self.resampler.push(END, is_last=True)), is_last=True)
 
-    async def _advance(self, samples: Samples) -> str:
+    async def _advance(self, samples: Samples, *, is_last: bool = False) -> str:
         self.turn.feed(samples)
-        deltas = [self.item.hear(event)[1] for event in await self.recognizer.advance(self.turn)]
-        return "".join(deltas)
+        self.turn.is_finished = is_last
+        events = await self.recognizer.advance(self.turn)
+        heard = (event for event in events if isinstance(event, Final | Partial))
+        return "".join(self.item.hear(event)[1] for event in heard)
 
 
 def describe(service: Service) -> Info:

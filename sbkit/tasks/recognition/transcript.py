@@ -61,21 +61,25 @@ def merge_channels(transcripts: Sequence[Transcript]) -> Transcript | DataError:
     )
 
 
+def _is_between(before: Word, word: Word, after: Word) -> bool:
+    return before.end <= word.start and word.end <= after.start
+
+
 def turns(words: Sequence[Word]) -> list[list[Word]]:
     """Cut words, sorted by their starts, into the turns of their speakers, by the turns' starts.
 
-    A turn ends in a pause in which another speaker starts a word, so that one who only speaks over
-    a word interrupts nobody.
+    A turn ends in a pause in which another speaker says a word, so that one who only speaks over a
+    word interrupts nobody.
     """
     result: list[list[Word]] = []
     open_turns: dict[int | None, list[Word]] = {}
-    previous: Word | None = None
-    for word in words:
+    last_index: dict[int | None, int] = {}
+    for index, word in enumerate(words):
         turn = open_turns.get(word.channel)
-        is_interrupted = previous is not None and previous.channel != word.channel
-        if turn is None or (is_interrupted and previous.start >= turn[-1].end):
+        others = words[last_index.get(word.channel, 0) + 1 : index]
+        if turn is None or any(_is_between(turn[-1], other, word) for other in others):
             turn = open_turns[word.channel] = []
             result.append(turn)
         turn.append(word)
-        previous = word
+        last_index[word.channel] = index
     return result
