@@ -1,6 +1,6 @@
 """A recognized word with its times and confidence."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -19,7 +19,7 @@ class Word:
     start: float
     end: float
     confidence: float | None = None
-    channel: int | None = None
+    channel: int | None = field(default=None, kw_only=True)
 
     def later(self, seconds: float) -> "Word":
         return replace(self, start=self.start + seconds, end=self.end + seconds)
