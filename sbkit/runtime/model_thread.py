@@ -120,18 +120,10 @@ class ModelThread:
     def predict(self, clips: Sequence[Samples]) -> Any:
         return self.call(lambda model: model.predict(clips))
 
-    def encode_by_length(
-        self,
-        clips: Sequence[Samples],
-        shapes: BatchShapes,
-        *,
-        on_batch: Callable[[int], object] = lambda _: None,
-    ) -> list[Encoded]:
+    def encode_by_length(self, clips: Sequence[Samples], shapes: BatchShapes) -> list[Encoded]:
         """Run the encoder on clips in batches of similar length; return outputs in their order.
 
         The batches run in parallel if the device allows it.
-
-        on_batch: called with the number of clips of each batch.
         """
         lengths = [len(clip) for clip in clips]
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
@@ -139,7 +131,6 @@ class ModelThread:
         outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
         output_of_clip: dict[int, Encoded] = {}
         for batch, batch_outputs in zip(batches, outputs, strict=True):
-            on_batch(len(batch))
             output_of_clip.update(zip(batch, batch_outputs, strict=True))
         return [output_of_clip[index] for index in range(len(clips))]
 

@@ -75,7 +75,6 @@ AUDIO_ENCODINGS = {
     "audio/pcma": AudioEncoding("ALAW", rate=8_000, sample_bytes=1),
 }
 NO_EFFECT = "note: `{}`, which a client sends, has no effect here."
-BETA_FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
@@ -377,21 +376,6 @@ class AudioInput(Fields):
         return recognizer
 
 
-class BetaSession(AudioInput):
-    """The same options as the former beta writes them, in `transcription_session.update`."""
-
-    without_effect = ("client_secret", "include", "input_audio_noise_reduction", "modalities")
-    format: AudioFormat = Field(AudioFormat(), alias="input_audio_format")
-    transcription: TranscriptionOptions = Field(
-        TranscriptionOptions(), alias="input_audio_transcription"
-    )
-
-    @field_validator("format", mode="before")
-    @classmethod
-    def _read_format(cls, name: Json) -> Json:
-        return {"type": BETA_FORMATS.get(name, name)} if isinstance(name, str) else name
-
-
 class SessionAudio(Fields):
     """The audio of a session."""
 
@@ -411,7 +395,6 @@ class ClientEvent(Fields):
 
     type: Literal[
         "session.update",
-        "transcription_session.update",
         "input_audio_buffer.append",
         "input_audio_buffer.commit",
         "input_audio_buffer.clear",

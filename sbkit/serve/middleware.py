@@ -27,7 +27,6 @@ KEY_SUBPROTOCOL = "openai-insecure-api-key."
 PROBE_PATHS = ("/health", "/health/ready", "/metrics")  # polled all the time, so not logged
 PUBLIC_PATHS = ("/", *PROBE_PATHS)  # these need no key
 LATENCIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 CLIENT_GONE = 499  # only for metrics, as in nginx: no client reads it
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found"}
 ERROR_HEADERS = {
@@ -108,20 +107,23 @@ class Limits:
 
 
 class Metrics:
-    """Counters and histograms of a server, and the memory and time of its process."""
+    """The figures of a server, and the memory and time of its process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         counter = partial(Counter, namespace="sbkit", registry=self.registry)
-        histogram = partial(Histogram, namespace="sbkit", registry=self.registry)
         self.requests = counter("requests", "by answer", ["path", "status"])
-        self.latency = histogram("request_seconds", "to the end of the answer", buckets=LATENCIES)
+        self.latency = Histogram(
+            "request_seconds",
+            "to the end of the answer",
+            namespace="sbkit",
+            buckets=LATENCIES,
+            registry=self.registry,
+        )
         self.audio = counter("audio_seconds", "transcribed")
         self.speech = counter("speech_seconds", "synthesized")
         self.sessions = counter("sessions", "realtime sessions so far")
-        self.streams = histogram("stream_batch", "sessions of a batch", buckets=BATCH_SIZES)
-        self.clips = histogram("batch_clips", "clips of a batch", buckets=BATCH_SIZES)
 
     def show(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value is read when Prometheus asks."""

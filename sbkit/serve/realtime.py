@@ -26,7 +26,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.serve.api import (
     AudioInput,
-    BetaSession,
     ClientEvent,
     ServedModels,
     SessionFields,
@@ -153,10 +152,7 @@ class RealtimeSession:
             match event.type:
                 case "session.update":
                     session = parse_fields(SessionFields, event.session)
-                    await self._update(session.audio.input, "session.updated")
-                case "transcription_session.update":
-                    options = parse_fields(BetaSession, event.session)
-                    await self._update(options, "transcription_session.updated")
+                    await self._update(session.audio.input)
                 case "input_audio_buffer.append":
                     await self._append(event.audio)
                 case "input_audio_buffer.commit":
@@ -167,13 +163,13 @@ class RealtimeSession:
         except ApiError as error:
             await self._fail(error, event_id)
 
-    async def _update(self, options: AudioInput, answer: str) -> None:
+    async def _update(self, options: AudioInput) -> None:
         if self._in_turn:
             expected = "between turns: commit or clear the audio first"
             raise wrong_field("session.update", expected, "within one")
         changes = {name: getattr(options, name) for name in options.model_fields_set}
         await self._configure(self._options.model_copy(update=changes))
-        await self._send(answer, session=self._plain())
+        await self._send("session.updated", session=self._plain())
 
     async def _configure(self, options: AudioInput) -> None:
         first, *_ = self.models.engines(RecognitionService)

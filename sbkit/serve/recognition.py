@@ -86,12 +86,12 @@ class RecognitionService:
         self.effective = model.effective
         self._round_samples = model.parallel_batches * shapes.max_samples
         self.segments = Batcher[Samples, Encoded](
-            partial(model.encode_by_length, shapes=shapes, on_batch=self.metrics.clips.observe),
+            partial(model.encode_by_length, shapes=shapes),
             size=lambda samples: round_up(len(samples), shapes.padded_lengths),
             max_size=self._round_samples,
             wait_seconds=self.wait_seconds,
         )
-        self._sessions = Batcher[Session, Sequence[Event]](self._advance_sessions)
+        self._sessions = Batcher[Session, Sequence[Event]](advance_batch)
         self._transcriber = Transcriber(
             bundle=self.bundle, read_ahead_seconds=READ_AHEAD_SECONDS, encode=self._encode
         )
@@ -214,10 +214,6 @@ class RecognitionService:
                 outputs += [output.result() for output in waiting]
                 waiting, num_samples = [], 0
         return outputs + [output.result() for output in waiting]
-
-    def _advance_sessions(self, sessions: Sequence[Session]) -> list[list[Event] | Exception]:
-        self.metrics.streams.observe(len(sessions))
-        return advance_batch(sessions)
 
     def _check_seconds(self, seconds: float) -> None:
         if seconds > self.limits.max_seconds:

@@ -163,7 +163,7 @@ def test_models_and_voices_are_listed(server: RunningServer) -> None:
 def test_concurrent_clients_share_batches_and_get_their_own_texts(server: RunningServer) -> None:
     words = TEXT.split()
     texts = [f"{words[n % 4]} {words[n // 4]}" for n in range(16)]
-    before = server.metric("sbkit_batch_clips_count")
+    server.model.batches.clear()
     with ThreadPoolExecutor(17) as clients:
         with server.busy() as has_batch:
             clients.submit(create, server, server.say(TEXT))
@@ -171,8 +171,7 @@ def test_concurrent_clients_share_batches_and_get_their_own_texts(server: Runnin
             result = clients.map(lambda text: create(server, server.say(text)).text, texts)
             wait_for(lambda: server.metric("sbkit_queued_segments") == 16)
         assert list(result) == texts
-    assert server.metric("sbkit_batch_clips_count") - before < 17
-    assert max(map(len, server.model.batches)) > 1
+    assert len(server.model.batches) < 17
 
 
 def test_health_and_metrics_report_models_and_requests(server: RunningServer) -> None:

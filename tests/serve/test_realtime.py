@@ -228,7 +228,6 @@ def test_concurrent_sessions_share_batches_and_get_their_own_texts(server: Runni
     with ThreadPoolExecutor(16) as clients:
         assert list(clients.map(say_alone, texts)) == texts
     assert max(map(len, server.model.batches)) > 1
-    assert server.metric("sbkit_stream_batch_sum") > server.metric("sbkit_stream_batch_count")
     assert server.metric("sbkit_sessions_total") >= 16
     assert server.metric("sbkit_audio_seconds_total") > 16
     wait_for(lambda: server.metric("sbkit_sessions_open") == 0)
