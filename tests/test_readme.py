@@ -441,7 +441,7 @@ def test_tools_exist_and_are_executable(tool: str) -> None:
 
 
 def test_table_has_every_exit_code() -> None:
-    page = ROOT / "docs/guide/troubleshooting.md"
+    page = ROOT / "docs/reference/programs.md"
     text = page.read_text("utf-8").split("| exit code |")[1]
     codes = {code for code in vars(errors).values() if isinstance(code, int)}
     listed = {*map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))}
