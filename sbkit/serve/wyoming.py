@@ -6,11 +6,9 @@ protocol has no keys. A connection counts as a session, and its speech as a requ
 
 import asyncio
 import socket
-import time
 from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -30,9 +28,9 @@ from sbkit.serve.api import Fields, SpeechFields, TranscriptionOptions, parse_fi
 from sbkit.serve.app import Service
 from sbkit.serve.middleware import ApiError, as_api_error, logger, too_large
 from sbkit.serve.realtime import Item
-from sbkit.serve.recognition import ClipTurn, RecognitionService
+from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
-from sbkit.tasks.recognition.session import Final, Partial, Session
+from sbkit.tasks.recognition.session import Final, Partial
 
 MAX_EVENT_BYTES = 1 << 20  # of JSON, and of a block of audio
 ABOUT: dict[str, Any] = {  # what the protocol asks of every program and model
@@ -41,12 +39,12 @@ ABOUT: dict[str, Any] = {  # what the protocol asks of every program and model
     "description": None,
     "version": __version__,
 }
+SPEECH_FORMAT = {"rate": FILE_RATE, "width": 2, "channels": 1}
 
 
-class AudioBlock(Fields):
+class AudioBlock(Fields, extra="ignore"):
     """The format of a block: 16 bits, with channels that are averaged."""
 
-    without_effect = ("timestamp",)
     rate: Annotated[int, Field(ge=4000, le=384_000)]
     width: Literal[2]  # bytes of a sample
     channels: Annotated[int, Field(ge=1, le=32)]
@@ -67,16 +65,15 @@ async def listen(service: Service, listening: socket.socket) -> AsyncIterator[No
     """Answer clients until the end of the block."""
     connections: set[asyncio.Task[None]] = set()
 
-    async def answer(reader: StreamReader, writer: StreamWriter) -> None:
-        if (task := asyncio.current_task()) is not None:
-            connections.add(task)
-            task.add_done_callback(connections.discard)
-        await Connection(service, reader, writer).run()
+    def connect(reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.create_task(Connection(service, reader, writer).run())
+        connections.add(task)
+        task.add_done_callback(connections.discard)
 
-    def protocol() -> StreamReaderProtocol:
-        return StreamReaderProtocol(BoundedReader(limit=MAX_EVENT_BYTES), answer)
+    def make_protocol() -> StreamReaderProtocol:
+        return StreamReaderProtocol(BoundedReader(limit=MAX_EVENT_BYTES), connect)
 
-    server = await asyncio.get_running_loop().create_server(protocol, sock=listening)
+    server = await asyncio.get_running_loop().create_server(make_protocol, sock=listening)
     try:
         yield
     finally:
@@ -93,29 +90,20 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._options = TranscriptionOptions()
-        self._clip: Clip | None = None
+        self._item: Item | None = None  # the clip, once it has begun
 
     async def run(self) -> None:
         """Answer events until the client leaves, or sends none for too long."""
         try:
             with self._service.open_session():
                 while (event := await self._read()) is not None:
-                    await self._answer_or_fail(event)
+                    await self._answer(event)
         except (ConnectionError, EOFError, TimeoutError):
             pass
         except ApiError as error:  # too many sessions
             await self._send(Error(text=str(error)))
         finally:
             self._writer.close()
-
-    async def _answer_or_fail(self, event: Event) -> None:
-        try:
-            await self._answer(event)
-        except (ConnectionError, TimeoutError):
-            raise
-        except Exception as error:
-            self._clip = None
-            await self._send(Error(text=str(as_api_error(error))))
 
     async def _read(self) -> Event | None:
         """Return the next event; None at the end, and for anything else than an event."""
@@ -130,100 +118,86 @@ class Connection:
 
     async def _answer(self, event: Event) -> None:
         """Answer an event; those of other services have none."""
-        start = time.perf_counter()
-        if Describe.is_type(event.type):
-            await self._send(describe(self._service))
-        elif Transcribe.is_type(event.type):
-            request = Transcribe.from_event(event)
-            terms = [*(request.transcript_names or ()), *(request.transcript_terms or ())]
-            fields = {"model": request.name, "language": request.language, "keywords": terms}
-            self._options = parse_fields(TranscriptionOptions, fields)
-        elif AudioStart.is_type(event.type):
-            self._clip = await self._begin_clip()
-        elif AudioChunk.is_type(event.type) and self._clip is not None:
-            text = await self._clip.feed(parse_fields(AudioBlock, event.data), event.payload or b"")
-            await self._send_chunk(self._clip, text)
-        elif AudioStop.is_type(event.type) and self._clip is not None:
-            clip, self._clip = self._clip, None
-            await self._send_chunk(clip, await clip.finish())
-            await self._send(Transcript(text=clip.item.text(), language=clip.recognizer.language))
-            if clip.is_announced:
-                await self._send(TranscriptStop())
-            _log("transcript", start, clip.seconds)
-        elif Synthesize.is_type(event.type):
-            _log("speech", start, await self._speak(Synthesize.from_event(event)))
+        try:
+            if Describe.is_type(event.type):
+                await self._send(describe(self._service))
+            elif Transcribe.is_type(event.type):
+                self._options = read_options(Transcribe.from_event(event))
+            elif AudioStart.is_type(event.type):
+                await self._begin_clip()
+            elif AudioChunk.is_type(event.type) and self._item is not None:
+                await self._feed(parse_fields(AudioBlock, event.data), event.payload or b"")
+            elif AudioStop.is_type(event.type) and self._item is not None:
+                await self._end_clip(self._item)
+            elif Synthesize.is_type(event.type):
+                await self._speak(Synthesize.from_event(event))
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception as error:
+            self._item = None
+            await self._send(Error(text=str(as_api_error(error))))
 
-    async def _begin_clip(self) -> "Clip":
-        options = self._options
-        recognizer = self._service.models.pick_recognizer(options)
-        make_turn = await recognizer.turns(options.phrases, None)
-        max_seconds = self._service.limits.max_turn(recognizer.sample_rate)
-        return Clip(recognizer, make_turn(0), max_seconds)
+    async def _begin_clip(self) -> None:
+        self._recognizer = self._service.models.pick_recognizer(self._options)
+        self._turn = (await self._recognizer.turns(self._options.phrases, None))(0)
+        self._item = Item(0.0)
+        self._seconds = 0.0
+        self._resampler: Resampler | None = None  # from the rate of the first block
 
-    async def _send_chunk(self, clip: "Clip", text: str) -> None:
-        """Send text that will hardly change."""
-        if text and clip.recognizer.streaming is not None:
-            if not clip.is_announced:
-                await self._send(TranscriptStart(language=clip.recognizer.language))
-                clip.is_announced = True
-            await self._send(TranscriptChunk(text=text))
+    async def _feed(self, block: AudioBlock, content: bytes) -> None:
+        num_samples = len(content) // (2 * block.channels)
+        values = np.frombuffer(content, "<i2", num_samples * block.channels)
+        signal = values.reshape(-1, block.channels).mean(axis=1, dtype=np.float32) / FULL_SCALE
+        self._seconds += samples_to_seconds(num_samples, block.rate)
+        max_seconds = self._service.limits.max_turn(self._recognizer.sample_rate)
+        if self._seconds > max_seconds:
+            raise too_large(f"{max_seconds:g} s of audio", "audio")
+        if self._resampler is None:
+            self._resampler = Resampler(block.rate, self._recognizer.sample_rate)
+        await self._advance(to_int16(self._resampler.push(signal)))
 
-    async def _speak(self, request: Synthesize) -> float:
-        """Send the speech of a text; return its seconds."""
+    async def _end_clip(self, item: Item) -> None:
+        if self._resampler is not None:
+            last_samples = to_int16(self._resampler.push(END, is_last=True))
+            await self._advance(last_samples, is_last=True)
+        await self._send(Transcript(text=item.text(), language=self._recognizer.language))
+        if item.is_announced:
+            await self._send(TranscriptStop())
+        logger.info("wyoming transcript, %.1f s of audio", self._seconds)
+        self._item = None
+
+    async def _advance(self, samples: Samples, *, is_last: bool = False) -> None:
+        """Process samples of the clip; a live model sends new text that will hardly change."""
+        assert self._item is not None
+        self._turn.feed(samples)
+        self._turn.is_finished = is_last
+        for event in await self._recognizer.advance(self._turn):
+            text = self._item.hear(event)[1] if isinstance(event, Final | Partial) else ""
+            if text and self._recognizer.streaming is not None:
+                if not self._item.is_announced:
+                    await self._send(TranscriptStart(language=self._recognizer.language))
+                    self._item.is_announced = True
+                await self._send(TranscriptChunk(text=text))
+
+    async def _speak(self, request: Synthesize) -> None:
         fields = parse_fields(SpeechFields, {"input": request.text})
         name = (request.voice and request.voice.name) or ""
         voice = self._service.models.pick_voice(name, None)
-        audio = {"rate": FILE_RATE, "width": 2, "channels": 1}
-        seconds = 0.0
         with self._service.open_request():
-            await self._send(AudioStart(**audio))
+            await self._send(AudioStart(**SPEECH_FORMAT))
             async with aclosing(voice.speak(fields.input, fields.speed, "pcm")) as parts:
                 async for part in parts:
                     if isinstance(part, bytes):
-                        await self._send(AudioChunk(audio=part, **audio))
-                    elif isinstance(part, float):
-                        seconds = part
+                        await self._send(AudioChunk(audio=part, **SPEECH_FORMAT))
             await self._send(AudioStop())
-        return seconds
+        logger.info("wyoming speech, %.1f s of audio", part)
 
 
-@dataclass
-class Clip:
-    """A clip that arrives in blocks."""
-
-    recognizer: RecognitionService
-    turn: Session | ClipTurn
-    max_seconds: float
-    item: Item = field(default_factory=lambda: Item(0.0))
-    seconds: float = 0.0
-    is_announced: bool = False  # whether the client has got a part of its text
-    resampler: Resampler | None = None  # from the rate of the first block
-
-    async def feed(self, block: AudioBlock, content: bytes) -> str:
-        """Process a block of audio; return the new text that will hardly change."""
-        values = np.frombuffer(
-            content[: len(content) // (2 * block.channels) * 2 * block.channels], "<i2"
-        )
-        signal = values.reshape(-1, block.channels).mean(axis=1, dtype=np.float32) / FULL_SCALE
-        self.seconds += samples_to_seconds(len(signal), block.rate)
-        if self.seconds > self.max_seconds:
-            raise too_large(f"{self.max_seconds:g} s of audio", "audio")
-        if self.resampler is None:
-            self.resampler = Resampler(block.rate, self.recognizer.sample_rate)
-        return await self._advance(to_int16(self.resampler.push(signal)))
-
-    async def finish(self) -> str:
-        """Process the end of the clip; return the text that its chunks lack."""
-        if self.resampler is None:
-            return ""
-        return await self._advance(to_int16(self.resampler.push(END, is_last=True)), is_last=True)
-
-    async def _advance(self, samples: Samples, *, is_last: bool = False) -> str:
-        self.turn.feed(samples)
-        self.turn.is_finished = is_last
-        events = await self.recognizer.advance(self.turn)
-        heard = (event for event in events if isinstance(event, Final | Partial))
-        return "".join(self.item.hear(event)[1] for event in heard)
+def read_options(request: Transcribe) -> TranscriptionOptions:
+    """Read what a clip is transcribed with; raises ApiError."""
+    terms = [*(request.transcript_names or ()), *(request.transcript_terms or ())]
+    fields = {"model": request.name, "language": request.language, "keywords": terms}
+    return parse_fields(TranscriptionOptions, fields)
 
 
 def describe(service: Service) -> Info:
@@ -241,8 +215,3 @@ def describe(service: Service) -> Info:
     asr = AsrProgram(name="sbkit", models=models, supports_transcript_streaming=is_live, **ABOUT)
     tts = TtsProgram(name="sbkit", voices=speakers, **ABOUT)
     return Info(asr=[asr] if models else [], tts=[tts] if speakers else [])
-
-
-def _log(answer: str, start: float, audio_seconds: float) -> None:
-    seconds = time.perf_counter() - start
-    logger.info("wyoming %s %.3f s, %.1f s of audio", answer, seconds, audio_seconds)
