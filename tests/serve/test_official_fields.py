@@ -7,14 +7,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from openai.types.audio import speech_create_params, transcription_create_params
-from openai.types.realtime import realtime_transcription_session_create_request_param
+from openai.types.realtime import (
+    realtime_transcription_session_create_request_param as session_create_request_param,
+)
 from typing_extensions import is_typeddict
 
 from sbkit.serve.api import Fields, SpeechFields, TranscriptionFields
 from tests.serve.server import RunningServer, silence
 
 PAGE = Path(__file__).parents[2] / "docs/guide/serve-api.md"
-SESSION = realtime_transcription_session_create_request_param.RealtimeTranscriptionSessionCreateRequestParam
+SESSION = session_create_request_param.RealtimeTranscriptionSessionCreateRequestParam
 REFUSED = ({"model": "en"}, {"response_format": "diarized_json"})
 VALUES: dict[Any, Any] = {bool: True, int: 1000, float: 0.5, NoneType: None}  # and any text: "en"
 
