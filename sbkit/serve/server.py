@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from contextlib import AsyncExitStack
+from ipaddress import ip_address
 
 import uvicorn
 
@@ -86,6 +87,11 @@ def run(
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     models = service.models.models
     logger.info("serving %s at %s", ", ".join(model.name for model in models), url)
+    if wyoming is not None:
+        wyoming_host, wyoming_port = wyoming.getsockname()[:2]
+        is_open = not ip_address(wyoming_host).is_loopback
+        note = ": it has no keys, so whoever reaches it can use the models" if is_open else ""
+        logger.info("serving Wyoming at %s, port %s%s", wyoming_host, wyoming_port, note)
     for model in models:
         logger.info("running on %s", model.engine.effective)
     threading.Thread(target=warm_up, name="warm-up", daemon=True).start()

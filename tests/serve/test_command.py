@@ -136,7 +136,11 @@ def test_auto_without_the_gpu_of_the_machine_is_told_in_log_and_health(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     warn_once.cache_clear()
     apps: list[Any] = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda server, **_: apps.append(server.config.app))
+
+    async def serve(server: uvicorn.Server, **_: object) -> None:
+        apps.append(server.config.app)
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
     told = "No GPU is used, because NVIDIA's driver shows no GPU."
     for device, note in (("auto", told), ("cpu", None)):
         assert run(["serve", str(plain_bundle), "--port=0", "--device", device]) == 0

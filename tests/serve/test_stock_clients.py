@@ -4,13 +4,12 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from io import BytesIO
 
 import numpy as np
 import pytest
 
 from tests.runs import ROOT
-from tests.runtime.tones import RATE, silence, speak
+from tests.runtime.tones import silence, speak
 from tests.serve.server import RunningServer, wav
 
 VERCEL = """
@@ -37,25 +36,6 @@ def test_pipecat_and_livekit_transcribe_and_the_assistant_answers(
     texts = ["the dog"] * 6
     texts += ["> the dog", "< the dog", "the dog"]  # recognized, answered, and the answer as heard
     assert process.stdout.decode().splitlines() == texts, process.stderr[-3000:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["whisper-1", "gpt-realtime-whisper"])
-def test_bridge_of_home_assistant_transcribes(server: RunningServer, model: str) -> None:
-    # It imports wyoming without the warning that Python 3.12 gives for its module audioop.
-    pytest.importorskip("wyoming_openai", reason="needs the extra clients, with Python 3.12")
-    from wyoming import asr, audio, event
-
-    command = [sys.executable, "-m", "wyoming_openai", "--uri", "stdio://", "--languages", "en"]
-    command += ["--stt-openai-url", f"{server.url}/v1", "--stt-openai-key", "a key"]
-    command += ["--stt-models", "whisper-1", "--stt-realtime-models", "gpt-realtime-whisper"]
-    clip = {"rate": RATE, "width": 2, "channels": 1}
-    speech = audio.AudioChunk(audio=speak(server.tokenizer, "the dog").tobytes(), **clip)
-    events = BytesIO()
-    for part in (asr.Transcribe(name=model), audio.AudioStart(**clip), speech, audio.AudioStop()):
-        event.write_event(part.event(), events)
-    process = subprocess.run(command, input=events.getvalue(), capture_output=True, timeout=120)
-    assert b'"text": "the dog"' in process.stdout, process.stderr
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import uvicorn
 
 from sbkit.audio.encode import FILE_RATE
 from sbkit.base.errors import SbkitError
@@ -137,3 +138,16 @@ def test_port_in_use_is_refused(plain_bundle: Path) -> None:
         port = str(listening.getsockname()[1])
         with pytest.raises(SbkitError, match=f"cannot listen at 127.0.0.1, port {port}"):
             run(["serve", str(plain_bundle), "--port=0", "--wyoming", port])
+
+
+def test_log_says_that_a_network_needs_no_key(
+    plain_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serve(*_: object, **__: object) -> None:
+        pass
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
+    for address, is_told in (("127.0.0.1", False), ("0.0.0.0", True)):
+        options = ["--port=0", "--wyoming=0", "--wyoming-host", address, "--device=cpu"]
+        assert run(["serve", str(plain_bundle), *options]) == 0
+        assert ("whoever reaches it can use the models" in capsys.readouterr().err) is is_told
