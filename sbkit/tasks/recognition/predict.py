@@ -258,11 +258,12 @@ class Transcriber(PickledAsCall):
                     last_character = ""
 
     def encode(
-        self, audio: AudioSource, sample_rate: float | None = None, *, channel: Channel = None
+        self, audio: AudioSource, sample_rate: float | None = None, *, channel: int | None = None
     ) -> Iterator[tuple[Segment, DecoderInput]]:
         """Yield the segments of a source with their log-probabilities, and decode nothing.
 
-        audio, sample_rate, channel: as for `transcribe`.
+        audio, sample_rate: as for `transcribe`.
+        channel: counted from 0; None: all are mixed.
         """
         self._bundle.task.require_frames("Alignment")
         joiner = OverlapJoiner(self._bundle, self._encode)
