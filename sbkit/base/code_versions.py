@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "1754b01384d0bddb"),
+    "corpus": CodeVersion(2, "128023dc8edb575c"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(7, "fb14569d07444da9"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
