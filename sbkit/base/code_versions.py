@@ -22,7 +22,7 @@ class CodeVersion(NamedTuple):
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "corpus": CodeVersion(2, "bdbe9124ae3c4072"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
-    "text": CodeVersion(8, "133d87161a190d15"),
+    "text": CodeVersion(8, "e4631719c1286039"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
     "symbols": CodeVersion(1, "ecf84526665eaef4"),
     "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
