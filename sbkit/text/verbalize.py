@@ -39,7 +39,7 @@ _SLASHES = "/\N{FRACTION SLASH}"
 _FRACTIONS = "¼-¾⅐-⅞"
 _NEVER = "(?!)"  # matches nothing
 # What joins the digits of a date, a time, a range, a fraction, a version, a telephone number.
-_JOINT = rf"(?:[.,:{_SLASHES}{_GROUP_SIGNS}{_SIGNS}]| ?\(|\) ?)"
+_JOINT = rf"(?:[.,:{_SLASHES}{_GROUP_SIGNS}{_SIGNS}]{{1,2}}| ?\(|\) ?)"
 _PHONE = r"\+\d[\d ()./-]{5,}\d|0\d+(?: \d{3,})+"  # with spaces
 # Words between an amount and its unit, in all languages with tables: "$1.5 million".
 _SCALES = r"(?:thousand|mil\b|[MmBb]ill|trill|[Mm]ili|тысяч|милли)"
@@ -278,15 +278,17 @@ class _NumberReader:
         point = "[.]" if words.get("decimal", ".") == "." else "[.,]"
         currency = rf"[{''.join(words['currencies'])}]" if words else _NEVER
         sign = rf"(?<![^\s(\"«„'])[{_SIGNS}](?=\d|{currency})" if words else _NEVER
+        ordinals = words.get("ordinals", _NEVER)
+        unread = words.get("unread", _NEVER)
         return (
-            rf"(?!{_PHONE}|{words.get('unread', _NEVER)})(?<![.,])"
+            rf"(?!{_PHONE}|{unread})(?<![.,])"
             rf"(?P<code>(?<!\w)[^\W\d_]+\.?)?(?P<sign>{sign})?"
             rf"(?:(?P<prefix>{currency})\s?(?![\d.,]+\s?{_SCALES}))?"
             r"(?P<whole>(?!0)\d{1,3}(?: \d{3})* 000(?! ?\d)"
             rf"|(?!0)\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)"
             rf"(?:(?P<point>{point})(?P<decimals>\d++))?"
             rf"(?![^\W\d_]*{_JOINT}?[\d{_FRACTIONS}]| \d+[{_SLASHES}])"
-            rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w)|\s?(?P<suffix>{currency}))?"
+            rf"(?:(?P<ordinal>{ordinals})(?!\w)|\s?(?P<suffix>{currency})(?!\d))?"
             r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
             rf"|{_PHONE}|\d(?:{_JOINT}?[\w{_FRACTIONS}])*"
         )
