@@ -20,9 +20,9 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "128023dc8edb575c"),
+    "corpus": CodeVersion(2, "78b1345266c21cb0"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
-    "text": CodeVersion(7, "fb14569d07444da9"),
+    "text": CodeVersion(8, "3ba49f5c36c0f346"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
     "symbols": CodeVersion(1, "ecf84526665eaef4"),
     "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
