@@ -24,7 +24,8 @@ from sbkit.base.messages import did_you_mean, listed
 from sbkit.base.ranges import NON_NEGATIVE, Range
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.models.pretrained.blocks import Config
-from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEnd
+from sbkit.models.pretrained.encoder import FAMILIES, PretrainedEncoder, PretrainedFrontEnd
+from sbkit.models.pretrained.transformers_encoder import CLASSES, complete_settings
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SNAPSHOTS = "snapshots"  # the folder of a model's commits in the hub's cache
@@ -118,21 +119,6 @@ WAV2VEC2: Config = {
     **{"conv_kernel": [10, 3, 3, 3, 3, 2, 2], "num_conv_pos_embeddings": 128},
     "num_conv_pos_embedding_groups": 16,
 }
-W2V_BERT: Config = {
-    **_sizes(1024, 24, 16, 4096),
-    **{"hidden_act": "swish", "layer_norm_eps": 1e-5, "conv_depthwise_kernel_size": 31},
-    **{"feature_projection_input_dim": 160, "num_mel_bins": 80, "stride": 2},
-    **{"left_max_position_embeddings": 64, "right_max_position_embeddings": 8},
-    "position_embeddings_type": "relative_key",
-}
-PARAKEET: Config = {
-    **_sizes(1024, 24, 8, 4096),
-    **{"hidden_act": "silu", "attention_bias": True, "convolution_bias": True},
-    **{"scale_input": True, "conv_kernel_size": 9, "subsampling_factor": 8},
-    **{"subsampling_conv_channels": 256, "subsampling_conv_kernel_size": 3},
-    **{"subsampling_conv_stride": 2, "num_mel_bins": 80, "n_fft": 512, "win_length": 400},
-    **{"hop_length": 160, "preemphasis": 0.97},
-}
 WHISPER: Config = {
     **_sizes(384, 4, 6, 1536),
     **{"hidden_act": "gelu", "num_mel_bins": 80, "max_source_positions": 1500},
@@ -149,8 +135,6 @@ DEFAULTS: dict[str, Config] = {  # keyed by model_type
     "wav2vec2": WAV2VEC2,
     "hubert": {**WAV2VEC2, "feat_proj_layer_norm": True},
     "wavlm": {**WAV2VEC2, "num_buckets": 320, "max_bucket_distance": 800},
-    "wav2vec2-bert": W2V_BERT,
-    "parakeet_encoder": PARAKEET,
     "whisper": WHISPER,
 }
 UNSUPPORTED = {  # the value that each key must have
@@ -163,7 +147,6 @@ CHOICES = {
     "hidden_act": ("gelu", "relu", "silu", "swish"),
     "feat_extract_activation": ("gelu", "relu", "silu", "swish"),
     "feat_extract_norm": ("group", "layer"),
-    "position_embeddings_type": ("relative_key",),
 }
 SIZE = Range(low=1, high=1 << 16, integer=True, advice="Use another model.")
 DIVISORS = (  # of hidden_size
@@ -243,11 +226,14 @@ def read_feature_settings(folder: Path) -> dict[str, Any]:
 def complete_config(settings: Config, *, source_file: str) -> Config:
     """Check settings, keep those that a family's modules read, and add defaults."""
     family = settings.get("model_type")
-    if family not in DEFAULTS:
+    if family not in FAMILIES:
         raise ConfigError(
-            f"`model_type` in {source_file} must be {', '.join(DEFAULTS)}, but is {family}."
-            f"{did_you_mean(str(family), DEFAULTS)}"
+            f"`model_type` in {source_file} must be {', '.join(FAMILIES)}, but is {family}."
+            f"{did_you_mean(str(family), FAMILIES)}"
         )
+    source = {"source": settings.get("source")}
+    if family in CLASSES:
+        return {"model_type": family, **complete_settings(settings), **source}
     if family == "whisper":
         names = {key: name for key, name in WHISPER_NAMES.items() if name in settings}
         settings = {**settings, **{key: settings[name] for key, name in names.items()}}
@@ -258,7 +244,7 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
             f"{config.get(key, settings.get(key))}. Use another model."
         )
     tokens = {"text_tokens": settings.get("text_tokens")} if family == "whisper" else {}
-    return {"model_type": family, **config, **tokens, "source": settings.get("source")}
+    return {"model_type": family, **config, **tokens, **source}
 
 
 def _faults(settings: Config, defaults: Config) -> Iterator[tuple[str, str]]:
@@ -274,11 +260,6 @@ def _faults(settings: Config, defaults: Config) -> Iterator[tuple[str, str]]:
     for key in ("conv_kernel", "conv_stride"):
         if len(settings.get(key, ())) != (count := len(settings.get("conv_dim", ()))):
             yield key, f"a list as long as `conv_dim` ({count})"
-    if "feature_projection_input_dim" in defaults:
-        stacked = settings["num_mel_bins"] * settings["stride"]
-        if settings["feature_projection_input_dim"] != stacked:
-            requirement = f"`num_mel_bins` times `stride` of {PREPROCESSOR}, {stacked}"
-            yield "feature_projection_input_dim", requirement
 
 
 def _requirement(key: str, default: object, value: object) -> tuple[str, bool]:
