@@ -1,4 +1,4 @@
-"""Folders of tiny pretrained models as `save_pretrained` writes them, without transformers."""
+"""Folders of tiny pretrained models as `save_pretrained` writes them."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The encoders equal those of transformers on single clips; only this file imports it."""
+"""The encoders equal those of transformers on single clips."""
 
 import json
 from pathlib import Path
