@@ -21,6 +21,7 @@ from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric, percent
+from sbkit.models.pretrained.transformers_encoder import CLASSES
 from sbkit.runtime.onnx_model import MIN_ONNXRUNTIME
 from sbkit.train.initialize import init_sources
 
@@ -91,7 +92,9 @@ def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) 
     )
     environment.filters |= {"printable": printable, "facts": _facts}
     has_graphs = any("onnxruntime" in FORMATS[name].packages for name in facts["formats"])
-    more = {"library": library, "min_onnxruntime": has_graphs and MIN_ONNXRUNTIME}
+    more: dict[str, Any] = {"library": library}
+    more["min_onnxruntime"] = has_graphs and MIN_ONNXRUNTIME
+    more["transformers_encoders"] = [*CLASSES]  # without zeros after a clip
     card = environment.get_template("card.md.j2").render(facts, **more)
     (folder / CARD_FILE).write_text(card, encoding="utf-8")
     if library == SBKIT:
