@@ -51,7 +51,6 @@ from sbkit.decoding.pool import (
 )
 from sbkit.decoding.word_times import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
-from sbkit.lm.ngram import NgramModel
 from sbkit.logs.progress import ping
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE, DecoderTokenizer
 from sbkit.text.recognized_word import Word
@@ -68,7 +67,6 @@ class BundleContents:
     labels: the object that the task makes from its label file, such as a Tokenizer.
     decoder: None for greedy decoding.
     decoder_tokenizer: of an attention decoder with tokens of its own, such as Whisper's.
-    word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
     weights: the bytes of the weights, if they were requested.
     digests: SHA-256 of the weights and of the language models, if there are any.
     """
@@ -78,14 +76,8 @@ class BundleContents:
     labels: Labels = field(default=None, repr=False)
     decoder: BeamDecoder | None = None
     decoder_tokenizer: DecoderTokenizer | None = field(default=None, repr=False)
-    word_lm: NgramModel | None = field(default=None, repr=False)
     weights: bytes = field(default=b"", repr=False)
     digests: Mapping[str, str | None] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        features = {name for fit in self.config.confidence.values() for name in fit.weights}
-        if self.word_lm is None and not features.isdisjoint(("known", "lm")):
-            raise BundleError(f"The confidences in {CONFIG_FILE} need a language model of words.")
 
 
 class Opening(NamedTuple):
@@ -200,7 +192,7 @@ class Bundle(BundleContents):
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""
-        aligner = replace(self.decoder_pool.decoder.aligner, confidence=None)
+        aligner = self.decoder_pool.decoder.aligner
         clips = [*map(to_samples, clips)]
         return [
             aligner.align(encoded.log_probs, self.tokenizer.encode(text), samples=len(clip))
@@ -249,7 +241,6 @@ class Bundle(BundleContents):
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
-            word_lm=self.word_lm,
             confidence=self.config.confidence.get(name),
             hotwords=frozenset() if decoder is None else decoder.hotwords,
         )
@@ -405,4 +396,4 @@ def read_bundle(
             weights=options["weights"],
             attention_rescoring=options["attention_rescoring"],
         )
-    return replace(contents, decoder=decoder, word_lm=language_models.words)
+    return replace(contents, decoder=decoder)

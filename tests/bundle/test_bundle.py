@@ -40,7 +40,7 @@ def test_normalizer_uses_the_table_of_the_checkpoint(bundle: Path) -> None:
 
 
 def test_words_have_the_confidences_of_the_bundle(bundle: Path) -> None:
-    record = {"greedy": {"weights": {"bias": 2.0}}}
+    record = {"greedy": {"bias": 2.0, "slope": 0.0}}
     edit_config(bundle, lambda config: config.update(confidence=record))
     clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
     (recognized,) = load_bundle(bundle).recognize([clip], times=True)
@@ -54,7 +54,7 @@ def test_words_have_the_confidences_of_the_bundle(bundle: Path) -> None:
     ("change", "message"),
     [
         ({"sample_rate": 8000}, "is made for 16000 Hz"),
-        ({"format": 4}, "its format is 4, not 5"),
+        ({"format": 5}, "its format is 5, not 6"),
         ({"task": "os.system"}, "is not one of sbkit's.* --import os"),
         ({"task": "sbkit.tasks.gone.TASK"}, "TASK, cannot be imported: No module named .*gone"),
     ],

@@ -9,7 +9,6 @@ from sbkit.decoding.beam import TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.decoding.fit import (
     FittedWeights,
-    LabeledWords,
     ValidationUtterance,
     count_all_errors,
     fit_confidence,
@@ -17,8 +16,8 @@ from sbkit.decoding.fit import (
     fit_weights,
     sample_utterances,
 )
-from sbkit.decoding.word_times import Confidence
-from sbkit.evaluate.wer import ErrorCounts, TextErrors
+from sbkit.evaluate.calibration import measure_calibration
+from sbkit.evaluate.wer import TextErrors
 from sbkit.lm.language_models import LanguageModels
 from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import Tokenizer
@@ -133,40 +132,35 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
 # -- confidences
 
 
-def labeled_words(count: int, *, informed: bool = True, words: int = 4) -> list[LabeledWords]:
-    """Draw words whose log odds are twice their posterior; uninformed: independent of it."""
+def drawn_words(count: int) -> list[tuple[float, bool]]:
+    """Draw words whose log odds are twice those of their posterior, and 1 more."""
     random = np.random.default_rng(1)
-    labeled = []
-    for n in range(count):
-        posterior, constant = random.standard_normal(words), np.ones(words)
-        right = random.random(words) < 1 / (1 + np.exp(-2 * posterior * informed))
-        entropy = random.uniform(0, 1, words)
-        features = {"entropy": entropy, "posterior": posterior, "length": constant}
-        labeled.append(LabeledWords(f"utterance {n}", features, right.tolist(), ErrorCounts()))
-    return labeled
+    odds = random.standard_normal(count)
+    are_right = random.random(count) < 1 / (1 + np.exp(-2 * odds - 1))
+    return [*zip((1 / (1 + np.exp(-odds))).tolist(), are_right.tolist(), strict=True)]
 
 
 def test_fitted_confidence_is_calibrated_on_other_words() -> None:
-    labeled = labeled_words(500)
-    fitted = fit_confidence(labeled)
-    assert fit_confidence(labeled[1::2] + labeled[::2]).plain() == fitted.plain()  # in any order
-    assert fitted.confidence is not None and fitted.calibration is not None
-    assert fitted.calibration.ECE < 0.04 and (fitted.calibration.NCE or 0) > 0.25
-    assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the length is constant
-    assert fitted.confidence.weights["posterior"] == pytest.approx(2, abs=0.2)
-    assert fitted.plain()["weights"] == fitted.confidence.plain()
-    assert Confidence.from_plain(fitted.plain()["weights"]) == fitted.confidence
+    words = drawn_words(4000)
+    confidence = fit_confidence(words[::2])
+    assert fit_confidence(words[::4] + words[2::4]) == confidence  # in any order
+    assert confidence is not None
+    assert (confidence.bias, confidence.slope) == pytest.approx((1, 2), abs=0.2)
+    posteriors, are_right = zip(*words[1::2], strict=True)
+    calibration = measure_calibration([*map(confidence, posteriors)], are_right)
+    assert calibration is not None
+    assert calibration.ECE < 0.04 and (calibration.NCE or 0) > 0.25
+
+
+def test_words_that_are_right_with_one_posterior_and_wrong_with_another_can_be_fitted() -> None:
+    confidence = fit_confidence([(0.9, True), (0.6, False)] * 30)
+    assert confidence is not None
+    assert (confidence(0.9), confidence(0.6)) == (0.999, 0.001)
+    confidence = fit_confidence([(0.9, True), (0.9, False)] * 30)
+    assert confidence is not None
+    assert confidence(0.9) == 0.5
 
 
 def test_too_few_words_give_no_confidence() -> None:
-    for labeled in (labeled_words(8), labeled_words(1, words=100), []):
-        fitted = fit_confidence(labeled)
-        assert fitted.confidence is None and fitted.plain()["weights"] is None
-        assert "two utterances, and 20 words each that are right and wrong" in str(fitted)
-
-
-def test_uninformative_features_give_no_confidence() -> None:
-    fitted = fit_confidence(labeled_words(40, informed=False))
-    assert fitted.confidence is None and fitted.calibration is not None
-    assert fitted.calibration.NCE is not None and fitted.calibration.NCE <= 0
-    assert str(fitted).startswith("none: it predicts unseen words no better than a")
+    for words in (drawn_words(30), [(0.9, True)] * 99, []):
+        assert fit_confidence(words) is None
