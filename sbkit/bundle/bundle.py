@@ -51,6 +51,7 @@ from sbkit.decoding.pool import (
 )
 from sbkit.decoding.word_times import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
+from sbkit.lm.ngram import NgramModel
 from sbkit.logs.progress import ping
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE, DecoderTokenizer
 from sbkit.text.recognized_word import Word
@@ -67,6 +68,7 @@ class BundleContents:
     labels: the object that the task makes from its label file, such as a Tokenizer.
     decoder: None for greedy decoding.
     decoder_tokenizer: of an attention decoder with tokens of its own, such as Whisper's.
+    word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
     weights: the bytes of the weights, if they were requested.
     digests: SHA-256 of the weights and of the language models, if there are any.
     """
@@ -76,6 +78,7 @@ class BundleContents:
     labels: Labels = field(default=None, repr=False)
     decoder: BeamDecoder | None = None
     decoder_tokenizer: DecoderTokenizer | None = field(default=None, repr=False)
+    word_lm: NgramModel | None = field(default=None, repr=False)
     weights: bytes = field(default=b"", repr=False)
     digests: Mapping[str, str | None] = field(default_factory=dict, repr=False)
 
@@ -241,6 +244,7 @@ class Bundle(BundleContents):
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
+            word_lm=self.word_lm,
             confidence=self.config.confidence.get(name),
             hotwords=frozenset() if decoder is None else decoder.hotwords,
         )
@@ -396,4 +400,4 @@ def read_bundle(
             weights=options["weights"],
             attention_rescoring=options["attention_rescoring"],
         )
-    return replace(contents, decoder=decoder)
+    return replace(contents, decoder=decoder, word_lm=language_models.words)

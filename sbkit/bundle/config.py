@@ -35,7 +35,7 @@ class BundleConfig:
         hotwords; None for the table that this sbkit has for the language.
     decoder: its beam size, weights and use of the attention decoder, and its error rates on the
         validation set; None for greedy decoding.
-    confidence: for each decoder, what makes a probability of a word's posterior, if it is fitted.
+    confidence: for each decoder, the weights of the features of words, if they are fitted.
     word_offsets: from the frames of tokens to the times of words.
     """
 

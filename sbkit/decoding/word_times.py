@@ -1,12 +1,12 @@
 """The words of a decoded text, with times and confidences, the same in a run and in a bundle.
 
-log-probabilities, tokens -> alignment -> posteriors of words -> confidences
+log-probabilities, tokens -> alignment -> features of words -> confidences
 
 Times are from forced alignment: Viterbi over the text with blanks between its tokens. CTC emits a
 token in one or two of the frames that it is spoken in, so a word begins before its first token and
 ends after its last one: it is extended by offsets that were fitted to data with known times.
 
-A confidence is a logistic function of a word's posterior, fitted to a validation set (`fit.py`).
+A confidence is a logistic function of a word's features, fitted to a validation set (`fit.py`).
 Without a fit there is none, because raw posteriors say less than the share of right words does.
 
 Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank;
@@ -15,7 +15,8 @@ W words of an utterance; step: samples from one frame to the next.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,12 +24,14 @@ from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import frames_needed, samples_to_seconds
 from sbkit.decoding.greedy import mask_silence
+from sbkit.lm.ngram import UNKNOWN, NgramModel
 from sbkit.text.normalization import is_mark
 from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 GREEDY, BEAM = "greedy", "beam"  # the decoders; each has its own confidence
 MAX_WEIGHT = 1e4
+LETTER_LOG_PROB = -3.0  # of each letter of an unknown word: about 1 of 20
 MIN_PROBABILITY = 1e-3  # keeps odds finite; confidences have 3 decimals
 
 
@@ -169,20 +172,52 @@ def log_odds(probability: float) -> float:
     return math.log((probability + MIN_PROBABILITY) / (1 - probability + MIN_PROBABILITY))
 
 
+class WordFeatures(NamedTuple):
+    """What tells right words from wrong ones.
+
+    posterior: the log odds of the word's least probable token, taking each at its best frame.
+    length: ln of its number of letters.
+    lm: ln P(word | history) by the language model of words, also over the letters of an unknown
+        word; 0 without a model.
+    """
+
+    posterior: float
+    length: float
+    lm: float
+
+
+def word_features(words: Sequence[TimedWord], lm: NgramModel | None) -> list[WordFeatures]:
+    """Compute the features of the words of a text."""
+    features: list[WordFeatures] = []
+    state = 0 if lm is None else lm.start
+    for word in words:
+        log_prob = 0.0
+        if lm is not None:
+            word_id = lm.id_of(word.text)
+            log_prob, state = lm.score(state, word_id)
+            if word_id == UNKNOWN:
+                log_prob += LETTER_LOG_PROB * len(word.text)
+        features.append(WordFeatures(log_odds(word.posterior), math.log(len(word.text)), log_prob))
+    return features
+
+
 @dataclass(frozen=True)
 class Confidence:
-    """The log odds that a word is right: bias + slope * the log odds of its posterior."""
+    """A logistic function: bias + sum of weight * feature are the log odds that a word is right."""
 
     bias: float
-    slope: float
+    posterior: float
+    length: float
+    lm: float
 
     def __post_init__(self) -> None:
-        if not all(abs(weight) <= MAX_WEIGHT for weight in (self.bias, self.slope)):
+        if not all(abs(weight) <= MAX_WEIGHT for weight in astuple(self)):
             raise ValueError(f"a confidence has a weight beyond {MAX_WEIGHT:g}")
 
-    def __call__(self, posterior: float) -> float:
+    def __call__(self, features: WordFeatures) -> float:
         """Return the probability that a word is right, 0.001 to 0.999."""
-        odds = self.bias + self.slope * log_odds(posterior)
+        terms = zip(astuple(self), (1.0, *features), strict=True)
+        odds = sum(weight * feature for weight, feature in terms)
         probability = (1 + math.tanh(odds / 2)) / 2
         return round(min(max(probability, MIN_PROBABILITY), 1 - MIN_PROBABILITY), 3)
 
@@ -202,6 +237,7 @@ class WordAligner:
     samples_per_frame: int
     sample_rate: int
     offsets: WordOffsets = field(default_factory=WordOffsets)
+    word_lm: NgramModel | None = None
     confidence: Confidence | None = None
     hotwords: frozenset[str] = frozenset()
 
@@ -212,16 +248,21 @@ class WordAligner:
 
         is_decoded: by the decoder of the confidences, which only its words have.
         """
-        words = self.find_frames(log_probs, tokens, is_decoded=is_decoded)
-        spans = self.offsets.to_samples(words, samples=samples, step=self.samples_per_frame)
+        timed_words = self.find_frames(log_probs, tokens, is_decoded=is_decoded)
+        spans = self.offsets.to_samples(timed_words, samples=samples, step=self.samples_per_frame)
+        words = tuple(
+            Word(word.text, *(samples_to_seconds(sample, self.sample_rate) for sample in span))
+            for word, span in zip(timed_words, spans, strict=True)
+        )
+        if self.confidence is None or not is_decoded:
+            return words
+        features = word_features(timed_words, self.word_lm)
+        marks = "".join(self.tokenizer.marks)
         return tuple(
-            Word(
-                word.text,
-                samples_to_seconds(start, self.sample_rate),
-                samples_to_seconds(end, self.sample_rate),
-                self._confidence_of(word) if is_decoded else None,
-            )
-            for word, (start, end) in zip(words, spans, strict=True)
+            word
+            if self.hotwords & {word.text, word.text.strip(marks)}
+            else replace(word, confidence=self.confidence(of_word))
+            for word, of_word in zip(words, features, strict=True)
         )
 
     def find_frames(
@@ -239,9 +280,3 @@ class WordAligner:
             log_probs = mask_silence(log_probs, self.tokenizer.silent)
         blank = self.tokenizer.vocabulary.blank
         return time_words(log_probs, tokens, pieces=self.tokenizer.texts, blank=blank)
-
-    def _confidence_of(self, word: TimedWord) -> float | None:
-        marks = "".join(self.tokenizer.marks)
-        if self.confidence is None or self.hotwords & {word.text, word.text.strip(marks)}:
-            return None
-        return self.confidence(word.posterior)

@@ -91,7 +91,7 @@ FIELDS = [
     *((field, value) for field in ("decoder", "confidence", "normalizer") for value in VALUES),
     *(("model", value) for value in VALUES[::2]),
     ("decoder", {"beam_size": 10**9, "weights": {}}),
-    ("confidence", {"greedy": {"bias": 10**400, "slope": 1.0}}),
+    ("confidence", {"greedy": {"bias": 10**400, "posterior": 1.0, "length": 0.0, "lm": 0.0}}),
     ("language", ["en"]),
     ("sample_rate", 1_000_000),
     *(  # a word of the transcript would become gigabytes

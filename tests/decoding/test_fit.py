@@ -1,5 +1,6 @@
 """Weights are chosen on a sample of the validation sets; confidences are calibrated or absent."""
 
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from sbkit.decoding.fit import (
     fit_weights,
     sample_utterances,
 )
+from sbkit.decoding.word_times import WordFeatures
 from sbkit.evaluate.calibration import measure_calibration
 from sbkit.evaluate.wer import TextErrors
 from sbkit.lm.language_models import LanguageModels
@@ -132,12 +134,14 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
 # -- confidences
 
 
-def drawn_words(count: int) -> list[tuple[float, bool]]:
-    """Draw words whose log odds are twice those of their posterior, and 1 more."""
+def drawn_words(count: int) -> list[tuple[WordFeatures, bool]]:
+    """Draw words whose log odds are 1 + 2 * posterior + 0.5 * lm."""
     random = np.random.default_rng(1)
-    odds = random.standard_normal(count)
-    are_right = random.random(count) < 1 / (1 + np.exp(-2 * odds - 1))
-    return [*zip((1 / (1 + np.exp(-odds))).tolist(), are_right.tolist(), strict=True)]
+    posteriors, log_probs = random.standard_normal(count), random.uniform(-9, 0, count)
+    odds = 1 + 2 * posteriors + 0.5 * log_probs
+    are_right = random.random(count) < 1 / (1 + np.exp(-odds))
+    triples = zip(posteriors.tolist(), log_probs.tolist(), are_right.tolist(), strict=True)
+    return [(WordFeatures(posterior, 0.0, lm), right) for posterior, lm, right in triples]
 
 
 def test_fitted_confidence_is_calibrated_on_other_words() -> None:
@@ -145,22 +149,24 @@ def test_fitted_confidence_is_calibrated_on_other_words() -> None:
     confidence = fit_confidence(words[::2])
     assert fit_confidence(words[::4] + words[2::4]) == confidence  # in any order
     assert confidence is not None
-    assert (confidence.bias, confidence.slope) == pytest.approx((1, 2), abs=0.2)
-    posteriors, are_right = zip(*words[1::2], strict=True)
-    calibration = measure_calibration([*map(confidence, posteriors)], are_right)
+    assert astuple(confidence) == pytest.approx((1, 2, 0, 0.5), abs=0.3)
+    features, are_right = zip(*words[1::2], strict=True)
+    calibration = measure_calibration([*map(confidence, features)], are_right)
     assert calibration is not None
     assert calibration.ECE < 0.04 and (calibration.NCE or 0) > 0.25
 
 
-def test_words_that_are_right_with_one_posterior_and_wrong_with_another_can_be_fitted() -> None:
-    confidence = fit_confidence([(0.9, True), (0.6, False)] * 30)
+def test_words_that_a_feature_separates_have_finite_weights() -> None:
+    clear, unclear = WordFeatures(2.0, 0.0, 0.0), WordFeatures(0.4, 0.0, 0.0)
+    confidence = fit_confidence([(clear, True), (unclear, False)] * 30)
     assert confidence is not None
-    assert (confidence(0.9), confidence(0.6)) == (0.999, 0.001)
-    confidence = fit_confidence([(0.9, True), (0.9, False)] * 30)
+    assert confidence(clear) > 0.95 and confidence(unclear) < 0.05
+    confidence = fit_confidence([(clear, True), (clear, False)] * 30)
     assert confidence is not None
-    assert confidence(0.9) == 0.5
+    assert confidence(clear) == 0.5
 
 
 def test_too_few_words_give_no_confidence() -> None:
-    for words in (drawn_words(30), [(0.9, True)] * 99, []):
+    sure = (WordFeatures(6.0, 0.0, 0.0), True)
+    for words in (drawn_words(30), [sure] * 99, []):
         assert fit_confidence(words) is None

@@ -15,7 +15,10 @@ from sbkit.decoding.word_times import (
     WordOffsets,
     align,
     time_words,
+    word_features,
 )
+from sbkit.lm.kneser_ney import train
+from sbkit.lm.ngram import UNKNOWN
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import best_alignments, random_matrices
 from tests.decoding.spoken import char_tokenizer, make_aligner, spoken
@@ -96,6 +99,21 @@ def test_offsets_extend_words_into_pauses_within_the_clip() -> None:
 # -- words with times and confidences
 
 
+def test_features_are_of_the_weakest_token_the_length_and_the_history() -> None:
+    def word(text: str, *posteriors: float) -> TimedWord:
+        return TimedWord(text, tuple(TimedToken(1, 0, 1, posterior) for posterior in posteriors))
+
+    lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
+    call, the = word("call", 0.9, 0.5), word("the", 1.0)
+    features = word_features([call, word("zebra", 0.9), the], lm)
+    assert features[0] == (0.0, np.log(4), lm.score(lm.start, lm.id_of("call"))[0])
+    assert features[2].posterior == pytest.approx(np.log(1000), abs=0.01)
+    unknown, after_unknown = lm.score(lm.score(lm.start, lm.id_of("call"))[1], UNKNOWN)
+    assert features[1].lm == unknown - 3 * len("zebra")
+    assert features[2].lm == lm.score(after_unknown, lm.id_of("the"))[0]
+    assert word_features([call], None)[0].lm == 0
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["call the office", "cold norm"])
@@ -106,7 +124,7 @@ def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) 
     aligner = make_aligner(
         tokenizer,
         offsets=WordOffsets(0.0, 0.0),
-        confidence=Confidence(0.0, 1.0),
+        confidence=Confidence(0.0, 1.0, 0.0, 0.0),
         hotwords=frozenset({"office"}),
     )
     tokens = tokenizer.encode("call the office")

@@ -16,7 +16,7 @@ from tests.runtime.tones import RATE, UnsureModel, silence, speak, tone_bundle
 from tests.stores import read_split
 
 TALK = ("lazy", "a dog", "the quick brown fox")
-SURE_IF_CLEAR = Confidence(-7.0, 10.0)  # 0.01 for a posterior of 0.6, and 0.99 for 0.8
+SURE_IF_CLEAR = Confidence(-7.0, 10.0, 0.0, 0.0)  # 0.01 for a posterior of 0.6, and 0.99 for 0.8
 
 
 def test_rows_are_confident_utterances_that_training_takes(
