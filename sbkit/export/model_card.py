@@ -102,7 +102,7 @@ def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) 
 
 
 def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row per test set, decoder and metric; the header has those with ``is_chosen``."""
+    """Yield a row per test set, decoder and figure; the header has those with ``is_chosen``."""
     for split, result in summary.get("test", {}).items():
         chosen = result.get("decoder", "")
         normalized = result.get("normalized", {})
@@ -122,6 +122,15 @@ def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]
                         "interval": _interval(figures.get(f"{name}_interval"), metric),
                         "is_chosen": figures is result,
                     }
+            if "confidence" in figures:
+                yield {
+                    "split": split,
+                    "decoder": decoder,
+                    "metric": "calibration error of word confidences (ECE)",
+                    "text": f"{figures['confidence']['ECE']:.2f}",
+                    "interval": "unknown",
+                    "is_chosen": False,
+                }
 
 
 def _value(value: float | None, metric: Metric) -> str:
