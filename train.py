@@ -3,8 +3,8 @@
 import shlex
 import sys
 
-from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.process import run_main
+from sbkit.base.threads_and_memory import keep_freed_memory
 from sbkit.logs.handlers import log_to_screen
 
 

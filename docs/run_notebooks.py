@@ -28,7 +28,6 @@ def run_notebook(notebook: nbformat.NotebookNode) -> None:
     for number, cell in enumerate(notebook.cells):
         cell.metadata, cell.id = {}, f"cell-{number}"
         if cell.cell_type == "code":
-            # A live line is empty at the end.
             cell.outputs = [output for output in cell.outputs if _is_kept(output)]
             for output in cell.outputs:
                 output.get("metadata", {}).clear()
@@ -49,7 +48,7 @@ def _is_kept(output: nbformat.NotebookNode) -> bool:
         small = io.BytesIO()
         picture.quantize(NUM_COLORS).save(small, "PNG", optimize=True)
         output.data = {"image/png": b64encode(small.getvalue()).decode()}
-    return any(output.data.values())
+    return bool(output.data)
 
 
 def main() -> None:

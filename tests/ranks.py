@@ -30,7 +30,6 @@ from sbkit.base.process import exit_code, run_main
 from sbkit.data.filesystem import ByteRange, read_ranges
 from sbkit.distributed.ranks import process_group, rank, world_size
 from sbkit.runtime.score_sets import read_whole_clips
-from tests.runtime.bundles import SMALL
 
 ACCUMULATIONS = (1, 4)
 
@@ -94,7 +93,6 @@ def signal_rank_1_in_test() -> Iterator[None]:
     small_batches = partial(read_whole_clips, batch_seconds=2.0)
     with (
         patch.object(AsrBrain, "ping", signal_and_ping),
-        patch("sbkit.run.export_and_test.FULL_GRID", SMALL),
         patch("sbkit.export.parity.read_whole_clips", small_batches),
     ):
         yield

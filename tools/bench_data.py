@@ -33,9 +33,9 @@ from pyarrow import csv
 
 from recipes.debian.release import ReleaseRow
 from sbkit.audio.io import declared_seconds
-from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import SbkitError, StopRequestedError
 from sbkit.base.process import run_main
+from sbkit.base.threads_and_memory import keep_freed_memory
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.config.overrides import parse_command
 from sbkit.distributed.ranks import gather_over_ranks, rank

@@ -76,8 +76,7 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
 
 def run_side(options: argparse.Namespace, overrides: Sequence[str], folder: Path) -> None:
     """Train and answer for each line of standard input, or alone, in turns with its variants."""
-    from sbkit.base.allocator import keep_freed_memory
-    from sbkit.base.openmp import ThreadWaiting
+    from sbkit.base.threads_and_memory import ThreadWaiting, keep_freed_memory
 
     keep_freed_memory()
     with ThreadWaiting():

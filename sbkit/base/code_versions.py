@@ -22,9 +22,9 @@ class CodeVersion(NamedTuple):
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "corpus": CodeVersion(2, "6c657b4c1fcde476"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
-    "text": CodeVersion(7, "fb14569d07444da9"),
+    "text": CodeVersion(8, "3ba49f5c36c0f346"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
-    "symbols": CodeVersion(1, "ecf84526665eaef4"),
+    "symbols": CodeVersion(2, "fed194fd5645f858"),
     "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
     "speech": CodeVersion(1, "e30d75ec7f21935c"),
     "statistics": CodeVersion(1, "7963c45d5ed534db"),
@@ -40,7 +40,10 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
         *("sbkit/text/transcripts.py", "sbkit/text/verbalize.py", "sbkit/text/verbalize.toml"),
     ),
     "token_counts": ("sbkit/data/splits.py", "sbkit/text/tokenizer.py"),
-    "symbols": ("sbkit/tasks/synthesis/symbols.py",),
+    "symbols": (
+        *("sbkit/tasks/synthesis/symbols.py", "sbkit/text/verbalize.py"),
+        "sbkit/text/verbalize.toml",
+    ),
     "pitch": ("recipes/synthesis/data.py", "sbkit/tasks/synthesis/recordings.py"),
     "speech": (
         *("recipes/vad/data.py", "sbkit/audio/segments.py", "sbkit/tasks/detection/task.py"),

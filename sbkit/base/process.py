@@ -31,8 +31,8 @@ from sbkit.base.errors import (
 )
 from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
-from sbkit.base.openmp import ThreadWaiting
 from sbkit.base.stores import is_temporary
+from sbkit.base.threads_and_memory import ThreadWaiting
 from sbkit.base.user_folders import prepare_user
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

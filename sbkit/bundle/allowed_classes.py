@@ -5,7 +5,8 @@ the module that defines it, and a name is looked up on this list before anything
 
 The list has no prefixes. The source of each entry was read: building and calling it only computes
 on tensors. No entry opens a file, a connection or a pickle. An entry that takes names looks them up
-in a fixed table only.
+in a fixed table only: `PretrainedEncoder` the `model_type`, which may be that of an encoder that
+transformers runs, in `sbkit/models/pretrained/transformers_encoder.py`.
 """
 
 from importlib import import_module

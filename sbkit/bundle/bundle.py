@@ -82,11 +82,6 @@ class BundleContents:
     weights: bytes = field(default=b"", repr=False)
     digests: Mapping[str, str | None] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        features = {name for fit in self.config.confidence.values() for name in fit.weights}
-        if self.word_lm is None and not features.isdisjoint(("known", "lm")):
-            raise BundleError(f"The confidences in {CONFIG_FILE} need a language model of words.")
-
 
 class Opening(NamedTuple):
     """The call that opened a bundle, and the bundle that it returned."""
@@ -200,7 +195,7 @@ class Bundle(BundleContents):
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""
-        aligner = replace(self.decoder_pool.decoder.aligner, confidence=None)
+        aligner = self.decoder_pool.decoder.aligner
         clips = [*map(to_samples, clips)]
         return [
             aligner.align(encoded.log_probs, self.tokenizer.encode(text), samples=len(clip))

@@ -17,7 +17,7 @@ from sbkit.decoding.word_times import Confidence, WordOffsets
 from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-FORMAT = 5
+FORMAT = 6
 
 Plain = Any  # what JSON can hold
 
@@ -35,7 +35,7 @@ class BundleConfig:
         hotwords; None for the table that this sbkit has for the language.
     decoder: its beam size, weights and use of the attention decoder, and its error rates on the
         validation set; None for greedy decoding.
-    confidence: for each decoder, the model that turns features of words into probabilities.
+    confidence: for each decoder, the weights of the features of words, if they are fitted.
     word_offsets: from the frames of tokens to the times of words.
     """
 
@@ -128,9 +128,8 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
         if values.get("normalizer") is not None:
             values["normalizer"] = table_from_stored(values["normalizer"])
         values["confidence"] = {
-            name: Confidence.from_plain(fit["weights"])
-            for name, fit in (values.get("confidence") or {}).items()
-            if fit["weights"] is not None
+            name: Confidence(**weights)
+            for name, weights in (values.get("confidence") or {}).items()
         }
         names = {field.name for field in fields(BundleConfig)} & values.keys()
         config = from_plain(BundleConfig, {name: values[name] for name in names})

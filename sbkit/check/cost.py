@@ -19,11 +19,11 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from sbkit.audio.segments import longest_whole
-from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
+from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.check.checked_run import ON_CPU, CheckedRun, Cost, Finding, has_device, megabytes
 from sbkit.check.dry_run import begin_training, small_batch, take_step
 from sbkit.checkpoint.rng import preserve_rng

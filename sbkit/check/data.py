@@ -225,9 +225,10 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
     Utterances of train count at the slowest speed, and with what `concat_prob` may join to them.
     """
     settings = run.spec.settings
-    positions = (settings.get("encoder_config") or {}).get("max_source_positions")
-    if positions is None:
+    config = settings.get("encoder_config") or {}
+    if config.get("model_type") != "whisper":
         return
+    positions = config["max_source_positions"]
     subsampling = make_encoder(run.own.hparams).subsampling
     rate = settings["sample_rate"]
     slowest = min(100, *to_percents(settings.get("speeds", [1.0]))) / 100

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from dataclasses import asdict
 
-from sbkit.base.allocator import keep_freed_memory
+from sbkit.base.threads_and_memory import keep_freed_memory
 from sbkit.cli.arguments import Parser
 
 

@@ -9,10 +9,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import ConfigError, StopRequestedError
 from sbkit.base.files import read_text_lines
 from sbkit.base.imports import require_package
+from sbkit.base.threads_and_memory import share_free_memory
 from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:

@@ -12,16 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sbkit.base.arrays import Bools, Float64s, LogProbs
+from sbkit.base.arrays import Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import WORD_WEIGHTS, Decoder, DecoderWeights
 from sbkit.decoding.greedy import GreedyDecoder, near_speech
-from sbkit.decoding.word_times import BEAM, GREEDY, Confidence, WordAligner
+from sbkit.decoding.word_times import (
+    BEAM,
+    GREEDY,
+    Confidence,
+    WordAligner,
+    WordFeatures,
+    word_features,
+)
 from sbkit.distributed.ranks import gather_over_ranks
-from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import ErrorCounts, TextErrors, count_errors, word_correctness
 from sbkit.logs.progress import ping, progress_bar
 from sbkit.text.tokenizer import Tokenizer
@@ -48,10 +54,8 @@ WEIGHT_RANGES = {
 # Of a decoder with own tokens, which are words and not characters: a text has fewer of them.
 OWN_TOKENS_RANGE = (0.0, 8.0)
 
-MIN_RIGHT_AND_WRONG = 20  # words; with them, NCE on other clips was at worst 0.17
-NUM_FOLDS = 10
-PRIOR_PRECISION = 1.0  # of the normal distribution of a standardized feature's weight
-MIN_FEATURE_SCALE = 1e-2  # standard deviation below which a feature is not used
+MIN_RIGHT_AND_WRONG = 20  # words; from 40, the AUC on other clips was at worst 0.85
+PRIOR_PRECISION = 0.01  # of the normal distribution of a weight, so that none becomes infinite
 MAX_NEWTON_STEPS = 50  # ten suffice
 MAX_STEP_SIZE = 5.0  # a longer step of Newton's method might leave the region where it converges
 
@@ -143,34 +147,19 @@ class FittedWeights:
 
 @dataclass(frozen=True)
 class FittedConfidence:
-    """A confidence, and its calibration by cross-validation, on words that it was not fitted to.
-
-    Both are None if there are too few words. The confidence is also None if it predicts no better
-    than the share of right words. ``cer`` is that of the decoder.
-    """
+    """A confidence, None if there are too few words; and the CER of the decoder."""
 
     confidence: Confidence | None
-    calibration: Calibration | None
-    count: int
-    right: int
+    num_words: int
+    num_right: int
     cer: float
 
-    def plain(self) -> dict[str, Any]:
-        weights = None if self.confidence is None else self.confidence.plain()
-        record: dict[str, Any] = {"weights": weights, "words": self.count, "right": self.right}
-        if self.calibration is not None:
-            record |= {name: getattr(self.calibration, name) for name in ("AUC", "NCE", "ECE")}
-        return record
-
     def __str__(self) -> str:
-        if self.calibration is None:
-            return (
-                f"none: {self.right} of {self.count} words are right, but fitting needs two "
-                f"utterances, and {MIN_RIGHT_AND_WRONG} words each that are right and wrong"
-            )
+        words = f"{self.num_words} words, {self.num_right} of them right"
         if self.confidence is not None:
-            return f"{self.calibration}, by cross-validation"
-        return f"none: it predicts unseen words no better than a constant: {self.calibration}"
+            return f"fitted to {words}"
+        minimum = MIN_RIGHT_AND_WRONG
+        return f"none: {words}, but fitting needs {minimum} right and {minimum} wrong ones"
 
 
 @dataclass(frozen=True)
@@ -207,7 +196,8 @@ class FittedDecoder:
 
     @property
     def confidence_record(self) -> dict[str, Any]:
-        return {name: fitted.plain() for name, fitted in self.confidences.items()}
+        confidences = {name: fitted.confidence for name, fitted in self.confidences.items()}
+        return {name: asdict(fitted) for name, fitted in confidences.items() if fitted is not None}
 
 
 def fit_decoder(
@@ -357,84 +347,39 @@ def fit_confidences(
     decoders: dict[str, Decoder] = {GREEDY: GreedyDecoder(aligner.tokenizer.vocabulary)}
     if decoder is not None:
         decoders[BEAM] = decoder
-    labeled: dict[str, list[LabeledWords]] = {name: [] for name in decoders}
+    words: dict[str, list[tuple[WordFeatures, bool]]] = {name: [] for name in decoders}
+    edits = dict.fromkeys(decoders, ErrorCounts())
     with progress_bar("fitting the confidence of words", len(utterances)) as advance:
         for utterance in utterances:
             ping("confidence")
             advance(1)
             for name, one_decoder in decoders.items():
-                beam = one_decoder.nbest(utterance.log_probs, utterance.attention)
-                words = aligner.extract_features(utterance.log_probs, beam[0].tokens, beam)
-                decoded = [word.text for word in words.words]
-                right = word_correctness(utterance.text.split(), decoded)
-                edits = count_errors(utterance.text, " ".join(decoded)).characters
-                labeled[name].append(LabeledWords(utterance.text, words.features, right, edits))
-    return {
-        name: fit_confidence([*chain.from_iterable(gather_over_ranks(own))])
-        for name, own in labeled.items()
-    }
+                best = one_decoder.nbest(utterance.log_probs, utterance.attention)[0]
+                decoded = aligner.find_frames(utterance.log_probs, best.tokens, is_decoded=True)
+                texts = [word.text for word in decoded]
+                right = word_correctness(utterance.text.split(), texts)
+                words[name] += zip(word_features(decoded, aligner.word_lm), right, strict=True)
+                edits[name] += count_errors(utterance.text, " ".join(texts)).characters
+    fitted: dict[str, FittedConfidence] = {}
+    for name in decoders:
+        all_words = [*chain.from_iterable(gather_over_ranks(words[name]))]
+        num_right = sum(is_right for _, is_right in all_words)
+        cer = sum(gather_over_ranks(edits[name]), ErrorCounts()).rate
+        confidence = fit_confidence(all_words)
+        fitted[name] = FittedConfidence(confidence, len(all_words), num_right, cer)
+    return fitted
 
 
-class LabeledWords(NamedTuple):
-    """An utterance's reference, the features of its decoded words, and which words are right."""
+def fit_confidence(words: Sequence[tuple[WordFeatures, bool]]) -> Confidence | None:
+    """Fit weights to the features of words and whether they are right, by Newton's method.
 
-    text: str
-    features: dict[str, Float64s]
-    right: list[bool]
-    characters: ErrorCounts
-
-
-def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
-    """Fit a confidence to the words of utterances, independently of their order."""
-
-    def sort_key(words: LabeledWords) -> tuple[str, list[list[float]]]:
-        return words.text, [values.tolist() for values in words.features.values()]
-
-    cer = sum((words.characters for words in labeled), ErrorCounts()).rate
-    labeled = sorted((words for words in labeled if words.right), key=sort_key)
-    right = np.array([is_right for words in labeled for is_right in words.right], np.bool_)
-    num_right = int(right.sum())
-    if len(labeled) < 2 or min(num_right, len(right) - num_right) < MIN_RIGHT_AND_WRONG:
-        return FittedConfidence(None, None, len(right), num_right, cer)
-    names = labeled[0].features
-    features = {name: np.concatenate([words.features[name] for words in labeled]) for name in names}
-    utterances = np.repeat(np.arange(len(labeled)), [len(words.right) for words in labeled])
-    predicted = np.zeros(len(right))
-    for fold in range(NUM_FOLDS):
-        is_held_out = utterances % NUM_FOLDS == fold
-        confidence = _fit_features(_select(features, ~is_held_out), right[~is_held_out])
-        predicted[is_held_out] = confidence(_select(features, is_held_out))
-    calibration = measure_calibration(predicted.tolist(), right.tolist())
-    is_useful = calibration is not None and (calibration.NCE or 0.0) > 0
-    fitted = _fit_features(features, right) if is_useful else None
-    return FittedConfidence(fitted, calibration, len(right), num_right, cer)
-
-
-def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:
-    return {name: values[mask] for name, values in features.items()}
-
-
-def _fit_features(features: dict[str, Float64s], right: Bools) -> Confidence:
-    """Fit weights to standardized features, except nearly constant ones, and undo the scaling."""
-    used = {name: values for name, values in features.items() if values.std() > MIN_FEATURE_SCALE}
-    stacked = np.stack([*used.values()], 1) if used else np.zeros((len(right), 0))
-    mean = stacked.mean(0)
-    scale = stacked.std(0)
-    bias, weights = fit_logistic((stacked - mean) / scale, right)
-    weights /= scale
-    return Confidence(
-        round(float(bias - weights @ mean), 4),
-        {name: round(weight, 4) for name, weight in zip(used, weights.tolist(), strict=True)},
-    )
-
-
-def fit_logistic(features: Float64s, right: Bools) -> tuple[float, Float64s]:
-    """Fit bias and weights of a logistic regression by Newton's method: (N, K), (N,) -> (K,).
-
-    The weights have a ridge, the bias has none (Bishop 2006, 4.3.3 and 4.5.1).
+    The order of the words does not matter. Returns None if too few are right or wrong.
     """
-    inputs = np.concatenate([np.ones((len(features), 1)), features], 1)
-    penalty = np.diag([1e-9, *[PRIOR_PRECISION] * features.shape[1]])
+    right = np.array([is_right for _, is_right in sorted(words)], np.float64)
+    if min(right.sum(), len(right) - right.sum()) < MIN_RIGHT_AND_WRONG:
+        return None
+    inputs = np.array([(1.0, *features) for features, _ in sorted(words)])
+    penalty = PRIOR_PRECISION * np.eye(inputs.shape[1])
     weights = np.zeros(inputs.shape[1])
     for _ in range(MAX_NEWTON_STEPS):
         probabilities = 1 / (1 + np.exp(-np.clip(inputs @ weights, -50, 50)))
@@ -442,4 +387,4 @@ def fit_logistic(features: Float64s, right: Bools) -> tuple[float, Float64s]:
         curvature = (inputs.T * (probabilities * (1 - probabilities))) @ inputs + penalty
         step = np.linalg.solve(curvature, gradient)
         weights += step / max(1.0, np.abs(step).max() / MAX_STEP_SIZE)
-    return float(weights[0]), weights[1:]
+    return Confidence(*weights.round(4).tolist())

@@ -130,13 +130,11 @@ class ClipDecoder:
             decoder = self._search_without_models
         beam = decoder.nbest(clip.log_probs, clip.attention)
         nbest = self._alternatives(beam, clip.nbest)
-        if isinstance(self.decoder, GreedyDecoder):
-            beam = beam[:1]  # confidences were fitted to the one text of greedy decoding
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)
         if not with_times:
             return Recognition(text, nbest=nbest)
-        words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
+        words = aligner.align(clip.log_probs, tokens, samples=clip.samples, is_decoded=True)
         return Recognition(
             text,
             tuple(word.later(clip.start) for word in words),

@@ -1,6 +1,6 @@
 """The words of a decoded text, with times and confidences, the same in a run and in a bundle.
 
-log-probabilities, tokens, beam -> alignment -> features of words -> confidences
+log-probabilities, tokens -> alignment -> features of words -> confidences
 
 Times are from forced alignment: Viterbi over the text with blanks between its tokens. CTC emits a
 token in one or two of the frames that it is spoken in, so a word begins before its first token and
@@ -13,27 +13,25 @@ Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blan
 W words of an utterance; step: samples from one frame to the next.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import frames_needed, samples_to_seconds
-from sbkit.decoding.greedy import Hypothesis, mask_silence
-from sbkit.evaluate.wer import word_correctness
+from sbkit.decoding.greedy import mask_silence
 from sbkit.lm.ngram import UNKNOWN, NgramModel
 from sbkit.text.normalization import is_mark
 from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 GREEDY, BEAM = "greedy", "beam"  # the decoders; each has its own confidence
-FEATURES = ("entropy", "posterior", "length", "agreement", "known", "lm")
-BIAS = "bias"
 MAX_WEIGHT = 1e4
-TSALLIS_ORDER = 1 / 3  # of the entropy, as in NeMo; flatter than Shannon's
+LETTER_LOG_PROB = -3.0  # of each letter of an unknown word: about 1 of 20
 MIN_PROBABILITY = 1e-3  # keeps odds finite; confidences have 3 decimals
 
 
@@ -47,6 +45,7 @@ class TimedToken:
     token: int
     first: int
     end: int
+    posterior: float  # of its best frame
     is_mark: bool = False  # punctuation, which a model writes somewhere in the pause
 
 
@@ -64,6 +63,11 @@ class TimedWord:
     @property
     def end(self) -> int:
         return self._spoken[-1].end
+
+    @property
+    def posterior(self) -> float:
+        """That of its least probable token: of a word with one wrong letter, the mean is high."""
+        return min(token.posterior for token in self.tokens)
 
     @property
     def _spoken(self) -> Sequence[TimedToken]:
@@ -116,8 +120,10 @@ def time_words(
     words: list[TimedWord] = []
     text = ""
     timed_tokens = list[TimedToken]()
-    for token, frames in zip(tokens, align(log_probs, tokens, blank), strict=True):
-        timed_token = TimedToken(token, *frames, all(map(is_mark, pieces[token].strip(SPACE))))
+    for token, (first, end) in zip(tokens, align(log_probs, tokens, blank), strict=True):
+        posterior = float(np.exp(log_probs[first:end, token].max()))
+        is_a_mark = all(map(is_mark, pieces[token].strip(SPACE)))
+        timed_token = TimedToken(token, first, end, posterior, is_a_mark)
         for letter in pieces[token]:
             if letter != SPACE:
                 text += letter
@@ -161,94 +167,59 @@ class WordOffsets:
 # ---- confidences
 
 
+def log_odds(probability: float) -> float:
+    """Return the logarithm of p / (1 - p), finite also for 0 and 1."""
+    return math.log((probability + MIN_PROBABILITY) / (1 - probability + MIN_PROBABILITY))
+
+
+class WordFeatures(NamedTuple):
+    """What tells right words from wrong ones.
+
+    posterior: the log odds of the word's least probable token, taking each at its best frame.
+    length: ln of its number of letters.
+    lm: ln P(word | history) by the language model of words, also over the letters of an unknown
+        word; 0 without a model.
+    """
+
+    posterior: float
+    length: float
+    lm: float
+
+
+def word_features(words: Sequence[TimedWord], lm: NgramModel | None) -> list[WordFeatures]:
+    """Compute the features of the words of a text."""
+    features: list[WordFeatures] = []
+    state = 0 if lm is None else lm.start
+    for word in words:
+        log_prob = 0.0
+        if lm is not None:
+            word_id = lm.id_of(word.text)
+            log_prob, state = lm.score(state, word_id)
+            if word_id == UNKNOWN:
+                log_prob += LETTER_LOG_PROB * len(word.text)
+        features.append(WordFeatures(log_odds(word.posterior), math.log(len(word.text)), log_prob))
+    return features
+
+
 @dataclass(frozen=True)
 class Confidence:
     """A logistic function: bias + sum of weight * feature are the log odds that a word is right."""
 
     bias: float
-    weights: Mapping[str, float]
+    posterior: float
+    length: float
+    lm: float
 
-    @classmethod
-    def from_plain(cls, values: Mapping[str, float]) -> Self:
-        """Read {bias: ..., FEATURE: ...}; raise LookupError, TypeError or ValueError if invalid."""
-        weights = dict(values)
-        is_bounded = all(abs(weight) <= MAX_WEIGHT for weight in weights.values())
-        if not is_bounded or not weights.keys() <= {BIAS, *FEATURES}:
-            raise ValueError(f"a weight is unknown or beyond {MAX_WEIGHT:g}")
-        return cls(weights.pop(BIAS), weights)
+    def __post_init__(self) -> None:
+        if not all(abs(weight) <= MAX_WEIGHT for weight in astuple(self)):
+            raise ValueError(f"a confidence has a weight beyond {MAX_WEIGHT:g}")
 
-    def plain(self) -> dict[str, float]:
-        return {BIAS: self.bias, **self.weights}
-
-    def __call__(self, features: Mapping[str, Float64s]) -> list[float]:
-        """Return the probability that each word is right, 0.001 to 0.999: features (W,) -> W."""
-        odds = self.bias + sum(weight * features[name] for name, weight in self.weights.items())
-        probabilities = 1 / (1 + np.exp(-np.clip(odds, -50, 50)))
-        clipped = probabilities.clip(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-        count = len(next(iter(features.values())))
-        rounded: list[float] = np.broadcast_to(clipped, count).round(3).tolist()
-        return rounded
-
-
-@dataclass(frozen=True)
-class WordFeatures:
-    """The words of an utterance, and their features by name, (W,) each."""
-
-    words: tuple[TimedWord, ...]
-    features: dict[str, Float64s]
-
-
-def features_of_audio(log_probs: LogProbs, words: Sequence[TimedWord]) -> dict[str, Float64s]:
-    """Compute the features of words from log-probabilities: (U, V), W words -> (W,) each.
-
-    entropy: mean Tsallis entropy of the tokens over the word's frames, 0 if a token is certain, 1
-    if all are equally probable (Laptev and Ginsburg, 2022, arXiv 2212.08703).
-    posterior: log odds of the word's least probable token, taking each token at its best frame.
-    """
-    log_probs = log_probs.astype(np.float64)
-    vocab_size = log_probs.shape[1]
-    max_entropy = vocab_size ** (1 - TSALLIS_ORDER) - 1
-    entropies = (np.exp(TSALLIS_ORDER * log_probs).sum(1) - 1) / max_entropy
-    best_log_probs = (
-        [log_probs[token.first : token.end, token.token].max() for token in word.tokens]
-        for word in words
-    )
-    weakest = np.exp(np.array([*map(min, best_log_probs)]))
-    return {
-        "entropy": np.array([entropies[word.first : word.end].mean() for word in words]),
-        "posterior": np.log((weakest + MIN_PROBABILITY) / (1 - weakest + MIN_PROBABILITY)),
-        "length": np.log([float(len(word.text)) for word in words]),
-    }
-
-
-def agreement(
-    words: Sequence[str], beam: Sequence[Sequence[str]], scores: Sequence[float]
-) -> Float64s:
-    """Return the share of a beam's probability that agrees with each word: -> (W,).
-
-    words: of the best hypothesis; beam: the words of every hypothesis, which are aligned with
-    them; scores: natural logarithms. A beam of one agrees with itself.
-    """
-    if len(beam) < 2:
-        return np.ones(len(words))
-    shares = np.exp(np.array(scores) - max(scores))
-    share_of_text: dict[tuple[str, ...], float] = {}  # hypotheses may differ only in spaces
-    for text, share in zip(map(tuple, beam), (shares / shares.sum()).tolist(), strict=True):
-        share_of_text[text] = share_of_text.get(text, 0.0) + share
-    agreed = np.zeros(len(words))
-    for text, share in share_of_text.items():
-        agreed += share * np.array(word_correctness(text, words), np.float64)
-    return agreed
-
-
-def features_of_language(lm: NgramModel, words: Sequence[str]) -> dict[str, Float64s]:
-    """Compute whether a language model knows each word, and ln P(word | history): -> (W,)."""
-    ids = np.array([lm.id_of(word) for word in words], np.int64)
-    state = lm.start
-    log_probs = np.zeros(len(words))
-    for index, word_id in enumerate(ids.tolist()):
-        log_probs[index], state = lm.score(state, word_id)
-    return {"known": (ids != UNKNOWN).astype(np.float64), "lm": log_probs}
+    def __call__(self, features: WordFeatures) -> float:
+        """Return the probability that a word is right, 0.001 to 0.999."""
+        terms = zip(astuple(self), (1.0, *features), strict=True)
+        odds = sum(weight * feature for weight, feature in terms)
+        probability = (1 + math.tanh(odds / 2)) / 2
+        return round(min(max(probability, MIN_PROBABILITY), 1 - MIN_PROBABILITY), 3)
 
 
 # ---- words with times and confidences
@@ -271,47 +242,32 @@ class WordAligner:
     hotwords: frozenset[str] = frozenset()
 
     def align(
-        self,
-        log_probs: LogProbs,
-        tokens: Sequence[int],
-        beam: Sequence[Hypothesis] = (),
-        *,
-        samples: int,
+        self, log_probs: LogProbs, tokens: Sequence[int], *, samples: int, is_decoded: bool = False
     ) -> tuple[Word, ...]:
-        """Return the words that tokens spell, with times and confidences: (U, V), L tokens.
+        """Return the words that tokens spell, with times: (U, V), L tokens.
 
-        beam: of the decoder that wrote the tokens; none for another text, such as a reference.
+        is_decoded: by the decoder of the confidences, which only its words have.
         """
-        if self.confidence is None:
-            return self._in_seconds(self._align(log_probs, tokens, beam), samples)
-        extracted = self.extract_features(log_probs, tokens, beam)
-        words = self._in_seconds(extracted.words, samples)
+        timed_words = self.find_frames(log_probs, tokens, is_decoded=is_decoded)
+        spans = self.offsets.to_samples(timed_words, samples=samples, step=self.samples_per_frame)
+        words = tuple(
+            Word(word.text, *(samples_to_seconds(sample, self.sample_rate) for sample in span))
+            for word, span in zip(timed_words, spans, strict=True)
+        )
+        if self.confidence is None or not is_decoded:
+            return words
+        features = word_features(timed_words, self.word_lm)
         marks = "".join(self.tokenizer.marks)
         return tuple(
             word
             if self.hotwords & {word.text, word.text.strip(marks)}
-            else replace(word, confidence=confidence)
-            for word, confidence in zip(words, self.confidence(extracted.features), strict=True)
+            else replace(word, confidence=self.confidence(of_word))
+            for word, of_word in zip(words, features, strict=True)
         )
 
-    def extract_features(
-        self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
-    ) -> WordFeatures:
-        words = self._align(log_probs, tokens, beam)
-        texts = [word.text for word in words]
-        features = features_of_audio(log_probs, words)
-        features["agreement"] = agreement(
-            texts,
-            [self.tokenizer.words(hypothesis.tokens) for hypothesis in beam],
-            [hypothesis.score for hypothesis in beam],
-        )
-        if self.word_lm is not None:
-            features |= features_of_language(self.word_lm, texts)
-        return WordFeatures(words, features)
-
-    def _align(
-        self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis]
-    ) -> tuple[TimedWord, ...]:
+    def find_frames(
+        self, log_probs: LogProbs, tokens: Sequence[int], *, is_decoded: bool
+    ) -> list[TimedWord]:
         """Align the tokenizer's own spelling of the text, if the frames can hold it.
 
         Thus a text has the same times whichever decoder wrote it. A decoded word is not where
@@ -320,15 +276,7 @@ class WordAligner:
         spelling = np.array(self.tokenizer.encode(self.tokenizer.decode(list(tokens))), np.int64)
         if frames_needed(spelling, np.array([len(spelling)]))[0] <= len(log_probs):
             tokens = spelling.tolist()
-        blank = self.tokenizer.vocabulary.blank
-        pieces = self.tokenizer.texts
-        if beam:
+        if is_decoded:
             log_probs = mask_silence(log_probs, self.tokenizer.silent)
-        return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
-
-    def _in_seconds(self, words: Sequence[TimedWord], samples: int) -> tuple[Word, ...]:
-        spans = self.offsets.to_samples(words, samples=samples, step=self.samples_per_frame)
-        return tuple(
-            Word(word.text, *(samples_to_seconds(sample, self.sample_rate) for sample in span))
-            for word, span in zip(words, spans, strict=True)
-        )
+        blank = self.tokenizer.vocabulary.blank
+        return time_words(log_probs, tokens, pieces=self.tokenizer.texts, blank=blank)

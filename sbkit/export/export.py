@@ -59,7 +59,6 @@ from sbkit.evaluate.run_results import read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.export.formats import ParityReports, write_formats
 from sbkit.export.model_card import FACTS_FILE, UNKNOWN_LICENSE, card_facts, write_card
-from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedTransformer
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.runtime.runtimes import load_bundle
@@ -77,7 +76,6 @@ def export_run(
     formats: Sequence[str] = (),
     license: str = UNKNOWN_LICENSE,
     weights: Path | str | None = None,
-    grid: Grid = FULL_GRID,
     user_modules: frozenset[str] = frozenset(),
 ) -> ParityReports:
     """Copy the bundle of a run, with a model card and further formats; return their reports.
@@ -93,7 +91,6 @@ def export_run(
         license: for the model card.
         weights: a safetensors file with the names and shapes of the bundle's, which replaces it.
             The bundle then decodes greedily, without confidences, and has no results.
-        grid: the batches that formats are compared on.
         user_modules: the modules of `--import`, which define parts of the model, or its task.
     """
     formats = [formats] if isinstance(formats, str) else formats
@@ -109,7 +106,7 @@ def export_run(
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
         if formats:
-            reports = write_formats(bundle, run, folder, formats, grid, user_modules=user_modules)
+            reports = write_formats(bundle, run, folder, formats, user_modules=user_modules)
         written_formats = [
             name for name in formats if any(report["written"] for report in reports[name].values())
         ]
@@ -171,15 +168,13 @@ def write_bundle(
         _write_decoder(folder, fitted, language_models)
 
 
-def add_formats(
-    run: Path, names: Sequence[str], grid: Grid, user_modules: frozenset[str]
-) -> ParityReports:
+def add_formats(run: Path, names: Sequence[str], user_modules: frozenset[str]) -> ParityReports:
     """Write formats into the bundle of a run, beside those that it has; all of them or none."""
     bundle = run / BUNDLE
     with replacing_bundle(bundle) as folder:
         copy_files(bundle, folder, formats=FORMATS.keys() - {*names})
         reloaded = load_bundle(folder, user_modules=user_modules)
-        return write_formats(reloaded, run, folder, names, grid, user_modules=None)
+        return write_formats(reloaded, run, folder, names, user_modules=None)
 
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:

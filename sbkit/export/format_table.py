@@ -58,7 +58,8 @@ FORMATS: Mapping[str, Format] = {  # by the name of the folder
     HUGGINGFACE: Format(
         writer="sbkit.export.huggingface_format:write_huggingface",
         use='`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
-        "sbkit: append 0.2 s of zeros to each clip. Whisper's encoder needs "
+        "sbkit: append 0.2 s of zeros to each clip, but not for an encoder that transformers runs "
+        "in sbkit, too (w2v-BERT, Parakeet). Whisper's encoder needs "
         "`trust_remote_code=True`, which runs `whisper_ctc.py`, and `chunk_length_s=20` for clips "
         "of more than 30 s. A Whisper with its decoder needs neither code nor zeros: transformers "
         "fills each clip to 30 s, so it writes what sbkit does if the model was trained with "

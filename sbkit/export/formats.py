@@ -26,7 +26,7 @@ from sbkit.base.versions import versions
 from sbkit.bundle.task import Task
 from sbkit.export.format_table import FORMATS
 from sbkit.export.onnx_format import WrittenGraph, write_graphs
-from sbkit.export.parity import Candidate, Grid, TestSets, compare
+from sbkit.export.parity import Candidate, TestSets, compare
 from sbkit.export.trace import quiet_exporters
 from sbkit.runtime.score_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle
@@ -73,7 +73,6 @@ def write_formats(
     run: Path,
     folder: Path,
     names: Sequence[str],
-    grid: Grid,
     *,
     user_modules: Collection[str] | None,
 ) -> ParityReports:
@@ -96,14 +95,14 @@ def write_formats(
         try:
             with quiet_exporters():
                 if task.graphs:
-                    graphs[name] = write_graphs(bundle, folder / name, grid, test_sets)
+                    graphs[name] = write_graphs(bundle, folder / name, test_sets)
                     reports[name] = {graph.name: graph.report() for graph in graphs[name]}
                 else:
                     candidates[name] = FORMATS[name].write(bundle, folder / name)
         except SbkitError as error:
             reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
     if candidates:
-        reports |= compare(bundle, candidates, grid, test_sets)
+        reports |= compare(bundle, candidates, test_sets)
     for name, by_candidate in reports.items():
         written: Sequence[Candidate | WrittenGraph] = candidates.get(name) or graphs.get(name, ())
         missed = [item for item in written if not by_candidate[item.name]["written"]]

@@ -25,6 +25,7 @@ import sentencepiece
 import torch
 from torch import Tensor, nn
 
+from sbkit.audio.lengths import Subsampling
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
@@ -75,7 +76,7 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         "processor_class": processor,
         "sampling_rate": config["sample_rate"],
         "feature_size": config.get("num_mel_bins", 1),
-        "padding_value": 0.0,
+        "padding_value": config.get("padding_value", 0.0),
         "return_attention_mask": config.get("feat_extract_norm") != "group",
         **{name: config[name] for name in AUDIO_SETTINGS if name in config},
     }
@@ -88,7 +89,7 @@ def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         Candidate(
             name=type(model).__name__,
             files=(CONFIG, WEIGHTS, PREPROCESSOR, *tokenizer_files, *code_files),
-            log_probs=partial(_log_probs, loaded, network.encoder.modules),
+            log_probs=partial(_log_probs, loaded, network.encoder.subsampling),
             zeros=network.tail_samples,
             trained=partial(trained_log_probs, ModelWithoutTail(network).eval()),
             transcribe=partial(_transcribe, loaded),
@@ -124,7 +125,7 @@ def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object
     vocabulary = network.vocabulary
     settings = {
         **{key: value for key, value in config.items() if key not in SBKIT_KEYS},
-        "num_hidden_layers": len(encoder.body.layers),
+        "num_hidden_layers": encoder.num_layers,
         "mask_time_prob": encoder.frame_masks[0],  # if above 0, there is a `masked_spec_embed`
     }
     if config["model_type"] == PARAKEET:
@@ -157,7 +158,7 @@ def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
 @quiet_exporters()  # the attention of WavLM warns about its own masks
 @torch.inference_mode()
 def _log_probs(
-    pipeline: Any, modules: Mapping[str, Any], audio: Float32s, lengths: Counts
+    pipeline: Any, subsampling: Subsampling, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
     """Run the model on one clip after the other, because padding changes the output of some.
 
@@ -165,9 +166,7 @@ def _log_probs(
     """
     extract = pipeline.feature_extractor
     options = {"return_tensors": "pt", "return_attention_mask": True}
-    frames = torch.from_numpy(lengths)
-    for name in ("compute_features", "CNN"):
-        frames = modules[name].subsampling.count(frames)
+    frames = subsampling.count(torch.from_numpy(lengths))
     outputs = []
     for samples, length, count in zip(audio, lengths, frames.tolist(), strict=True):
         inputs = extract(samples[:length], sampling_rate=extract.sampling_rate, **options)

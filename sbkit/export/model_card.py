@@ -21,6 +21,7 @@ from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
 from sbkit.export.format_table import FORMATS
 from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric, percent
+from sbkit.models.pretrained.transformers_encoder import CLASSES
 from sbkit.runtime.onnx_model import MIN_ONNXRUNTIME
 from sbkit.train.initialize import init_sources
 
@@ -91,7 +92,9 @@ def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) 
     )
     environment.filters |= {"printable": printable, "facts": _facts}
     has_graphs = any("onnxruntime" in FORMATS[name].packages for name in facts["formats"])
-    more = {"library": library, "min_onnxruntime": has_graphs and MIN_ONNXRUNTIME}
+    more: dict[str, Any] = {"library": library}
+    more["min_onnxruntime"] = has_graphs and MIN_ONNXRUNTIME
+    more["transformers_encoders"] = [*CLASSES]  # without zeros after a clip
     card = environment.get_template("card.md.j2").render(facts, **more)
     (folder / CARD_FILE).write_text(card, encoding="utf-8")
     if library == SBKIT:
@@ -99,7 +102,7 @@ def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) 
 
 
 def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row per test set, decoder and metric; the header has those with ``is_chosen``."""
+    """Yield a row per test set, decoder and figure; the header has those with ``is_chosen``."""
     for split, result in summary.get("test", {}).items():
         chosen = result.get("decoder", "")
         normalized = result.get("normalized", {})
@@ -119,6 +122,15 @@ def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]
                         "interval": _interval(figures.get(f"{name}_interval"), metric),
                         "is_chosen": figures is result,
                     }
+            if "confidence" in figures:
+                yield {
+                    "split": split,
+                    "decoder": decoder,
+                    "metric": "calibration error of word confidences (ECE)",
+                    "text": f"{figures['confidence']['ECE']:.2f}",
+                    "interval": "unknown",
+                    "is_chosen": False,
+                }
 
 
 def _value(value: float | None, metric: Metric) -> str:

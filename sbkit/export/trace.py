@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Counts, Float32s
-from sbkit.base.errors import BundleError
+from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.torch_internals import keep_device_guard
 from sbkit.runtime.onnx_model import BatchLogProbs
 
@@ -75,6 +75,8 @@ def trace(
         try:
             module(*example)  # fills the module's caches with real tensors
             return torch.export.export(module, example, dynamic_shapes=dynamic_shapes, strict=False)
+        except SbkitError:
+            raise
         except Exception as error:  # a user's part may use anything
             raise BundleError(
                 "torch.export cannot trace this model for any batch size and length: it raised "

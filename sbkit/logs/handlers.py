@@ -89,8 +89,16 @@ class ScreenHandler(logging.Handler):
         except Exception:  # a library's arguments do not fit its message
             self.handleError(record)
             return
-        is_for_stderr = self._to_stderr or record.levelno >= logging.WARNING
-        print(message, file=sys.stderr if is_for_stderr else sys.stdout, flush=True)
+        print_line(message, to_stderr=self._to_stderr or record.levelno >= logging.WARNING)
+
+
+def print_line(line: str, *, to_stderr: bool = False) -> None:
+    """Print a line above the bars of progress."""
+    from tqdm import tqdm
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    tqdm.write(line, file=stream)
+    stream.flush()
 
 
 def should_log(record: logging.LogRecord) -> bool:

@@ -1,20 +1,13 @@
-"""Show progress, live or as lines of the log, and tell a watchdog of it.
-
-A notebook shows one live line for each cell by IPython's own messages: rich needs ipywidgets there,
-and clears what the cell has printed.
-"""
+"""Show progress by tqdm and in the log, and tell a watchdog of it."""
 
 import logging
-import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib import import_module
 
 from sbkit.logs.handlers import is_first_rank, is_logged_to_screen
 from sbkit.logs.metric import Metrics, describe_values
@@ -23,28 +16,12 @@ from sbkit.logs.run_log import GRADIENT, SOURCE_LOSS, VALID, EpochFigures, StepF
 logger = logging.getLogger(__name__)
 
 LINE_SECONDS = 60.0  # between two lines of the log
-REFRESH_SECONDS = 0.2  # between two updates of a line
 
 Clock = Callable[[], float]
 Ping = Callable[[str, Sequence[str]], bool]
 
 _ping: ContextVar[Ping] = ContextVar("ping", default=lambda phase, utterances: False)
 shows_progress = ContextVar("shows_progress", default=True)
-
-_shown_cell = 0  # the number of the last cell that shows a line
-
-
-def show_in_cell(text: str) -> None:
-    """Show a live line in the output of the notebook's present cell, or replace it."""
-    global _shown_cell
-    ipython = import_module("IPython")
-    cell: int = ipython.get_ipython().execution_count
-    is_shown = cell == _shown_cell
-    if text or is_shown:
-        name = f"sbkit-{cell}"
-        data = {"text/plain": text}
-        ipython.display.display(data, raw=True, display_id=name, update=is_shown)
-        _shown_cell = cell
 
 
 @contextmanager
@@ -64,153 +41,128 @@ def ping(phase: str, utterances: Sequence[str] = ()) -> bool:
     return _ping.get()(phase, utterances)
 
 
-class _LiveLine:
-    """A line that a terminal or a notebook shows live; elsewhere it is logged once a minute.
+class _Bar:
+    """A bar of tqdm on a terminal, or in a notebook with ipywidgets.
 
-    Where it is shown live, it is logged for debugging only.
+    Its text is logged once a minute; where the bar is shown, for debugging only.
     """
 
-    def __init__(self, *, to_stderr: bool, is_hidden: bool, now: float) -> None:
-        from rich.console import Console  # only here: 75 ms are long for `--help`
-        from rich.live import Live
+    def __init__(
+        self, title: str, clock: Clock, *, to_stderr: bool, is_hidden: bool, share: float = 0.0
+    ) -> None:
+        from tqdm.auto import tqdm  # only here: 40 ms are long for `--help`
 
-        stream = sys.stderr if to_stderr else sys.stdout
-        is_on_terminal = stream.isatty()  # not FORCE_COLOR, which a notebook's children inherit
-        console = Console(stderr=to_stderr, force_terminal=is_on_terminal, highlight=False)
-        self._is_hidden = is_hidden
-        self._is_on_terminal = is_on_terminal
-        self.is_in_cell = console.is_jupyter and not is_hidden
-        # No refresh thread: a thread that wakes four times a second would compete for the GIL. What
-        # is redirected goes above the line; what goes to a file still goes there.
-        self._live = Live(
-            console=console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),
-            redirect_stderr=sys.stderr.isatty(),
+        tqdm.monitor_interval = 0  # no thread in a process that forks
+        self._bar = tqdm(
+            desc=title,
+            total=1.0,
+            initial=share,
+            bar_format="{desc} {bar}",
+            file=sys.stderr if to_stderr else sys.stdout,
+            dynamic_ncols=True,
+            leave=False,
+            miniters=0,
+            disable=is_hidden or None,  # None: without a terminal or a notebook
         )
-        self.logged_at = now
+        self._clock = clock
+        self._is_hidden = is_hidden
+        self._first_share = share
+        self._start = self.logged_at = clock()
 
-    def show(self, line: str, now: float) -> None:
-        from rich.text import Text
+    def time_left(self, share: float) -> str:
+        """Estimate the time left at the mean pace so far, if there is one."""
+        if share <= self._first_share:
+            return ""
+        pace = (self._clock() - self._start) / (share - self._first_share)
+        return f"{timedelta(seconds=round(pace * (1 - share)))} left"
 
-        if self._is_hidden:
-            return
-        if self.is_in_cell:
-            show_in_cell(line)
-        elif self._is_on_terminal:
-            self._live.start()
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        if now - self.logged_at >= LINE_SECONDS:
+    def show(self, text: str, share: float) -> None:
+        """Show a text and the share of the work that is done."""
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.update(share - self._bar.n)
+        now = self._clock()
+        if now - self.logged_at >= LINE_SECONDS and not self._is_hidden:
             self.logged_at = now
-            is_live = self.is_in_cell or self._is_on_terminal
-            logger.log(logging.DEBUG if is_live else logging.INFO, line)
+            logger.log(logging.INFO if self._bar.disable else logging.DEBUG, text)
 
     def close(self) -> None:
-        self._live.stop()
-        if self.is_in_cell:
-            show_in_cell("")
+        self._bar.n = self._bar.total  # a notebook would keep an unfinished bar
+        self._bar.close()
 
 
 @contextmanager
 def progress_bar(
     title: str, total: float | None, *, clock: Clock = time.perf_counter
 ) -> Iterator[Callable[[float], None]]:
-    """Show progress on rank 0: live on a terminal or in a notebook, else a line each minute.
+    """Show progress on rank 0: a bar on a terminal or in a notebook, else a line each minute.
 
     Yields a function that takes the amount of work done since its last call, in the unit of
-    ``total`` (None if unknown). Standard output may hold a result, so standard error has the line.
+    ``total`` (None if unknown). Standard output may hold a result, so standard error has the bar.
     """
-    start = clock()
     is_hidden = not (shows_progress.get() and is_first_rank())
-    live_line = _LiveLine(to_stderr=True, is_hidden=is_hidden, now=start)
-    done, shown_at = 0.0, start - REFRESH_SECONDS
+    bar = _Bar(title, clock, to_stderr=True, is_hidden=is_hidden)
+    done = 0.0
 
     def advance(amount: float) -> None:
-        nonlocal done, shown_at
+        nonlocal done
         done += amount
-        now = clock()
-        if now - shown_at < REFRESH_SECONDS:
-            return
-        shown_at = now
-        line = f"{title}: {done:,.0f} done"
-        if total and 0 < done <= total:
-            seconds_left = _format_duration((now - start) * (total - done) / done)
-            line = f"{title}: {100 * done / total:.0f} % done, about {seconds_left} left"
-        live_line.show(line, now)
+        share = min(done / total, 1.0) if total else 0.0
+        text = f"{title}: {done:,.0f} done"
+        if share:
+            text = f"{title}: {100 * share:.0f} % done, about {bar.time_left(share)}"
+        bar.show(text, share)
 
     try:
         yield advance
     finally:
-        live_line.close()
-
-
-def _format_duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+        bar.close()
 
 
 @dataclass(kw_only=True, eq=False)
 class TrainingProgress:
-    """On rank 0, show a live line on a terminal or in a notebook, and log a line per epoch.
+    """On rank 0, show a bar on a terminal or in a notebook, and log a line per epoch.
 
-    The time left is estimated for the steps up to ``total_steps`` at the pace of the last ones, and
-    for the remaining validations; at most what the clock leaves (``max_seconds_left``).
+    The time left is estimated at the mean pace of steps and validations since the first figures.
+
+    clock_share: the share of `max_minutes` that is over.
     """
 
     total_epochs: int
     total_steps: int
     metrics: Metrics = field(default_factory=dict)
-    valid_interval_steps: int = 0  # between two validations within an epoch; 0: only at its end
-    max_seconds_left: Clock = lambda: math.inf
+    clock_share: Callable[[], float] = lambda: 0.0
     clock: Clock = time.perf_counter
-
-    def __post_init__(self) -> None:
-        now = self.clock()
-        self._live_line = _LiveLine(to_stderr=False, is_hidden=not is_first_rank(), now=now)
-        # The last steps, each with the seconds of training up to it.
-        self._recent_steps: deque[tuple[int, float]] = deque(maxlen=50)
-        self._paused_since: float | None = None
-        self._paused_seconds = 0.0
-        self._validation_seconds: float | None = None  # of the last one
-
-    def pause(self) -> None:
-        """Stop the training clock, and remove the live line."""
-        self._paused_since = self.clock()
-        self.close()
-
-    def resume(self) -> None:
-        """Restart the training clock, if it is stopped."""
-        if self._paused_since is not None:
-            self._paused_seconds += self.clock() - self._paused_since
-            self._paused_since = None
+    _bar: _Bar | None = None
 
     def report_step(self, figures: StepFigures) -> None:
-        """Update the live line, which is logged if the last line was logged a minute ago."""
-        now = self.clock()
-        self._recent_steps.append((figures.step, now - self._paused_seconds))
+        """Update the bar, whose text is logged if the last line was logged a minute ago."""
+        share = self._share(figures)
+        if self._bar is None:
+            is_hidden = not is_first_rank()
+            self._bar = _Bar("", self.clock, to_stderr=False, is_hidden=is_hidden, share=share)
         values = [f"lr {figures.learning_rate:.1e}"]
         waiting = f"waiting {100 * figures.data_wait_share:.0f} %"
-        left = self.total_epochs - figures.epoch + 1
-        line = self._line(figures, values=values, waiting_text=waiting, validations_left=left)
-        self._live_line.show(line, now)
+        self._bar.show(self._line(figures, values=values, waiting_text=waiting), share)
 
     def report_epoch(self, figures: EpochFigures) -> None:
-        now = self.clock()
-        self._live_line.logged_at = now
-        if self._paused_since is not None:
-            self._validation_seconds = now - self._paused_since
+        if self._bar is not None:
+            self._bar.logged_at = self.clock()
         values = describe_values(self.metrics, figures.metrics)
         if figures.valid_loss is not None:
             parts = _describe_logged(figures, of_validation=True)
             values = [f"valid loss {figures.valid_loss:.3f}", parts, *values]
-        validations_left = self.total_epochs - figures.epoch
-        line = self._line(figures, values=values, validations_left=validations_left)
+        line = self._line(figures, values=values)
         logger.info(line)
-        if self._live_line.is_in_cell and not is_logged_to_screen(logger):
+        if "ipykernel.zmqshell" in sys.modules and not is_logged_to_screen(logger):
             print(line)
 
     def close(self) -> None:
-        self._live_line.close()
+        if self._bar is not None:
+            self._bar.close()
+
+    def _share(self, figures: StepFigures | EpochFigures) -> float:
+        share_of_steps = figures.step / self.total_steps if self.total_steps else 0.0
+        return min(max(share_of_steps, self.clock_share()), 1.0)
 
     def _line(
         self,
@@ -218,7 +170,6 @@ class TrainingProgress:
         *,
         values: Sequence[str],
         waiting_text: str = "",
-        validations_left: int,
     ) -> str:
         parts = (
             f"epoch {figures.epoch}/{self.total_epochs} step {figures.step}",
@@ -228,29 +179,9 @@ class TrainingProgress:
             f"{figures.rtfx:.0f} RTFx",
             waiting_text,
             f"{figures.skipped_steps} skipped" if figures.skipped_steps else "",
-            self._time_left(figures.step, validations_left),
+            "" if self._bar is None else self._bar.time_left(self._share(figures)),
         )
         return " ".join(filter(None, parts))
-
-    def _time_left(self, step: int, validations_left: int) -> str:
-        """Estimate the time of training left at the pace of the recent steps, if there are two.
-
-        Before the first validation, only the training time is known, so the result is a minimum.
-        """
-        if len(self._recent_steps) < 2:
-            return ""
-        first_step, first_seconds = self._recent_steps[0]
-        last_step, last_seconds = self._recent_steps[-1]
-        seconds_per_step = (last_seconds - first_seconds) / max(last_step - first_step, 1)
-        training = seconds_per_step * max(self.total_steps - step, 0)
-        if self._validation_seconds is None:
-            least = min(training, self.max_seconds_left())
-            return f"> {_format_duration(least)} left"
-        if self.valid_interval_steps:
-            validations_left += (self.total_steps - step) // self.valid_interval_steps
-        validating = max(validations_left, 0) * self._validation_seconds
-        seconds = min(training + validating, self.max_seconds_left())
-        return f"{_format_duration(seconds)} left"
 
 
 def _describe_logged(figures: StepFigures | EpochFigures, *, of_validation: bool) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 import datasets
 import torch
 
-from sbkit.base.allocator import return_freed_memory
 from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import BUNDLE, has_checkpoint

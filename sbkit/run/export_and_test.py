@@ -33,7 +33,6 @@ from sbkit.evaluate.run_results import BEFORE_TRAINING, SETTINGS, read_json
 from sbkit.evaluate.wer import FigureDict
 from sbkit.export.export import add_formats, collect_files, write_bundle
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
-from sbkit.export.parity import FULL_GRID
 from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.run.before_training import describe_start, describe_worse, ends_with_start
@@ -143,7 +142,7 @@ def write_formats(run: PreparedRun) -> None:
         # One rank compares them on all test clips, not only on its own share.
         with single_rank():
             modules = user_modules_of(run.spec)
-            reports = add_formats(folder, names, FULL_GRID, modules) if names else {}
+            reports = add_formats(folder, names, modules) if names else {}
         failures = describe_failures(reports)
     except SbkitError as error:
         failures = [f"No format is written: {error}"]

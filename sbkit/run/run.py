@@ -18,7 +18,6 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, ExportError, SbkitError
 from sbkit.base.files import RUN_YAML, write_text_atomically
 from sbkit.base.machine import warn_of_unused_gpu
@@ -26,6 +25,7 @@ from sbkit.base.messages import plural
 from sbkit.base.process import drop_unwritable
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.base.stores import wait_for_store
+from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.base.user_folders import prepare_user
 from sbkit.bundle.config import require_run
 from sbkit.check.check import check_before_training, check_run

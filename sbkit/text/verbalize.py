@@ -1,12 +1,13 @@
 """Write text as it is read aloud, with marks where a voice pauses.
 
-"Dr. Wu paid $5 on 2026-11-23!" -> "doctor wu paid five dollars on november twenty third, ..!"
+"Dr. Wu paid $5 in 1984!" -> "doctor wu paid five dollars in nineteen eighty four!"
 
-num2words 0.5.14 spells whole numbers; `verbalize.toml` has the separators and words of six
-languages. In others, numbers are read as in English, without signs or units.
+num2words 0.5.14 spells numbers and amounts; `verbalize.toml` has the separators and words of six
+languages. In others, numbers are written as in English, and have no signs. Dates, times, ranges,
+fractions and telephone numbers stay as written: it is better not to read them than to read them
+wrongly.
 """
 
-import itertools
 import re
 import tomllib
 import unicodedata
@@ -33,16 +34,15 @@ MAX_UNGROUPED_DIGITS = 6  # a longer number without separators is a code, unless
 _GROUP_SIGNS = (
     "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}'\N{RIGHT SINGLE QUOTATION MARK}"
 )
-_CURRENCIES = "$€£₽"
 _SIGNS = "+\N{MINUS SIGN}\N{EN DASH}-"  # last, so that "-" makes no range in a character class
+_SLASHES = "/\N{FRACTION SLASH}"
+_FRACTIONS = "¼-¾⅐-⅞"
 _NEVER = "(?!)"  # matches nothing
-_VULGAR_FRACTION = re.compile(r"[¼-¾⅐-⅞]")
-_ISO_TIME = re.compile(r"(?<=\d-\d\d)T(?=\d\d:\d\d)")  # 2026-11-27T10:00
+# What joins the digits of a date, a time, a range, a fraction, a version, a telephone number.
+_JOINT = rf"(?:[.,:{_SLASHES}{_GROUP_SIGNS}{_SIGNS}]{{1,2}}| ?\(|\) ?)"
+_PHONE = r"\+\d[\d ()./-]{5,}\d|0\d+(?: \d{3,})+"  # with spaces
 # Words between an amount and its unit, in all languages with tables: "$1.5 million".
-_SCALES = (
-    r"thousand|trillion|[BbMm]illion(?:s|en)?|[Mm]illiard(?:s|en?)?|mil(?:l[oó]n|ion|iard)(?:es|[eio])?"
-    r"|(?:тысяч|миллион|миллиард)\w*"
-)
+_SCALES = r"(?:thousand|mil\b|[MmBb]ill|trill|[Mm]ili|тысяч|милли)"
 
 Note = Callable[[str, str], object]  # called with a part of the text and its words
 
@@ -92,15 +92,20 @@ def spell_out(text: str, language: str) -> SpokenText:
     'doctor wu paid five dollars!'
     """
     code = primary_language(language)
-    readings: dict[str, str] = {}
+    notes: dict[str, None] = {}
+
+    def note(written: str, words: str) -> None:
+        reading = f'is read "{words}"' if words else "stays as written"
+        notes[f'"{written}" {reading}.'] = None
+
     unreadable = {char: None for char in text if not (char.isprintable() or char.isspace())}
     text = re.sub(r"&#?\w{2,31};", lambda entity: unescape(entity[0]), text)
     text = _TERMINAL_MARK.sub(_plain_mark, text)
     text = _PARAGRAPH.sub(".\n", compose(text).strip())
-    text = _abbreviations(code).sub(partial(_expand, code, readings.setdefault), text)
-    text = _DOTTED_NAME.sub(partial(_read_dots, code, readings.setdefault), text)
+    text = _abbreviations(code).sub(partial(_expand, code, note), text)
+    text = _DOTTED_NAME.sub(partial(_read_dots, code, note), text)
     marks = str.maketrans(_OTHER_MARKS | _MARKS_OF_LANGUAGES.get(code, {}))
-    text = read_numbers(text, code, readings.setdefault).translate(marks)
+    text = read_numbers(text, code, note).translate(marks)
     parts = [*_CLAUSE.split(text), ""]  # clauses and marks; None for a line end or a dash
     spoken = ""
     for clause, mark in zip(parts[::2], parts[1::2], strict=True):
@@ -108,15 +113,14 @@ def spell_out(text: str, language: str) -> SpokenText:
             spoken += f" {words}" if spoken else words
         if spoken and spoken[-1] not in MARKS:
             spoken += "," if mark is None else mark[-1:]
-    notes = [f'"{written}" is read "{words}".' for written, words in readings.items()]
     if unreadable:
         codes = listed(f"U+{ord(char):04X}" for char in unreadable)
-        notes.append(f"Characters that cannot be read aloud are left out: {codes}.")
+        notes[f"Characters that cannot be read aloud are left out: {codes}."] = None
     counts = Counter(filter(is_spoken_symbol, text))
     dropped = [(n, char) for char, n in counts.most_common() if not normalize(char, language)]
     if dropped:
         symbols = ", ".join(f"{n} {char}" for n, char in dropped[:MAX_LISTED_SYMBOLS])
-        notes.append(f"normalization dropped symbols ({symbols}).")
+        notes[f"normalization dropped symbols ({symbols})."] = None
     return SpokenText(spoken, tuple(notes))
 
 
@@ -211,28 +215,30 @@ def _read_dots(code: str, note: Note, match: re.Match[str]) -> str:
 
 
 def read_numbers(text: str, language: str, note: Note = lambda written, words: None) -> str:
-    """Write a text's numbers in words; call `note` with each number and its words."""
+    """Write a text's numbers in words; other digits stay as written.
+
+    note: called with each number and its words, or with other digits and an empty text.
+    """
     reader = _reader(language)
     if reader is None:
         return text
 
-    def read(match: re.Match[str]) -> str:
-        words = " ".join(reader.read(match).split())
-        if words:
-            note(match[0].strip(" ."), words.rstrip("."))
+    def read(match: regex.Match[str]) -> str:
+        try:
+            words = " ".join(reader.read(match).split())
+        except OverflowError:  # num2words has no words for so large a number
+            words = ""
+        note(match[0].strip(), words)
+        if not words:
+            return str(match[0])
         is_elided = match.string[max(0, match.start() - 1)] in "'\N{RIGHT SINGLE QUOTATION MARK}"
         return f"{'' if is_elided else ' '}{words} "
 
-    if reader.words:
-        text = _VULGAR_FRACTION.sub(
-            lambda match: f" {unicodedata.normalize('NFKC', match[0])} ", text
-        )
-        text = _ISO_TIME.sub(", ", text)
-    return reader.pattern.sub(read, text)
+    return str(reader.pattern.sub(read, text))
 
 
 def languages_with_numbers() -> list[str]:
-    """Return the languages whose numbers, money, dates and times are read in full."""
+    """Return the languages whose numbers and amounts are read by a table."""
     return [*_tables()]
 
 
@@ -248,6 +254,8 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _reader(language: str) -> "_NumberReader | None":
+    if language == "am":  # num2words 0.5.14 never returns for 1,234,567
+        return None
     try:
         num2words(0, lang=language)
     except NotImplementedError:
@@ -261,230 +269,81 @@ class _NumberReader:
     def __init__(self, language: str) -> None:
         self.language = language
         self.words = spoken_words(language)
-        self.months: list[str] = self.words.get("months", "").split()
-        self.pattern = re.compile(self._pattern())
+        self.pattern = regex.compile(self._pattern())
 
     def _pattern(self) -> str:
-        """Return a pattern with one alternative for each method `_read_...`.
-
-        A single pass tries them all, so that nothing is read twice or noted half-read.
-        """
+        """Return a pattern of numbers, and of other digits, which have no group `whole`."""
         words = self.words
         group = re.escape(words.get("group", ",") + _GROUP_SIGNS)
         point = "[.]" if words.get("decimal", ".") == "." else "[.,]"
-        units = "|".join(map(re.escape, words.get("units", ()))) or _NEVER
-        signs, currencies = (_SIGNS, _CURRENCIES) if words else ("\0", "\0")
-        number = (
-            r"(?P<number>(?P<code>(?<!\w)[^\W\d_]+\.?)?"
-            rf"(?P<sign>(?<![^\s(\"«„'])[{signs}](?=[\d.,{currencies}]))?"
-            rf"(?:(?P<currency>[{currencies}])\s?)?"
-            rf"(?=\d|(?<![^\s({currencies}{signs}]){point}\d)"
-            rf"(?P<whole>\d{{1,3}}(?: \d{{3}})* 000(?! ?\d)"
-            rf"|\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
-            rf"(?:(?P<point>{point})(?P<decimals>\d++))?(?<=\d)(?!\.\d)"
-            rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
-            rf"(?:\s(?P<scale>{_SCALES})(?(currency)(?!\w)|(?=\s?(?:{units})(?!\w))))?"
-            rf"(?:\s?(?P<unit>{units})(?!\w))?"
-            r"(?=(?:\s(?P<noun>[^\W\d_]+))?))|(?P<digits>\d+)"
-        )
-        if not words:
-            return number
-        grouped = r"\d{1,3}(?:\.\d{3})+(?!\.?\d)" if "." in words["group"] else _NEVER
-        clock = words.get("clock_pattern", r"\d{1,2}:[0-5]\d")
-        rank = r"\d{1,3}\.(?=\s(?P<ranked>[^\W\d_]+))" if "articles" in words else _NEVER
-        return "|".join(
-            (
-                r"(?<![\w.])(?P<date>\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{4})(?![\w/])",
-                rf"(?<![\d:.])(?P<time>{clock})(?::00)?(?![:\d])",
-                r"(?<!\w)(?P<phone>\+\d[\d ()./-]{5,}\d|\(\d{3}\) ?\d{3}-\d{4}|\d+(?:-\d+){2,}"
-                r"|\d{3}-\d{4}|0\d+(?:[ /-]\d{3,})+)(?!\w)",
-                rf"(?<![\d.])(?!{grouped})(?P<version>\d+(?:\.\d+){{2,}})(?!\w)",
-                r"(?<![\w/.,])(?P<fraction>(?:(?P<mixed>\d+) +)?"
-                r"\d{1,2}[/\u2044]\d{1,2})(?![\w/]|[.,]\d)",
-                r"(?:(?<=\d)|(?<=\d[ap]m)|(?<=\d [ap]m))(?P<range>[-\u2013])(?=\d)",
-                rf"(?<!\w)(?P<rank>{rank})",
-                number,
-            )
+        currency = rf"[{''.join(words['currencies'])}]" if words else _NEVER
+        sign = rf"(?<![^\s(\"«„'])[{_SIGNS}](?=\d|{currency})" if words else _NEVER
+        ordinals = words.get("ordinals", _NEVER)
+        unread = words.get("unread", _NEVER)
+        return (
+            rf"(?!{_PHONE}|{unread})(?<![.,])"
+            rf"(?P<code>(?<!\w)[^\W\d_]+\.?)?(?P<sign>{sign})?"
+            rf"(?:(?P<prefix>{currency})\s?(?![\d.,]+\s?{_SCALES}))?"
+            r"(?P<whole>(?!0)\d{1,3}(?: \d{3})* 000(?! ?\d)"
+            rf"|(?!0)\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)"
+            rf"(?:(?P<point>{point})(?P<decimals>\d++))?"
+            rf"(?![^\W\d_]*{_JOINT}?[\d{_FRACTIONS}]| \d+[{_SLASHES}])"
+            rf"(?:(?P<ordinal>{ordinals})(?!\w)|\s?(?P<suffix>{currency})(?!\d))?"
+            r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
+            rf"|{_PHONE}|\d(?:{_JOINT}?[\w{_FRACTIONS}])*"
         )
 
-    def read(self, match: re.Match[str]) -> str:
-        return str(getattr(self, f"_read_{match.lastgroup}")(match))
-
-    def _read_digits(self, match: re.Match[str]) -> str:
-        return self._digits(match[0])
-
-    def _read_phone(self, match: re.Match[str]) -> str:
-        plus = f"{self.words['plus']} " if match[0][0] == "+" else ""
-        return plus + ", ".join(map(self._digits, re.findall(r"\d+", match[0])))
-
-    def _read_version(self, match: re.Match[str]) -> str:
-        return f" {self.words['point']} ".join(map(self._whole, match[0].split(".")))
-
-    def _read_date(self, match: re.Match[str]) -> str:
-        numbers = [int(digits) for digits in re.findall(r"\d+", match[0])]
-        year, month, day = numbers if numbers[0] > 31 else numbers[::-1]
-        if self.words.get("month_first") and "/" in match[0] and day <= 12:
-            month, day = day, month
-        if not (0 < month <= 12 and 0 < day <= 31):
-            return " ".join(self._whole(str(number)) for number in numbers)
-        inflection = self.words.get("date_year")
-        return str(self.words["date"]).format(
-            day=self._day(day, _word_before(match)),
-            month=self.months[month - 1],
-            year=self._ordinal(year, **inflection) if inflection else self._whole(str(year)),
-        )
-
-    def _day(self, day: int, before: str) -> str:
-        if "articles" in self.words:
-            return self._rank(day, before)
-        ordinal_days = self.words.get("ordinal_days")
-        if ordinal_days == "all" or (ordinal_days == "first" and day == 1):
-            return self._ordinal(day, **self.words.get("day", {}))
-        return self._cardinal(str(day))
-
-    def _read_rank(self, match: re.Match[str]) -> str:
-        """Read "3." before a word; it is an ordinal in "der 3. Platz" and "3. Mai"."""
-        digits = match[0][:-1]
-        before = _word_before(match)
-        if before.lower() in self.words["articles"] or match["ranked"] in self.months:
-            return self._rank(int(digits), before)
-        return f"{self._whole(digits)}."
-
-    def _rank(self, number: int, before: str) -> str:
-        """Write a German ordinal with the ending that the word before it requires."""
-        return self._ordinal(number) + str(self.words["articles"].get(before.lower(), "r"))
-
-    def _read_time(self, match: re.Match[str]) -> str:
-        hour, minute = re.findall(r"\d+", match["time"])
-        full_hour, usual, first_minutes = map(str, self.words["clock"])
-        clock = full_hour if minute == "00" else first_minutes if minute[0] == "0" else usual
-        return clock.format(
-            hour=self._cardinal(str(int(hour)), self.words["hour_gender"]),
-            unit=self._form(int(hour), self.words["hour"]),
-            minute=self._whole(str(int(minute))),
-        )
-
-    def _read_fraction(self, match: re.Match[str]) -> str:
-        numbers = re.findall(r"\d+", match[0])
-        *_, over, under = map(int, numbers)
-        if not 0 < over < under <= 10:
-            return " ".join(map(self._whole, numbers))
-        if match["mixed"] and under == 2:
-            return str(self.words["mixed"][0]).format(self._cardinal(match["mixed"], "m"))
-        singular, plural = self.words["fractions"].split(", ")[under - 2].split()
-        gender = self.words.get("fraction_gender", "m")
-        words = f"{self._cardinal(str(over), gender)} {singular if over == 1 else plural}"
-        mixed = self._cardinal(match["mixed"]) if match["mixed"] else ""
-        return str(self.words["mixed"][1]).format(mixed, words) if mixed else words
-
-    def _read_range(self, match: re.Match[str]) -> str:
-        """Read the dash between rising numbers as a range; other dashes are silent."""
-        start, end = match.span()
-        before = match.string[max(0, start - 9) : start]
-        ((first, half_day),) = re.findall(r"(\d[\d:]*)( ?[ap]m)?$", before)
-        last = re.findall(r"[\d:]+", match.string[end : end + 9])[0]
-        is_rising = int(first.replace(":", "")) < int(last.replace(":", ""))
-        return str(self.words["to"]) if half_day or is_rising else ""
-
-    def _read_number(self, match: re.Match[str]) -> str:
-        integer = re.sub(r"\D", "", match["whole"] or "")
+    def read(self, match: regex.Match[str]) -> str:
+        """Return a number in words, or an empty string if it is not read."""
+        currency = match["prefix"] or match["suffix"]
         decimals = match["decimals"] or ""
-        unit = self.words["units"].get(match["currency"] or match["unit"]) if self.words else None
-        if len(integer) > MAX_CARDINAL_DIGITS:
+        if (
+            not match["whole"]
+            or (currency and len(decimals) > 2)
+            or (match["ordinal"] and decimals)
+        ):
+            return ""
+        integer = re.sub(r"\D", "", match["whole"])
+        noun = match["noun"] or ""
+        code = (match["code"] or "").rstrip(".")
+        if len(integer + decimals) > MAX_CARDINAL_DIGITS:
             words = self._digits(integer + decimals)
-        elif unit and match["scale"]:
-            count = self._decimal(integer, match["point"], decimals) if decimals else ""
-            count = count or self._cardinal(integer, self._gender(match["scale"]))
-            forms = unit[: len(self.words["hour"])]
-            words = self._count(10**6, forms, f"{count} {match['scale']}")
-        elif unit:
-            words = self._amount(integer, match["point"], decimals, unit)
+        elif currency:
+            words = self._amount(integer, decimals, self.words["currencies"][currency])
         elif decimals:
             words = self._decimal(integer, match["point"], decimals)
         elif match["ordinal"]:
-            words = self._suffixed(int(integer), match["ordinal"].lstrip("-."))
-        elif match["code"]:
+            words = self._spell(int(integer), to="ordinal")
+        elif code:
             words = self._digits(integer)
+        elif len(integer) == 4 and noun in self.words.get("years", ()):
+            words = self._spell(int(integer), to="ordinal", case=self.words["years"][noun])
         else:
-            words = self._bare(integer, match)
+            spell = self._cardinal if match["group"] else self._whole
+            words = spell(integer, self._gender(noun))
         sign = {None: "", "+": "plus"}.get(match["sign"], "minus")
-        return f"{(match['code'] or '').rstrip('.')} {self.words[sign] if sign else ''} {words}"
+        return f"{code} {self.words[sign] if sign else ''} {words}"
 
-    def _bare(self, integer: str, match: re.Match[str]) -> str:
-        """Read a whole number by the words around it."""
-        noun = match["noun"] or ""
-        before = _word_before(match)
-        if len(integer) <= 2 and not {noun, before}.isdisjoint(self.months):
-            return self._day(int(integer), before)
-        if len(integer) == 4 and noun in self.words.get("years", ()):
-            return self._ordinal(int(integer), case=self.words["years"][noun])
-        spell = self._cardinal if match["group"] else self._whole
-        return spell(integer, self._gender(noun))
+    def _amount(self, integer: str, decimals: str, currency: str) -> str:
+        amount = f"{integer}.{decimals or 0}"
+        words = self._spell(amount, to="currency", currency=currency, separator="|")
+        units, _, cents = words.partition("|")
+        return f"{units} {self.words['and']} {cents}" if decimals else units
 
-    def _amount(self, integer: str, point: str, decimals: str, unit: Sequence[str]) -> str:
-        """Read an amount; `unit` has the forms of the unit, then of its hundredth part."""
-        num_forms = len(self.words["hour"])
-        forms, hundredth_forms = unit[:num_forms], unit[num_forms:]
-        if not decimals:
-            return self._count(int(integer), forms)
-        units = int(integer or 0)
-        if not hundredth_forms or len(decimals) != 2:
-            form = self._form(units, forms, has_decimals=True)
-            return f"{self._decimal(integer, point, decimals)} {form}"
-        amounts = [(units, forms), (int(decimals), hundredth_forms)]
-        counted = [self._count(*amount) for amount in amounts if amount[0]]
-        return f" {self.words['and']} ".join(counted) or self._count(0, forms)
-
-    def _count(self, number: int, forms: Sequence[str], words: str = "") -> str:
-        """Write a number of things: "two cents", "un millón de euros"; words: of the number."""
-        of = self.words.get("of", "") if number and number % 10**6 == 0 else ""
-        name = self._form(number, forms)
-        if of and name[0] in "aeiouh":
-            of = self.words.get("elided_of", of)
-        return f"{words or self._cardinal(str(number), self._gender(forms[0]))} {of}{name}"
-
-    def _form(self, number: int, forms: Sequence[str], *, has_decimals: bool = False) -> str:
-        decimal_form: int | None = self.words.get("decimal_form")
-        if has_decimals and decimal_form is not None:
-            return forms[decimal_form]
-        matches = (bool(re.search(rule, str(number))) for rule in self.words["form_rules"])
-        return next(itertools.compress(forms, matches), forms[-1])
+    def _decimal(self, integer: str, point: str, decimals: str) -> str:
+        name = self.words.get("point" if point == "." else "comma")
+        if not name:
+            return self._spell(f"{integer}.{decimals}")
+        return f"{self._cardinal(integer)} {name} {self._digits(decimals)}"
 
     def _gender(self, noun: str) -> str:
         """Return "m" or "f" for a noun that is often counted, else an empty string."""
         nouns = {name[0]: self.words.get(name, _NEVER) for name in ("masculine", "feminine")}
         return next((g for g, stems in nouns.items() if re.match(stems, noun.lower())), "")
 
-    def _suffixed(self, number: int, suffix: str) -> str:
-        """Write an ordinal with the ending that the letters after its number give."""
-        ending = self.words.get("endings", {}).get(suffix[-1])
-        if isinstance(ending, Mapping):
-            return self._ordinal(number, **ending)
-        irregular = self.words.get("irregular", {}).get(f"{number}{suffix}")
-        words = irregular or self._ordinal(number)
-        return words if ending is None else re.sub(r"o\b", ending, words)
-
-    def _ordinal(self, number: int, **inflection: object) -> str:
-        """Write an ordinal; `inflection`: num2words' options for Russian case and gender."""
-        return self._spell(number, to="ordinal", **inflection).replace(",", "")
-
-    def _decimal(self, integer: str, point: str | None, decimals: str) -> str:
-        style = self.words.get("decimals")
-        is_short = len(decimals) <= 3
-        if not self.words or (style == "fraction" and is_short):
-            return self._spell(f"{integer or 0}.{decimals}")
-        fraction = self._digits(decimals)
-        significant = decimals.lstrip("0")
-        if style == "number" and is_short and significant:
-            zeros = decimals.removesuffix(significant)
-            fraction = f"{self._digits(zeros)} {self._cardinal(significant)}"
-        whole_words = self._cardinal(integer) if integer else ""
-        return f"{whole_words} {self.words['point' if point == '.' else 'comma']} {fraction}"
-
     def _whole(self, digits: str, gender: str = "") -> str:
         """Read a whole number without separators; it may be a code or a year."""
-        is_round = digits.endswith("000") and len(digits) <= MAX_CARDINAL_DIGITS
-        is_long = len(digits) > MAX_UNGROUPED_DIGITS and not is_round
+        is_long = len(digits) > MAX_UNGROUPED_DIGITS and not digits.endswith("000")
         if is_long or (digits[0] == "0" and len(digits) > 1):
             return self._digits(digits)
         if len(digits) == 4 and re.match(self.words.get("pair_years", _NEVER), digits):
@@ -493,10 +352,7 @@ class _NumberReader:
 
     def _cardinal(self, digits: str, gender: str = "") -> str:
         options = {"gender": gender} if gender and self.words.get("options") else {}
-        try:
-            words = self._spell(int(digits), **options).replace(",", "")
-        except OverflowError:
-            return self._digits(digits)
+        words = self._spell(int(digits), **options)
         inflections: Mapping[str, Sequence[tuple[str, str]]] = self.words.get("inflections", {})
         for pattern, replacement in inflections.get(gender or "any", ()):
             words = re.sub(pattern, replacement, words)
@@ -506,9 +362,4 @@ class _NumberReader:
         return " ".join(self._spell(int(digit)) for digit in digits)
 
     def _spell(self, number: int | str, **options: object) -> str:
-        return str(num2words(number, lang=self.language, **options))
-
-
-def _word_before(match: re.Match[str]) -> str:
-    before = re.search(r"([^\W\d_]+)\s+$", match.string[max(0, match.start() - 40) : match.start()])
-    return before[1] if before else ""
+        return str(num2words(number, lang=self.language, **options)).replace(",", "")

@@ -525,7 +525,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             self.watchdog.ping("data", self.optimizer_step)
         self._read_metrics()
         self.zero_grad(set_to_none=True)
-        self.training_metrics.progress.pause()
         self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
         self.avg_train_loss = 0.0
 
@@ -715,7 +714,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if not is_due or self.stopping.is_over(self.optimizer_step):
             return
         metrics = self.training_metrics
-        metrics.progress.pause()
         self.stopping.save()
         metrics.unread = metrics.meter.peek()
         self.evaluator.validated_step = self.optimizer_step
@@ -920,8 +918,7 @@ def open_metrics(brain: Brain, epochs: Iterable[int], train_set: Batches) -> Non
             total_epochs=num_epochs,
             total_steps=num_steps,
             metrics=type(brain).metrics,
-            valid_interval_steps=brain.evaluator.interval,
-            max_seconds_left=lambda: brain.stopping.time_limit.seconds_left,
+            clock_share=brain.stopping.time_limit.measure,
         ),
         resume_step=brain.optimizer_step,
         before_validation=brain.step > 0 and brain.evaluator.validated_step < brain.optimizer_step,

@@ -238,7 +238,6 @@ class TrainingMetrics:
         self.meter.reset()
         self.meter.resume(self.unread)
         self.unread = NO_TOTALS
-        self.progress.resume()
 
     def read(self) -> MetricTotals:
         """Read the meter, and add the reading to the sums."""

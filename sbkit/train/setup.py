@@ -65,7 +65,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import Placement, device_counter_for, resolve
 from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
-from sbkit.models.pretrained.encoder import PretrainedTransformer
+from sbkit.models.pretrained.encoder import PretrainedTransformer, warn_of_padding
 from sbkit.models.pretrained.folder import load_weights
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
@@ -270,6 +270,7 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
         with concerning("pretrained"):
             folder = find_folder(name, source.get("revision"))
             lines.append(load_weights(folder, hparams.values()))
+        warn_of_padding(hparams.get("compute_features"), hparams.get("Transformer"))
         fill_output_layer(hparams)
     if sources := init_sources(settings):
         with concerning("init_from"):

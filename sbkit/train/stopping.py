@@ -99,11 +99,6 @@ class TimeLimit:
         return self.spent + (0.0 if self._started is None else self._clock() - self._started)
 
     @property
-    def seconds_left(self) -> float:
-        """Seconds until the run ends; infinite without a limit."""
-        return max(0.0, self.max_seconds - self.seconds) if self.max_seconds else math.inf
-
-    @property
     def is_over(self) -> bool:
         """Whether all ranks know that the time is over."""
         return self._last_question[1] >= 1

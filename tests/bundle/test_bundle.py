@@ -14,7 +14,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle import config as files
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run
+from sbkit.lm.ngram import UNKNOWN
 from sbkit.runtime.runtimes import load_bundle
+from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.spoken import train_models
 from tests.runtime.bundles import edit_config
 
 
@@ -40,21 +43,32 @@ def test_normalizer_uses_the_table_of_the_checkpoint(bundle: Path) -> None:
 
 
 def test_words_have_the_confidences_of_the_bundle(bundle: Path) -> None:
-    record = {"greedy": {"weights": {"bias": 2.0}}}
-    edit_config(bundle, lambda config: config.update(confidence=record))
+    """Also those of greedy decoding need the decoder's language model of words."""
+    tokenizer = Tokenizer(model_file=bundle / "tokenizer.model")
+    train_models(bundle / "lm.safetensors", tokenizer, ["hello there"])
+    decoder = {"attention_rescoring": False, "weights": {}, "beam_size": 4}
+    record = {"greedy": {"bias": 2.0, "posterior": 0.0, "length": 0.0, "lm": 0.01}}
+    edit_config(bundle, lambda config: config.update(confidence=record, decoder=decoder))
     clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
-    (recognized,) = load_bundle(bundle).recognize([clip], times=True)
+    greedy = load_bundle(bundle).with_decoder("greedy")
+    (recognized,) = greedy.recognize([clip], times=True)
     assert recognized.text.split() == [word.text for word in recognized.words]
     assert recognized.words
+    lm = greedy.word_lm
+    assert lm is not None
+    state = lm.start
     for word in recognized.words:
-        assert word.confidence == 0.881  # the sigmoid of the bias
+        assert lm.id_of(word.text) == UNKNOWN
+        log_prob, state = lm.score(state, UNKNOWN)
+        log_prob -= 3 * len(word.text)
+        assert word.confidence == pytest.approx(1 / (1 + np.exp(-2 - 0.01 * log_prob)), abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"sample_rate": 8000}, "is made for 16000 Hz"),
-        ({"format": 4}, "its format is 4, not 5"),
+        ({"format": 5}, "its format is 5, not 6"),
         ({"task": "os.system"}, "is not one of sbkit's.* --import os"),
         ({"task": "sbkit.tasks.gone.TASK"}, "TASK, cannot be imported: No module named .*gone"),
     ],

@@ -77,7 +77,7 @@ CHANGED = [  # sentences, what is noted
     (["so\xadft words", "\ufeffa fox"], "deleted characters: 1 U+00AD, 1 U+FEFF ('\\ufeffa fox'"),
     (["so\u200dft ශ්\u200dරී"], "deleted characters: 1 U+200D ("),
     (["a nan", "NaN", "nan", "nan"], "stand for a missing text: 2 nan, 1 NaN ('NaN' is tr"),
-    (["It cost 3,50 €", "$5 or 10 %"], ""),
+    (["It cost 3.50 €", "$5 or 10 %"], ""),
     (["a fox' tail, 'yes', it's", "fox'"], "edge of words: 2 fox' (\"fox'\" is trained as 'fox')"),
     (["Speaker B: yes", "A: no, to: me"], "names of speakers: 1 Speaker B:, 1 A: ("),
     (["hel@@ lo", "so"], "another tool: 1 @@ ('hel@@ lo' is trained as 'hel lo')"),

@@ -284,7 +284,7 @@ def test_phrases_of_a_clip_bias_only_that_clip(
     beam: BeamDecoder, decoder: ClipDecoder, always_pooled: None, processes: int
 ) -> None:
     """Once, each request with a prompt started processes of its own."""
-    aligner = replace(decoder.aligner, confidence=Confidence(0.0, {"posterior": 1.0}))
+    aligner = replace(decoder.aligner, confidence=Confidence(0.0, 1.0, 0.0, 0.0))
     log_probs = spoken(beam.tokenizer, "the forth is cold", {4: "n"})
     clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
     clips = [clip, replace(clip, phrases=("forth",)), clip]

@@ -1,5 +1,6 @@
 """Weights are chosen on a sample of the validation sets; confidences are calibrated or absent."""
 
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ from sbkit.decoding.beam import TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.decoding.fit import (
     FittedWeights,
-    LabeledWords,
     ValidationUtterance,
     count_all_errors,
     fit_confidence,
@@ -17,8 +17,9 @@ from sbkit.decoding.fit import (
     fit_weights,
     sample_utterances,
 )
-from sbkit.decoding.word_times import Confidence
-from sbkit.evaluate.wer import ErrorCounts, TextErrors
+from sbkit.decoding.word_times import WordFeatures
+from sbkit.evaluate.calibration import measure_calibration
+from sbkit.evaluate.wer import TextErrors
 from sbkit.lm.language_models import LanguageModels
 from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import Tokenizer
@@ -133,40 +134,39 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
 # -- confidences
 
 
-def labeled_words(count: int, *, informed: bool = True, words: int = 4) -> list[LabeledWords]:
-    """Draw words whose log odds are twice their posterior; uninformed: independent of it."""
+def drawn_words(count: int) -> list[tuple[WordFeatures, bool]]:
+    """Draw words whose log odds are 1 + 2 * posterior + 0.5 * lm."""
     random = np.random.default_rng(1)
-    labeled = []
-    for n in range(count):
-        posterior, constant = random.standard_normal(words), np.ones(words)
-        right = random.random(words) < 1 / (1 + np.exp(-2 * posterior * informed))
-        entropy = random.uniform(0, 1, words)
-        features = {"entropy": entropy, "posterior": posterior, "length": constant}
-        labeled.append(LabeledWords(f"utterance {n}", features, right.tolist(), ErrorCounts()))
-    return labeled
+    posteriors, log_probs = random.standard_normal(count), random.uniform(-9, 0, count)
+    odds = 1 + 2 * posteriors + 0.5 * log_probs
+    are_right = random.random(count) < 1 / (1 + np.exp(-odds))
+    triples = zip(posteriors.tolist(), log_probs.tolist(), are_right.tolist(), strict=True)
+    return [(WordFeatures(posterior, 0.0, lm), right) for posterior, lm, right in triples]
 
 
 def test_fitted_confidence_is_calibrated_on_other_words() -> None:
-    labeled = labeled_words(500)
-    fitted = fit_confidence(labeled)
-    assert fit_confidence(labeled[1::2] + labeled[::2]).plain() == fitted.plain()  # in any order
-    assert fitted.confidence is not None and fitted.calibration is not None
-    assert fitted.calibration.ECE < 0.04 and (fitted.calibration.NCE or 0) > 0.25
-    assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the length is constant
-    assert fitted.confidence.weights["posterior"] == pytest.approx(2, abs=0.2)
-    assert fitted.plain()["weights"] == fitted.confidence.plain()
-    assert Confidence.from_plain(fitted.plain()["weights"]) == fitted.confidence
+    words = drawn_words(4000)
+    confidence = fit_confidence(words[::2])
+    assert fit_confidence(words[::4] + words[2::4]) == confidence  # in any order
+    assert confidence is not None
+    assert astuple(confidence) == pytest.approx((1, 2, 0, 0.5), abs=0.3)
+    features, are_right = zip(*words[1::2], strict=True)
+    calibration = measure_calibration([*map(confidence, features)], are_right)
+    assert calibration is not None
+    assert calibration.ECE < 0.04 and (calibration.NCE or 0) > 0.25
+
+
+def test_words_that_a_feature_separates_have_finite_weights() -> None:
+    clear, unclear = WordFeatures(2.0, 0.0, 0.0), WordFeatures(0.4, 0.0, 0.0)
+    confidence = fit_confidence([(clear, True), (unclear, False)] * 30)
+    assert confidence is not None
+    assert confidence(clear) > 0.95 and confidence(unclear) < 0.05
+    confidence = fit_confidence([(clear, True), (clear, False)] * 30)
+    assert confidence is not None
+    assert confidence(clear) == 0.5
 
 
 def test_too_few_words_give_no_confidence() -> None:
-    for labeled in (labeled_words(8), labeled_words(1, words=100), []):
-        fitted = fit_confidence(labeled)
-        assert fitted.confidence is None and fitted.plain()["weights"] is None
-        assert "two utterances, and 20 words each that are right and wrong" in str(fitted)
-
-
-def test_uninformative_features_give_no_confidence() -> None:
-    fitted = fit_confidence(labeled_words(40, informed=False))
-    assert fitted.confidence is None and fitted.calibration is not None
-    assert fitted.calibration.NCE is not None and fitted.calibration.NCE <= 0
-    assert str(fitted).startswith("none: it predicts unseen words no better than a")
+    sure = (WordFeatures(6.0, 0.0, 0.0), True)
+    for words in (drawn_words(30), [sure] * 99, []):
+        assert fit_confidence(words) is None

@@ -7,7 +7,7 @@ import pytest
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer
-from sbkit.decoding.word_times import Confidence
+from sbkit.decoding.word_times import Confidence, word_features
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import TOKENS, WORDS, describe_seen, load_language_models
@@ -75,11 +75,14 @@ def test_beam_uses_a_model_of_plain_words_for_words_with_marks(tokenizer: Tokeni
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights=weights)
     log_probs = spoken(tokenizer, "Cold, cold, office?", {13: "c", 2: "r"})
     assert transcribe(decoder, log_probs) == "Cold, cold, office?"
-    aligner = make_aligner(tokenizer, word_lm=models.words)
-    tokens = tokenizer.encode("Cold, Zoo? office.")
-    features = aligner.extract_features(spoken(tokenizer, "Cold, Zoo? office.", {}), tokens)
-    assert [word.text for word in features.words] == ["Cold,", "oo?", "office."]
-    assert features.features["known"].tolist() == [1, 0, 1]
+    log_probs, tokens = (
+        spoken(tokenizer, "Cold, Zoo? office.", {}),
+        tokenizer.encode("Cold, Zoo? office."),
+    )
+    words = make_aligner(tokenizer).find_frames(log_probs, tokens, is_decoded=True)
+    assert [word.text for word in words] == ["Cold,", "oo?", "office."]
+    cold, unknown, office = word_features(words, models.words)
+    assert unknown.lm < min(cold.lm, office.lm)
 
 
 def test_hotwords_are_words_beside_their_marks(tokenizer: Tokenizer) -> None:
@@ -101,7 +104,8 @@ def test_hotwords_are_words_beside_their_marks(tokenizer: Tokenizer) -> None:
 
 
 def test_hotword_with_a_mark_has_no_confidence(tokenizer: Tokenizer) -> None:
-    confidence = Confidence.from_plain({"bias": 1.0})
+    confidence = Confidence(1.0, 0.0, 0.0, 0.0)
     aligner = make_aligner(tokenizer, confidence=confidence, hotwords=frozenset({"Bo"}))
-    words = aligner.align(spoken(tokenizer, "Is Bo?", {}), tokenizer.encode("Is Bo?"), samples=9999)
+    log_probs, tokens = spoken(tokenizer, "Is Bo?", {}), tokenizer.encode("Is Bo?")
+    words = aligner.align(log_probs, tokens, samples=9999, is_decoded=True)
     assert {word.text: word.confidence is None for word in words} == {"Is": False, "Bo?": True}

@@ -1,4 +1,4 @@
-"""Words have the frames of the best alignment, extend into pauses, and have features."""
+"""Words have the frames of the best alignment, extend into pauses, and have confidences."""
 
 from collections.abc import Sequence
 from math import inf
@@ -6,7 +6,6 @@ from math import inf
 import numpy as np
 import pytest
 
-from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import frames_needed
 from sbkit.decoding.word_times import (
@@ -14,13 +13,12 @@ from sbkit.decoding.word_times import (
     TimedToken,
     TimedWord,
     WordOffsets,
-    agreement,
     align,
-    features_of_audio,
-    features_of_language,
     time_words,
+    word_features,
 )
 from sbkit.lm.kneser_ney import train
+from sbkit.lm.ngram import UNKNOWN
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import best_alignments, random_matrices
 from tests.decoding.spoken import char_tokenizer, make_aligner, spoken
@@ -54,7 +52,10 @@ def test_time_words_takes_the_frames_of_the_tokens() -> None:
     pieces = ["<blank>", "a", "b", "▁"]
     words = time_words(log_probs, [1, 2, 3, 1, 2], pieces=pieces, blank=0)
     assert [(word.text, word.first, word.end) for word in words] == [("ab", 1, 3), ("ab", 7, 11)]
-    assert words[0].tokens == (TimedToken(1, 1, 2), TimedToken(2, 2, 3))
+    assert [(token.token, token.first, token.end) for token in words[0].tokens] == [
+        (1, 1, 2),
+        (2, 2, 3),
+    ]
     assert time_words(log_probs, [], pieces=pieces, blank=0) == []
     words = time_words(log_probs, [1, 2, 3, 1], pieces=["<blank>", "▁ab", "c", "▁"], blank=0)
     assert [word.text for word in words] == ["abc", "ab"]
@@ -81,7 +82,7 @@ def test_align_refuses_a_text_with_too_few_frames(frames: int, tokens: list[int]
 def to_samples(
     spans: Sequence[tuple[int, int]], *, start: float, end: float, samples: int = 1000
 ) -> list[tuple[int, int]]:
-    words = [TimedWord("a", (TimedToken(1, *span),)) for span in spans]
+    words = [TimedWord("a", (TimedToken(1, *span, posterior=1.0),)) for span in spans]
     return WordOffsets(start, end).to_samples(words, samples=samples, step=STEP)
 
 
@@ -95,54 +96,22 @@ def test_offsets_extend_words_into_pauses_within_the_clip() -> None:
     assert to_samples([], start=-1.0, end=3.0) == []
 
 
-# -- features
-
-
-def word(text: str, *tokens: tuple[int, int, int]) -> TimedWord:
-    return TimedWord(text, tuple(TimedToken(*token) for token in tokens))
-
-
-def frames(*rows: Sequence[float]) -> Float64s:
-    return np.log(np.array(rows) / np.sum(rows, axis=1, keepdims=True))
-
-
-def test_entropy_is_0_for_a_certain_word_and_1_for_a_guess() -> None:
-    certain, guess = [1e-9, 1, 1e-9, 1e-9], [1, 1, 1, 1]
-    words = [word("a", (1, 0, 2)), word("b", (2, 2, 3))]
-    features = features_of_audio(frames(certain, certain, guess), words)
-    assert features["entropy"].tolist() == pytest.approx([0, 1], abs=0.01)
-    odds = [np.log(1 / 0.001), np.log(0.25 / 0.75)]
-    assert features["posterior"].tolist() == pytest.approx(odds, abs=0.01)
-
-
-def test_posterior_is_of_the_weakest_token_at_its_best_frame() -> None:
-    log_probs = frames([1, 8, 1, 1], [6, 2, 1, 1], [1, 3, 6, 2])
-    (posterior,) = features_of_audio(log_probs, [word("ab", (1, 0, 2), (2, 2, 3))])["posterior"]
-    assert posterior == pytest.approx(np.log(0.5 / 0.5), abs=0.01)
-    longer = features_of_audio(log_probs, [word("abc", (1, 0, 2))])
-    assert longer["length"].tolist() == [np.log(3)]
-
-
-def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
-    best = ["the", "north", "office"]
-    beam = [best, ["the", "nor", "office"], ["a", "the", "north"], ["the", "nor", "office"]]
-    for score in (0, -2000):  # as of a long clip
-        shares = agreement(best, beam, (np.log([4, 2, 1, 1]) + score).tolist())
-        assert shares.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
-    assert agreement(best, [best], [-900.0]).tolist() == [1, 1, 1]
-    assert agreement(best, [], []).tolist() == [1, 1, 1]  # of a decoder without a beam
-
-
-def test_features_of_language_depend_on_the_history() -> None:
-    lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
-    features = features_of_language(lm, ["call", "zebra", "the"])
-    assert features["known"].tolist() == [1, 0, 1]
-    assert features["lm"][0] == lm.score(lm.start, lm.id_of("call"))[0]
-    after_call = features_of_language(lm, ["call", "the"])["lm"][1]
-    assert after_call > features["lm"][2]  # after an unknown word
-
-
 # -- words with times and confidences
+
+
+def test_features_are_of_the_weakest_token_the_length_and_the_history() -> None:
+    def word(text: str, *posteriors: float) -> TimedWord:
+        return TimedWord(text, tuple(TimedToken(1, 0, 1, posterior) for posterior in posteriors))
+
+    lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
+    call, the = word("call", 0.9, 0.5), word("the", 1.0)
+    features = word_features([call, word("zebra", 0.9), the], lm)
+    assert features[0] == (0.0, np.log(4), lm.score(lm.start, lm.id_of("call"))[0])
+    assert features[2].posterior == pytest.approx(np.log(1000), abs=0.01)
+    unknown, after_unknown = lm.score(lm.score(lm.start, lm.id_of("call"))[1], UNKNOWN)
+    assert features[1].lm == unknown - 3 * len("zebra")
+    assert features[2].lm == lm.score(after_unknown, lm.id_of("the"))[0]
+    assert word_features([call], None)[0].lm == 0
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +124,12 @@ def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) 
     aligner = make_aligner(
         tokenizer,
         offsets=WordOffsets(0.0, 0.0),
-        confidence=Confidence(0.0, {"posterior": 1.0}),
+        confidence=Confidence(0.0, 1.0, 0.0, 0.0),
         hotwords=frozenset({"office"}),
     )
     tokens = tokenizer.encode("call the office")
-    call, the, office = aligner.align(log_probs, tokens, samples=640 * len(log_probs))
+    samples = 640 * len(log_probs)
+    call, the, office = aligner.align(log_probs, tokens, samples=samples, is_decoded=True)
     assert [call.text, the.text, office.text] == ["call", "the", "office"]
     assert (call.start, call.end) == (0.0, pytest.approx(7 * 0.04))
     assert call.confidence is not None and the.confidence is not None

@@ -47,12 +47,9 @@ def test_format_is_written_with_its_parity_report(exported: Path, name: str) -> 
     assert find_damage(exported / name) is None
     for precision, report in parity_report(exported, name).items():
         assert report["written"] and not report["reasons"]
-        assert report["grid"]["utterances"] == 1 * 2 * 2 + 3 * 2 * 3
-        assert report["test_sets"]["utterances"] == sum(report["test_sets"]["sets"].values()) == 65
         rates = report["test_sets"]["error_rates"]
+        assert rates["utterances"] == sum(report["test_sets"]["sets"].values()) == 65
         if precision != "int8":
-            assert report["grid"]["largest_difference"] < 1e-4
-            assert not report["grid"]["utterances_with_other_tokens"]
             assert rates == report["test_sets"]["error_rates_of_the_trained_model"]
             assert not report["test_sets"]["transcripts_with_other_words"]
 
@@ -130,7 +127,7 @@ def test_sides_of_bench_transcribe_take_turns_and_recognize_the_same_words(
 @pytest.mark.slow(20)
 def test_onnx_chunks_of_80_ms_frames_have_the_events_of_torch(streaming: Path) -> None:
     report = parity_report(streaming, "onnx")["streaming, fp32"]
-    assert report["written"] and report["grid"]["largest_difference"] < 1e-4
+    assert report["written"] and report["largest_difference"] < 1e-4
     random = np.random.default_rng(0)
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 14_000, 60_123)]
     events_by_runtime = []

@@ -18,13 +18,13 @@ from sbkit.export import onnx_format, sherpa_format
 from sbkit.export.export import export_run
 from sbkit.export.formats import declared_formats
 from sbkit.export.onnx_format import WrittenGraph
-from sbkit.export.parity import Agreement, Candidate, Case, Comparison
+from sbkit.export.parity import Candidate, Case, Comparison
 from sbkit.export.trace import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.codec.task import CodecTask
-from tests.runtime.bundles import SMALL, make_run, parity_report
+from tests.runtime.bundles import make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
 
 
@@ -71,31 +71,17 @@ def test_format_that_does_not_run_is_not_written(
     assert load_bundle(out)
 
 
-@pytest.mark.parametrize(("difference", "is_kept"), [(5e-5, True), (2e-4, False), (np.nan, False)])
+@pytest.mark.parametrize(("difference", "is_kept"), [(5e-4, True), (2e-3, False), (np.nan, False)])
 def test_format_beyond_its_limits_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, difference: float, is_kept: bool
 ) -> None:
     monkeypatch.setattr(onnx_format, "write_onnx", off_by(difference))
-    export_run(run, tmp_path / "out", formats=["onnx"], grid=SMALL)
+    export_run(run, tmp_path / "out", formats=["onnx"])
     load_bundle(tmp_path / "out")
     assert (tmp_path / "out/onnx/model.onnx").exists() == is_kept
     report = parity_report(tmp_path / "out", "onnx")["fp32"]
     assert report["written"] == is_kept
     assert is_kept or "log-probabilities differ by" in report["reasons"][0]
-
-
-@pytest.mark.parametrize(("gap", "num_differing"), [(1.5e-4, 0), (3e-4, 1)])
-def test_only_tied_tokens_may_be_swapped(gap: float, num_differing: int) -> None:
-    trained = np.full((1, 2, 4), -9.0, np.float32)
-    trained[0, :, 1:3] = -0.7
-    written = trained.copy()
-    trained[0, 1, 1] += gap
-    written[0, 1, 2] += gap
-    lengths = np.array([2])
-    agreement = Agreement()
-    outputs = [BatchLogProbs(log_probs, lengths) for log_probs in (trained, written)]
-    agreement.add(*outputs, blank=0, where="one clip")
-    assert agreement.utterances_with_other_tokens == num_differing
 
 
 def test_without_test_data_inexact_formats_are_not_written(
@@ -110,7 +96,7 @@ def test_without_test_data_inexact_formats_are_not_written(
     yaml = lost / "hyperparams.yaml"
     yaml.write_text(re.sub("(?m)^data_folder:.*", "data_folder: /nowhere", yaml.read_text()))
     monkeypatch.setattr(onnx_format, "write_onnx", rounding)
-    export_run(lost, tmp_path / "out", formats=["onnx"], grid=SMALL)
+    export_run(lost, tmp_path / "out", formats=["onnx"])
     reports = parity_report(tmp_path / "out", "onnx")
     assert "/nowhere does not exist" in reports["fp32"]["test_sets"]["not_compared"]
     assert "only be compared on the run's test sets" in reports["int8"]["reasons"][0]

@@ -18,6 +18,7 @@ CONFIG: dict[str, Any] = {
 }
 INTERVAL = {"low": 0.19, "high": 0.341, "unit": "clip", "unit_count": 65}
 TEST = {"decoder": "beam", "WER": 0.2575, "WER_interval": INTERVAL, "greedy": {"WER": 0.395}}
+TEST |= {"confidence": {"ECE": 0.051}}
 SUMMARY = {"parameters": 2404288, "git_commit": "c6bb4af8", "test": {"test": TEST}}
 REPORT = {
     "corpus": {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0"},
@@ -52,6 +53,7 @@ def test_card_has_data_results_licenses_and_command(run: Path) -> None:
     for line in (
         "| train | 419 | 0.30 | 1 |",
         "| test | beam | WER | 25.75 % | 19.00 to 34.10 (65 clips) |",
+        "| test | beam | calibration error of word confidences (ECE) | 0.05 | unknown |",
         "| test | greedy | WER | 39.50 % | unknown |",
         "    train.py hparams/ctc.yaml --init_from=base --manifest train=a.csv "
         "--data_folder=s3://bucket/x",

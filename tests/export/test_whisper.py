@@ -26,7 +26,7 @@ from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.train.setup import fill_output_layer
 from tests.models.pretrained.recognizers import LANGUAGES, make_whisper, noise
-from tests.runtime.bundles import ROOT, SMALL, WITHOUT_DATA, make_run, parity_report
+from tests.runtime.bundles import ROOT, WITHOUT_DATA, make_run, parity_report
 
 YAML = ROOT / "hparams/whisper.yaml"
 library: Any = transformers  # whose annotations are incomplete
@@ -57,7 +57,7 @@ def export_whisper(
     settings: dict[str, Any] = {"encoder_config": config, "context_seconds": context_seconds}
     settings |= {"pretrained": str(folder / "whisper"), "language": "de" if languages else "en"}
     make_run(run, YAML, load, **settings, **WITHOUT_DATA)
-    export_run(run, folder / "bundle", formats=formats, grid=SMALL)
+    export_run(run, folder / "bundle", formats=formats)
     return folder / "bundle"
 
 
@@ -116,7 +116,7 @@ def test_formats_agree_with_the_trained_model(folder: Path) -> None:
         for kind, report in parity_report(folder, name).items():
             if "int8" not in kind:  # which random weights may miss
                 assert report["written"], report["reasons"]
-                assert 0 < report["grid"]["largest_difference"] < 1e-4
+                assert 0 < report["largest_difference"] < 1e-4
 
 
 def test_onnxruntime_writes_and_scores_the_same_texts(folder: Path) -> None:

@@ -1,6 +1,5 @@
-"""A terminal shows a live line; a file gets one plain line per epoch."""
+"""A terminal shows a bar; a file gets one plain line per epoch."""
 
-import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,26 @@ from tests.logs.terminal import Terminal
 from tests.runs import Workplace
 
 Captured = pytest.CaptureFixture[str]
-FIGURES = ("epoch 1/2", "step 20", "loss 1.234", "250 RTFx")  # of a live line and of an epoch's
+FIGURES = ("epoch 1/2", "step 20", "loss 1.234", "250 RTFx")  # of a bar and of an epoch's line
 
 
-def show_an_epoch() -> None:
+def show_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log two points, ten steps and ten seconds apart, then validate for ten seconds.
 
-    There remain 20 s of training and 10 s of validation.
+    There remain 20 steps: 20 s of training, and 20 s of validation at the pace so far.
     """
-    seconds = itertools.count(step=10)
+    now = 0.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
     progress = TrainingProgress(
         total_epochs=2,
         total_steps=40,
         metrics={"CER": Metric(), "WER": Metric()},
-        clock=lambda: float(next(seconds)),
+        clock=lambda: now,
     )
     for step in (10, 20):
         common: dict[str, Any] = {"epoch": 1, "step": step, "loss": 1.234, "rtfx": 250.0}
         progress.report_step(StepFigures(**common, learning_rate=2e-3, data_wait_share=0.03))
-    print("saved", flush=True)
-    progress.pause()
+        now += 10
     figures = EpochFigures(**common, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71})
     progress.report_epoch(figures)
     progress.close()
@@ -46,38 +45,38 @@ def test_file_gets_one_plain_line_per_epoch(
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")  # as many CI services do
     with log_to_screen():
-        show_an_epoch()
-    saved, epoch = capsys.readouterr().out.splitlines()
-    assert saved == "saved" and "\x1b" not in epoch
-    for figure in (*FIGURES, "valid loss 1.500", "CER 32.1 %", "WER 71.0 %", "0:00:30 left"):
+        show_an_epoch(monkeypatch)
+    (epoch,) = capsys.readouterr().out.splitlines()
+    assert "\x1b" not in epoch
+    for figure in (*FIGURES, "valid loss 1.500", "CER 32.1 %", "WER 71.0 %", "0:00:40 left"):
         assert figure in epoch
 
 
-def test_terminal_gets_live_line_and_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_gets_bar_and_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
     with log_to_screen():
-        show_an_epoch()
+        show_an_epoch(monkeypatch)
     output = terminal.getvalue()
-    for figure in (*FIGURES, "lr 2.0e-03", "waiting 3 %", "0:00:20 left", "saved", "CER 32.1 %"):
+    for figure in (*FIGURES, "lr 2.0e-03", "waiting 3 %", "0:00:20 left"):
         assert figure in output
-    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is back
-    assert sys.stdout is terminal
+    epoch, bar = (line.rpartition("\r")[2] for line in output.split("\n"))
+    assert epoch.startswith("epoch 1/2") and epoch.endswith("WER 71.0 % 250 RTFx 0:00:40 left")
+    assert bar == ""
 
 
 def test_progress_bar_logs_time_left_each_minute_without_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel sets it for its children
-    seconds = itertools.count(step=25)
+    now = 0.0
     with (
         log_to_screen(to_stderr=True),
         quiet(),
-        progress_bar("testing", 8, clock=lambda: float(next(seconds))) as advance,
+        progress_bar("testing", 8, clock=lambda: now) as advance,
     ):
         for _ in range(8):
+            now += 25
             advance(1)
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -91,9 +90,10 @@ def test_progress_bar_logs_time_left_each_minute_without_terminal(
 def test_progress_bar_on_terminal(show: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    clock = itertools.count(step=25).__next__
-    with reporting(show_progress=show), progress_bar("testing", 8, clock=clock) as advance:
+    now = 0.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    with reporting(show_progress=show), progress_bar("testing", 8, clock=lambda: now) as advance:
+        now = 25.0
         advance(4)
     assert ("testing: 50 % done, about 0:00:25 left" in terminal.getvalue()) is show
 
@@ -103,16 +103,15 @@ def test_other_ranks_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("RANK", "1")
     with log_to_screen():
-        show_an_epoch()
-    assert terminal.getvalue() == "saved\n"
+        show_an_epoch(monkeypatch)
+    assert terminal.getvalue() == ""
 
 
 @pytest.mark.slow
 def test_run_shows_progress_of_every_phase(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    for name in ("LINE_SECONDS", "REFRESH_SECONDS"):
-        monkeypatch.setattr(f"sbkit.logs.progress.{name}", 0.0)  # at every step
+    monkeypatch.setattr("sbkit.logs.progress.LINE_SECONDS", 0.0)  # at every step
     fresh = Workplace(workplace.release, tmp_path / "cache")
     options = ("--number_of_epochs=2", "--average_checkpoints=2", "--check=True")
     assert fresh.train_here(tmp_path / "run", *options) == 0

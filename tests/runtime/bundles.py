@@ -15,14 +15,12 @@ from sbkit.checkpoint.run_config import describe, write_description
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.export import format_table
 from sbkit.export.export import export_run
-from sbkit.export.parity import Grid
 from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import table_to_store, text_table
 from tests.decoding.spoken import char_tokenizer
 from tests.runs import TINY_CODEC, TINY_VAD, TINY_VOICE, Workplace
 
 ROOT = Path(__file__).parents[2]
-SMALL = Grid(batch_sizes=(1, 3), seconds=(0.3, 2.0))
 WITHOUT_DATA = {"data_folder": "/nowhere"}  # so formats are compared on noise only
 SIZES: dict[str, object] = {
     "cnn_channels": 8,
@@ -89,7 +87,7 @@ def export_all(folder: Path) -> None:
     """
     formats = [name for name, form in format_table.FORMATS.items() if not form.library]
     run = make_run(folder / "run", change=louder)
-    export_run(run, folder / "tiny", formats=formats, grid=SMALL)
+    export_run(run, folder / "tiny", formats=formats)
 
 
 def export_streaming(folder: Path) -> None:
@@ -100,8 +98,7 @@ def export_streaming(folder: Path) -> None:
     """
     sizes = {"subsampling": 8, "num_encoder_layers": 2, "kernel_size": 5}
     run = make_live_run(folder / "run", **sizes, **WITHOUT_DATA)
-    grid = Grid(batch_sizes=(1, 3), seconds=(0.02, 0.3, 2.0))
-    export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
+    export_run(run, folder / "tiny", formats=["onnx"])
 
 
 def export_tasks(workplace: Workplace, folder: Path) -> None:
@@ -110,8 +107,7 @@ def export_tasks(workplace: Workplace, folder: Path) -> None:
     for name, tiny in options.items():
         run = folder.parent / f"run_of_{name}"
         assert workplace.train_here(run, yaml=f"hparams/{name}.yaml", tiny=tiny) == 0
-        grid = Grid(batch_sizes=(1, 3), seconds=(0.3, 1.0))
-        export_run(run, folder / name, formats=["onnx"], grid=grid)
+        export_run(run, folder / name, formats=["onnx"])
 
 
 def parity_report(bundle: Path, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from sbkit.runtime.scoring import sample_validation
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.train.initialize import with_encoder_config
 from tests.models.pretrained.folders import make_folder
-from tests.runtime.bundles import ROOT, SMALL, louder, make_run
+from tests.runtime.bundles import ROOT, louder, make_run
 
 RATE = 16_000
 YAML = ROOT / "hparams/ctc_whisper.yaml"
@@ -25,7 +25,7 @@ def test_every_way_to_log_probs_cuts_a_recording_alike(tmp_path: Path) -> None:
     settings = {"pretrained": str(tmp_path / "whisper"), "output_folder": str(tmp_path / "run")}
     run = make_run(tmp_path / "run", YAML, louder, **with_encoder_config(YAML, settings))
     folder = tmp_path / "bundle"
-    export_run(run, folder, formats=["onnx"], grid=SMALL)
+    export_run(run, folder, formats=["onnx"])
     clip = (3000 * np.random.default_rng(0).standard_normal(50 * RATE)).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", clip, RATE)
     (tmp_path / "dev.csv").write_text("path,sentence\nclip.wav,hello there\n")

@@ -28,6 +28,7 @@ from sbkit.tasks.recognition.session import (
     Session,
     StreamingRecognizer,
     advance_batch,
+    agreement,
     forward_batch,
 )
 from tests.processes import run_fresh
@@ -231,6 +232,14 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
         assert event.stable <= following.stable < len(following.text.split())
     assert max(event.stable for event in partials) == 3
     assert partials[0].plain().keys() == {"event", "seconds", "text", "stable"}
+
+
+def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
+    best = ["the", "north", "office"]
+    beam = [best, ["the", "nor", "office"], ["a", "the", "north"], ["the", "nor", "office"]]
+    for score in (0, -2000):  # as of a long clip
+        shares = agreement(best, beam, (np.log([4, 2, 1, 1]) + score).tolist())
+        assert shares.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
 
 
 def test_listening_imports_no_torch() -> None:

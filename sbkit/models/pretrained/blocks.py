@@ -24,35 +24,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # keyed as in a `config.
     "silu": silu,
     "swish": silu,
 }
-PositionedQuery = tuple[Tensor, Tensor | None]  # a query, and the position bias of its scores
 LAYER_NORM_EPS = 1e-5  # for families whose files do not contain it
 
 
 def layer_norm(config: Config) -> nn.LayerNorm:
     """Make a norm over the width of an encoder."""
     return nn.LayerNorm(config["hidden_size"], eps=config.get("layer_norm_eps", LAYER_NORM_EPS))
-
-
-class Body(nn.Module):
-    """An encoder without its front-end, with the tensor names of its file.
-
-    `PretrainedEncoder` calls `project`, `embed_positions`, each of `layers` with
-    (x, mask, positions), and `normalize_output`.
-    """
-
-    encoder: Any
-    feature_projection: nn.Module
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        return self.encoder.layers
-
-    def project(self, x: Tensor) -> Tensor:
-        """Project features, before they are masked: (B, U, C) -> (B, U, D)."""
-        return self.feature_projection(x)
-
-    def normalize_output(self, x: Tensor) -> Tensor:
-        return x
 
 
 class FeatureProjection(nn.Sequential):
@@ -69,54 +46,43 @@ class FeatureProjection(nn.Sequential):
 class Attention(nn.Module):
     """Attend to all frames of an utterance: (B, U, D), (B, U) -> (B, U, D)."""
 
-    # In the files: the projections of query, key, value and output
-    names = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-    def __init__(self, config: Config, *, bias: bool = True) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
+        width = config["hidden_size"]
         self.heads: int = config["num_attention_heads"]
         self.p: float = config["attention_dropout"]
-        for name in self.names:
-            self.add_module(name, nn.Linear(config["hidden_size"], config["hidden_size"], bias))
+        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor, positions: Tensor | None) -> Tensor:
-        *projections, out_proj = (getattr(self, name) for name in self.names)
         query, key, value = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
-            for project in projections
+            for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, bias = self.add_positions(query, x, positions)
+        bias = self.position_bias(x, positions)
         dropout = self.p if self.training else 0.0
         attended = attend(query, key, value, mask[:, None, None, :], bias=bias, dropout=dropout)
-        return out_proj(attended)
+        return self.out_proj(attended)
 
-    def add_positions(self, query: Tensor, x: Tensor, positions: Tensor | None) -> PositionedQuery:
-        """Return the query, and the bias that positions add to the scores: none by default."""
-        return query, None
+    def position_bias(self, x: Tensor, positions: Tensor | None) -> Tensor | None:
+        """Return what positions add to the scores: nothing by default."""
+        return None
 
 
 class FeedForwardModule(nn.Module):
-    """Project up, and down again: (B, U, D) -> (B, U, D); ``names`` are those in the files."""
+    """Project up, and down again: (B, U, D) -> (B, U, D)."""
 
-    def __init__(
-        self,
-        config: Config,
-        names: tuple[str, str] = ("intermediate_dense", "output_dense"),
-        *,
-        bias: bool = True,
-    ) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.names = names
         width = config["hidden_size"]
         inner = config["intermediate_size"]
-        self.add_module(names[0], nn.Linear(width, inner, bias))
+        self.intermediate_dense = nn.Linear(width, inner)
         self.activation = ACTIVATIONS[config["hidden_act"]]
         self.dropout = Dropout(config["activation_dropout"])
-        self.add_module(names[1], nn.Linear(inner, width, bias))
+        self.output_dense = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        up, down = (getattr(self, name) for name in self.names)
-        return down(self.dropout(self.activation(up(x))))
+        return self.output_dense(self.dropout(self.activation(self.intermediate_dense(x))))
 
 
 def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:

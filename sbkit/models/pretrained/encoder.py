@@ -9,8 +9,10 @@ All take `config`, keyed as the `config.json` of the pretrained model. Each has 
 implements a family, with the tensor names of its file.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -25,19 +27,22 @@ from sbkit.base.messages import listed
 from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Kind, Range, require_in_range
 from sbkit.base.units import seconds_to_samples
 from sbkit.models.pretrained.blocks import Config, mask_spans
-from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
-from sbkit.models.pretrained.features import (
-    NormalizedAudio,
-    ParakeetFeatures,
-    W2vBertFeatures,
-    WhisperFeatures,
-)
+from sbkit.models.pretrained.features import NormalizedAudio, WhisperFeatures
 from sbkit.models.pretrained.lora import add_adapters
+from sbkit.models.pretrained.transformers_encoder import (
+    ExtractedFeatures,
+    make_body,
+    run_body,
+    subsampling_of,
+)
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 from sbkit.models.pretrained.whisper import WhisperBody, WhisperConvs, WhisperDecoder
 from sbkit.text.decoder_tokenizer import GenerationSettings
 from sbkit.text.languages import whisper_language
 
+logger = logging.getLogger(__name__)
+
+MAX_PADDING_EFFECT = 1e-3  # of the largest state; with noise of half a second, encoders have 1e-6
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
 
@@ -46,19 +51,30 @@ class Family(NamedTuple):
 
     features: Callable[[Config], nn.Module]
     front_end: Callable[[Config], nn.Module]
-    body: Callable[[Config], nn.Module]
+    body: Callable[[Config], Any]
     prefix: str  # of the names of the front-end's tensors in a file
     has_mask_vector: bool = True  # whether files have the vector that replaces masked frames
 
 
+class WholeFrames(nn.Module):
+    """Return the frames: encoders of transformers have a front-end of their own."""
+
+    subsampling = Subsampling(1)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return x, lengths
+
+
 WAVEFORMS = Family(NormalizedAudio, ConvEncoder, Wav2Vec2, "feature_extractor.")
+TRANSFORMERS = Family(ExtractedFeatures, WholeFrames, make_body, "")
 FAMILIES = {  # keyed by the `model_type` of a `config.json`
     **dict.fromkeys(("wav2vec2", "hubert", "wavlm"), WAVEFORMS),
-    "wav2vec2-bert": Family(W2vBertFeatures, StackedFrames, W2vBert, ""),
-    "parakeet_encoder": Family(
-        ParakeetFeatures, StridedConvs, FastConformer, "subsampling.", has_mask_vector=False
-    ),
     "whisper": Family(WhisperFeatures, WhisperConvs, WhisperBody, "", has_mask_vector=False),
+    "wav2vec2-bert": TRANSFORMERS,
+    "parakeet_encoder": TRANSFORMERS._replace(has_mask_vector=False),
 }
 
 
@@ -81,6 +97,9 @@ class PretrainedFeatures(PretrainedPart):
     For wav2vec 2.0, HuBERT and WavLM this is the normalized audio, (B, S, 1).
 
     measured: the samples that clips are normalized by, by default all.
+
+    Attributes:
+        takes_tail: whether silence may follow a clip, because normalization leaves it out.
     """
 
     normalizes_clips = True
@@ -89,6 +108,7 @@ class PretrainedFeatures(PretrainedPart):
         super().__init__()
         self.sample_rate: int = config["sample_rate"]  # Hz
         self.body = FAMILIES[config["model_type"]].features(config)
+        self.takes_tail = not isinstance(self.body, ExtractedFeatures)
 
     def forward(
         self, audio: Tensor, lengths: Tensor, measured: Tensor | None = None
@@ -156,10 +176,14 @@ class PretrainedEncoder(nn.Module):
         for key, layer, last in (("layers", count, depth), ("intermediate_layer", middle, count)):
             valid = Range(low=1, high=last, integer=True, advice="Choose one of these layers.")
             require_in_range({key: layer}, {key: valid})
+        self.num_layers = count
         self.intermediate_layer = middle
         self.rates = {"hidden_dropout": dropout, "attention_dropout": attention_dropout}
         self.rates["activation_dropout"] = activation_dropout
-        self.body: Any = family.body({**config, **self.rates, "num_hidden_layers": count})
+        sizes = {"num_hidden_layers": count, "layerdrop": layerdrop}
+        self.body: Any = family.body({**config, **self.rates, **sizes})
+        self.is_of_transformers = family.body is make_body
+        self.subsampling = Subsampling(1)
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.has_mask_vector:
@@ -168,35 +192,52 @@ class PretrainedEncoder(nn.Module):
             add_adapters(self.body, **lora)
         self.layerdrop = layerdrop
         self.gradient_checkpointing = gradient_checkpointing
+        if self.is_of_transformers:
+            self.subsampling = subsampling_of(self.body)
+            if gradient_checkpointing:
+                self.body.activation_checkpointing_enable(
+                    activation_checkpointing_kwargs={"use_reentrant": False}
+                )
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self._encoded(x, lengths)[1], lengths
+        states, _ = self._encoded(x, lengths, None)
+        return states, self.subsampling.count(lengths)
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states after the intermediate layer, and after all: -> 2 x (B, U, D).
 
         Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
-        middle, states = self._encoded(x, lengths)
-        return self.body.normalize_output(middle), states
+        states, middle = self._encoded(x, lengths, self.intermediate_layer)
+        return middle, states
 
-    def _encoded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states after the intermediate layer, before the norm, and the final states."""
-        middle = last = x
-        for index, last in enumerate(self._states(x, lengths)):
-            if index == self.intermediate_layer:
-                middle = last
-        return middle, self.body.normalize_output(last)
+    def _encoded(self, x: Tensor, lengths: Tensor, middle: int | None) -> tuple[Tensor, Any]:
+        """Return the final states, and those after the layer ``middle``."""
+        if self.is_of_transformers:
+            masked = partial(self._masked, lengths=self.subsampling.count(lengths))
+            states, middle_states = run_body(self.body, x, lengths, masked, middle)
+            if self.training and self.layerdrop > 0:
+                states = states + zero_of(self.body)
+            return states, middle_states
+        middle_states = None
+        for index, states in enumerate(self._states(x, lengths)):
+            if index == middle:
+                middle_states = self.body.normalize_output(states)
+        return self.body.normalize_output(states), middle_states
+
+    def _masked(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Mask spans of the input of the first layer, in training."""
+        if not self.training:
+            return x
+        vector = getattr(self.body, "masked_spec_embed", None)
+        return mask_spans(
+            x, lengths, frames=self.frame_masks, channels=self.channel_masks, vector=vector
+        )
 
     def _states(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
         """Yield the input of the first layer, and the output of each."""
         mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
-        x = self.body.project(x)
-        if self.training:
-            vector = getattr(self.body, "masked_spec_embed", None)
-            x = mask_spans(
-                x, lengths, frames=self.frame_masks, channels=self.channel_masks, vector=vector
-            )
+        x = self._masked(self.body.project(x), lengths)
         x, positions = self.body.embed_positions(x, mask)
         yield x
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
@@ -204,13 +245,18 @@ class PretrainedEncoder(nn.Module):
         if self.training and self.layerdrop > 0:  # the same layers on every rank
             skipped = (draw_for_step(len(skipped)) < self.layerdrop).tolist()
         for layer, is_skipped in zip(self.body.layers, skipped, strict=True):
-            if is_skipped:  # adds zero, because DDP waits for the gradient of every parameter
-                x = x + 0 * sum(p.sum() for p in layer.parameters() if p.requires_grad)
+            if is_skipped:
+                x = x + zero_of(layer)
             elif recompute:
                 x = checkpoint(layer, x, mask, positions, use_reentrant=False)
             else:
                 x = layer(x, mask, positions)
             yield x
+
+
+def zero_of(module: nn.Module) -> Any:
+    """Return zero times the parameters that learn, because DDP waits for all their gradients."""
+    return 0 * sum(p.sum() for p in module.parameters() if p.requires_grad)
 
 
 class PretrainedTransformer(PretrainedEncoder):
@@ -266,6 +312,29 @@ class PretrainedTransformer(PretrainedEncoder):
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
         """Decode whole texts: (B, L), (B, U, D), (B,) -> (B, L, D)."""
         return self.decoder(tokens, self.decoder.start(states, lengths))[0]
+
+
+@torch.no_grad()
+def warn_of_padding(features: Any, encoder: Any) -> None:
+    """Log a warning if transformers runs the encoder, and padding changes the states of a clip."""
+    if not getattr(encoder, "is_of_transformers", False):
+        return
+    samples = features.sample_rate
+    audio = 3000 * torch.randn(2, samples, generator=torch.Generator().manual_seed(0))
+    short = samples // 2
+    was_training = encoder.training
+    encoder.eval()
+    batch, _ = encoder(*features(audio, torch.tensor([samples, short])))
+    single, frames = encoder(*features(audio[1:, :short], torch.tensor([short])))
+    encoder.train(was_training)
+    padded, alone = batch[1, : int(frames)], single[0, : int(frames)]
+    difference = float((padded - alone).abs().max() / alone.abs().max())
+    if difference > MAX_PADDING_EFFECT:
+        logger.warning(
+            f"{type(encoder.body).__name__} of transformers sees the padding of a batch: a state "
+            f"changed by {difference:.1%} of the largest. A text may depend on the clips that are "
+            "recognized together."
+        )
 
 
 def text_tokens_of(config: Config) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ only the first does, over time.
 import math
 from functools import reduce
 from itertools import starmap
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,9 @@ from sbkit.models.layers import Dropout, FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,
     Attention,
-    Body,
     Config,
     FeatureProjection,
     FeedForwardModule,
-    PositionedQuery,
     layer_norm,
 )
 
@@ -111,8 +110,14 @@ class ConvLayer(nn.Module):
         return torch.baddbmm(shift.mT.to(audio.dtype), windows, folded)
 
 
-class Wav2Vec2(Body):
-    """Attention blocks over features. A convolution adds the positions to the features."""
+class Wav2Vec2(nn.Module):
+    """Attention blocks over features. A convolution adds the positions to the features.
+
+    `PretrainedEncoder` calls `project`, `embed_positions`, each of `layers` with
+    (x, mask, positions), and `normalize_output`.
+    """
+
+    encoder: Any
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -126,6 +131,14 @@ class Wav2Vec2(Body):
         self.encoder.layers = nn.ModuleList(Wav2Vec2Block(config) for _ in range(depth))
         if config["model_type"] == "wavlm":  # all layers share it; the files store it in the first
             self.encoder.layers[0].attention.rel_attn_embed = RelativePositions(config)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.encoder.layers
+
+    def project(self, x: Tensor) -> Tensor:
+        """Project features, before they are masked: (B, U, C) -> (B, U, D)."""
+        return self.feature_projection(x)
 
     def embed_positions(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         """Add positions to x, and compute the attention bias of WavLM, None for other encoders.
@@ -188,13 +201,13 @@ class GatedAttention(Attention):
         self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
         self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
 
-    def add_positions(self, query: Tensor, x: Tensor, positions: Tensor | None) -> PositionedQuery:
-        """Return the query, and the shared bias scaled by gates of x: (H, U, U) -> (B, H, U, U)."""
+    def position_bias(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """Return the shared bias, scaled by gates of x: (H, U, U) -> (B, H, U, U)."""
         assert positions is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
         update, reset = gates.split(1, dim=-1)  # (B, H, U, 1)
-        return query, (update * (reset * self.gru_rel_pos_const - 1) + 2) * positions
+        return (update * (reset * self.gru_rel_pos_const - 1) + 2) * positions
 
 
 class RelativePositions(nn.Embedding):

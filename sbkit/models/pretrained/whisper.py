@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.pretrained.blocks import ACTIVATIONS, Attention, Config, layer_norm
-from sbkit.models.pretrained.conformer import SINUSOID_BASE
 from sbkit.models.transformer import attend
 
 KERNEL, STRIDE = 3, 2  # of the second convolution
+SINUSOID_BASE = 10_000.0
 
 
 class WhisperConvs(nn.Module):
@@ -42,7 +42,7 @@ class WhisperConvs(nn.Module):
 
 
 class WhisperBody(nn.Module):
-    """Attention blocks over frames, with the methods of a `Body`."""
+    """Attention blocks over frames, with the methods of `Wav2Vec2`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from sbkit.base.files import from_plain, require_writable, size_and_mtime, write
 from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
+from sbkit.logs.handlers import print_line
 from sbkit.tasks.recognition import segment
 
 if TYPE_CHECKING:
@@ -109,14 +110,15 @@ def _write_results(
             if entry := due[file]:
                 write_result(options, entry, f"{text}\n")
             elif options.format == "text" and (len(files) > 1 or options.share is not None):
-                for line in text.split("\n"):  # of a call there is a line for each turn
-                    print(f"{printable(str(file))}\t{line}", flush=True)
+                for line in text.split("
+"):  # of a call there is a line for each turn
+                    print_line(f"{printable(str(file))}	{line}")
             else:
-                print(text, flush=True)
+                print_line(text)
             num_written += 1
         except SbkitError as error:
             num_failed += 1
-            print(error, file=sys.stderr)
+            print_line(str(error), to_stderr=True)
             if errors is not None:
                 line = json.dumps({"file": str(file), "error": str(error)}, ensure_ascii=False)
                 print(printable_json(line), file=errors, flush=True)

@@ -79,7 +79,9 @@ class AsrModel(AcousticModel):
             unit = "rows in its embedding"
             vocabulary.check_size(embedding.num_embeddings, key=backbone.name, unit=unit)
         rates = [getattr(part, "sample_rate", None) for part in self.encoder.modules.values()]
-        self.tail_samples = tail_samples(next(filter(None, rates), SAMPLE_RATE))
+        takes_tail = getattr(compute_features, "takes_tail", True)
+        rate = next(filter(None, rates), SAMPLE_RATE)
+        self.tail_samples = tail_samples(rate) if takes_tail else 0
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin

@@ -25,9 +25,9 @@ from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioSource, Samples, stream_source
 from sbkit.audio.segments import Segment, Segmenter
-from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.messages import listed, printable
+from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.bundle.task import ClipBatch

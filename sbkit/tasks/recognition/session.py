@@ -3,7 +3,7 @@
 Audio arrives in blocks of any size, and runs through the model in chunks. The model has a thread of
 its own and may use any runtime; this file imports none.
 
-Legend: S samples, U frames, V vocabulary.
+Legend: S samples, U frames, V vocabulary, W words of an utterance.
 """
 
 from bisect import bisect
@@ -16,14 +16,14 @@ import numpy as np
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.audio.segments import tail_samples
-from sbkit.base.arrays import LogProbs
+from sbkit.base.arrays import Float64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
-from sbkit.decoding.word_times import agreement
+from sbkit.evaluate.wer import word_correctness
 from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
@@ -374,8 +374,8 @@ class Session:
             timed_words = self.recognizer.aligner.align(
                 np.concatenate(utterance.log_probs)[:num_frames],
                 list(beam[0].tokens),
-                beam,
                 samples=end_sample - first_sample,
+                is_decoded=True,
             )
             final = Final(
                 seconds=self._decoded_seconds,
@@ -410,6 +410,20 @@ class Session:
         chunks = self.recognizer.chunks
         end = (self._num_chunks - 1) * chunks.step + chunks.window
         return self._to_seconds(self._offset + min(end, self._num_samples))
+
+
+def agreement(
+    words: Sequence[str], beam: Sequence[Sequence[str]], scores: Sequence[float]
+) -> Float64s:
+    """Return the share of a beam's probability that agrees with each word: -> (W,).
+
+    words: of the best hypothesis; beam: the words of every hypothesis, which are aligned with
+    them; scores: natural logarithms.
+    """
+    shares = np.exp(np.array(scores) - max(scores))
+    agrees = np.array([word_correctness(text, words) for text in beam], np.float64)
+    agreed: Float64s = shares @ agrees / shares.sum()
+    return agreed
 
 
 def advance_batch(sessions: Sequence[Session]) -> list[list[Event] | Exception]:

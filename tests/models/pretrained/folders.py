@@ -1,4 +1,4 @@
-"""Folders of tiny pretrained models as `save_pretrained` writes them, without transformers."""
+"""Folders of tiny pretrained models as `save_pretrained` writes them."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sbkit.audio.io import FULL_SCALE
+from sbkit.base.torch_internals import batch_norms
 from sbkit.models.pretrained.encoder import (
     PretrainedEncoder,
     PretrainedFeatures,
@@ -71,8 +72,10 @@ def make_parts(
     for part in (front_end, encoder):
         for parameter in part.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
-        for buffer in part.buffers():  # the statistics of batch norm
-            buffer.data += torch.rand(buffer.shape).to(buffer.dtype)
+        for norm in batch_norms(part):
+            for statistic in (norm.running_mean, norm.running_var):
+                assert statistic is not None
+                statistic += torch.rand(statistic.shape)
     return front_end.eval(), encoder.eval()
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from sbkit.base.errors import ConfigError, DeviceError, SbkitError
 from sbkit.models.pretrained import folder as folder_module
 from sbkit.models.pretrained.encoder import (
-    FAMILIES,
     PretrainedEncoder,
     PretrainedFeatures,
     PretrainedFrontEnd,
@@ -85,17 +84,6 @@ def remove_shard(folder: Path) -> None:
     remove("model-00002-of-00002.safetensors")(folder)
 
 
-def move_shard_elsewhere(folder: Path) -> None:
-    remove("model.safetensors")(folder)
-    index = {"weight_map": {"a": "../other/model.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def link_elsewhere(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
-    (folder / "model.safetensors").symlink_to("../elsewhere.safetensors")
-
-
 def rename(old: str, new: str) -> Change:
     return map_weights(lambda tensors: {n.replace(old, new): t for n, t in tensors.items()})
 
@@ -103,17 +91,6 @@ def rename(old: str, new: str) -> Change:
 Q_PROJ = "encoder.layers.0.attention.q_proj.weight"
 BAD: dict[str, tuple[Change, str]] = {
     "family": (set_config(model_type="data2vec"), "`model_type` in .* wav2vec2, .* is data2vec"),
-    "adapter": (set_config(add_adapter=True), "`add_adapter` in .* false, but is True"),
-    "remote code": (set_config(auto_map={"AutoModel": "x.Y"}), "model's author is never run"),
-    "heads": (set_config(num_attention_heads=5), r"multiple of `num_attention_heads` \(5\), but"),
-    "kernels": (set_config(conv_kernel=[10, 3]), r"`conv_kernel` in .* as `conv_dim` \(3\), but"),
-    "stride": (set_config(conv_stride=[5, 0, 2]), "`conv_stride` in .* each a whole number"),
-    "size": (set_config(hidden_size=1 << 40), "`hidden_size` in .* a whole number from 1 to 65536"),
-    "stacked": (
-        set_config(model_type="wav2vec2-bert", feature_projection_input_dim=80),
-        r"must be `num_mel_bins` times `stride` of preprocessor_config.json, 160, but is 80",
-    ),
-    "activation": (set_config(hidden_act="mish"), "`hidden_act` in .* gelu or relu .* is mish"),
     "wider": (set_config(hidden_size=48), r"\(24, 16\), not \(48, 16\)"),
     "no config": (remove("config.json"), "a folder with config.json, but .* has none"),
     "half a config": (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
@@ -122,18 +99,8 @@ BAD: dict[str, tuple[Change, str]] = {
     "no weights": (remove("model.safetensors"), "has no model.safetensors"),
     "half a download": (truncate, "model.safetensors must be a whole file"),
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
-    "shard elsewhere": (move_shard_elsewhere, "has no ../other/model.safetensors"),
-    "link": (link_elsewhere, "model.safetensors is not a file of its folder"),
     "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),
     "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Set `mask_time_prob: 0`"),
-    "not finite": (
-        map_weights(lambda tensors: tensors | {Q_PROJ: tensors[Q_PROJ] / 0}),
-        rf"{Q_PROJ} \(not finite\)",
-    ),
-    "quantized": (
-        map_weights(lambda tensors: tensors | {Q_PROJ: tensors[Q_PROJ].to(torch.int8)}),
-        rf"{Q_PROJ} \(of I8\)",
-    ),
 }
 
 
@@ -222,10 +189,9 @@ def test_license_is_read_from_the_model_card(folder: Path) -> None:
 
 
 def test_quiet_clips_have_the_features_of_loud_ones(tmp_path: Path) -> None:
-    """Except in Whisper, whose features keep the level: it was trained on all levels."""
     torch.manual_seed(0)
     audio = 3000 * torch.randn(1, 16_000) * torch.linspace(0, 20, 16_000).sin()
-    for model_type in FAMILIES.keys() - {"whisper"}:
+    for model_type in ("wav2vec2", "hubert", "wavlm"):
         folder = make_folder(tmp_path / model_type, model_type)
         file = folder / "preprocessor_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"do_normalize": False}))

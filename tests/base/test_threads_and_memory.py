@@ -1,4 +1,4 @@
-"""Threads sleep while other processes need the cores."""
+"""Threads sleep while other processes need the cores; freed memory is kept, unless told not to."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sbkit.base.machine import allowed_cores
-from sbkit.base.openmp import SETTINGS, prepare_waiting, seconds_without_core
+from sbkit.base.threads_and_memory import SETTINGS, prepare_waiting, seconds_without_core
 from tests.runs import ROOT
 
 
@@ -39,8 +39,8 @@ def test_settings_of_user_are_kept(
 
 
 def test_container_with_fewer_cores_gets_fewer_threads(variables: pytest.MonkeyPatch) -> None:
-    variables.setattr("sbkit.base.openmp.allowed_cores", lambda: 8)
-    variables.setattr("sbkit.base.openmp.usable_cores", lambda: 2)
+    variables.setattr("sbkit.base.threads_and_memory.allowed_cores", lambda: 8)
+    variables.setattr("sbkit.base.threads_and_memory.usable_cores", lambda: 2)
     prepare_waiting()
     assert os.environ["OMP_NUM_THREADS"] == "2"
     variables.setenv("OMP_NUM_THREADS", "3")
@@ -50,7 +50,7 @@ def test_container_with_fewer_cores_gets_fewer_threads(variables: pytest.MonkeyP
 
 TEAMS = """
 import ctypes, json, os, time
-from sbkit.base.openmp import *
+from sbkit.base.threads_and_memory import *
 assert prepare_waiting()
 import torch
 import sentencepiece  # brings another OpenMP, which must not be switched
@@ -86,3 +86,27 @@ def test_second_team_has_more_threads_than_processors_until_it_ends() -> None:
     assert "/torch" in library
     assert asleep > before + allowed_cores() and after < asleep
     assert waited >= 0
+
+
+FAULTS = """
+import resource, sys
+from sbkit.base.threads_and_memory import keep_freed_memory
+keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for size in (5, 20, 11, 30):
+        buffers = [b"x" * (size << 20) for _ in range(3)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+@pytest.mark.parametrize(
+    ("variables", "is_kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "100000"}, False)]
+)
+def test_freed_memory_maps_its_pages_once(variables: dict[str, str], is_kept: bool) -> None:
+    command = [sys.executable, "-c", FAULTS]
+    faults = int(subprocess.check_output(command, cwd=ROOT, env=variables))
+    assert (faults < 1000) is is_kept  # of 50,000 pages
