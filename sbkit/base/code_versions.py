@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "6c657b4c1fcde476"),
+    "corpus": CodeVersion(2, "0f14719cc247ca96"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(8, "3ba49f5c36c0f346"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),

@@ -110,9 +110,8 @@ def _write_results(
             if entry := due[file]:
                 write_result(options, entry, f"{text}\n")
             elif options.format == "text" and (len(files) > 1 or options.share is not None):
-                for line in text.split("
-"):  # of a call there is a line for each turn
-                    print_line(f"{printable(str(file))}	{line}")
+                for line in text.split("\n"):  # of a call there is a line for each turn
+                    print_line(f"{printable(str(file))}\t{line}")
             else:
                 print_line(text)
             num_written += 1
