@@ -183,14 +183,16 @@ class Connection:
         fields = parse_fields(SpeechFields, {"input": request.text})
         name = (request.voice and request.voice.name) or ""
         voice = self._service.models.pick_voice(name, None)
+        speech = voice.speak(fields.input, fields.speed, "pcm")
         with self._service.open_request():
-            await self._send(AudioStart(**SPEECH_FORMAT))
-            async with aclosing(voice.speak(fields.input, fields.speed, "pcm")) as parts:
-                async for part in parts:
+            async with aclosing(speech):
+                await anext(speech)  # its notes, for which the protocol has no place
+                await self._send(AudioStart(**SPEECH_FORMAT))
+                async for part in speech:
                     if isinstance(part, bytes):
                         await self._send(AudioChunk(audio=part, **SPEECH_FORMAT))
             await self._send(AudioStop())
-        logger.info("wyoming speech, %.1f s of audio", part)
+        logger.info("wyoming speech, %.1f s of audio", part)  # the last part is its seconds
 
 
 def read_options(request: Transcribe) -> TranscriptionOptions:

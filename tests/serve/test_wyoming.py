@@ -119,7 +119,8 @@ def test_bad_and_too_many_events_get_an_error(
     ):
         if not isinstance(events[0], Synthesize):
             events = [*events[:1], AudioStart(RATE, 2, 1), *events]
-        assert words in ask(server, events, "error")[-1].data["text"]
+        (error,) = ask(server, events, "error")
+        assert words in error.data["text"]
     for content in (b"[]\n", b"{}\n", b'{"type": "x", "payload_length": 99999999}\n', b"\xff\n"):
         with socket.create_connection(("127.0.0.1", server.wyoming_port or 0), 20) as stream:
             stream.sendall(content)
