@@ -1,6 +1,5 @@
 """A model is downloaded from a hub once, and every way in which that fails is one sentence."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,21 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import read_spec
 from sbkit.models.pretrained.folder import read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.train.setup import declare_run
-from tests.models.pretrained.folders import FRAMES, make_folder
+from tests.models.pretrained.folders import FRAMES, make_folder, split_into_shards
 from tests.models.pretrained.hub import Hub, commit_id
 from tests.runs import ROOT, Workplace, read_json
 
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
 FILES = ("config.json", "preprocessor_config.json", "README.md", "model.safetensors")
 OTHERS = ("pytorch_model.bin", "modeling.py", "model.fp32.safetensors")  # never fetched
-INDEX = "model.safetensors.index.json"
+SHARDS = ("model.safetensors.index.json", *(f"model-0000{n}-of-00002.safetensors" for n in (1, 2)))
 
 
 @pytest.fixture
@@ -76,17 +74,9 @@ def test_yaml_names_the_revision(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:
-    folder = hub.models["acme/tiny"]["main"]
-    weights = load_file(folder / "model.safetensors")
-    shards = [f"part-{index % 2}.safetensors" for index in range(len(weights))]
-    for file in shards[:2]:
-        part = [name for name, shard in zip(weights, shards, strict=True) if shard == file]
-        save_file({name: weights[name] for name in part}, folder / file)
-    weight_map = dict(zip(weights, shards, strict=True))
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    (folder / "model.safetensors").unlink()
+    split_into_shards(hub.models["acme/tiny"]["main"])
     read_encoder_config(find_folder("acme/tiny"))
-    assert hub.fetched == {f"acme/tiny/{file}": 1 for file in (*FILES[:3], INDEX, *shards[:2])}
+    assert hub.fetched == {f"acme/tiny/{file}": 1 for file in (*FILES[:3], *SHARDS)}
 
 
 @pytest.mark.parametrize(
