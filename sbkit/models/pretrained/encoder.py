@@ -78,20 +78,7 @@ FAMILIES = {  # keyed by the `model_type` of a `config.json`
 }
 
 
-class PretrainedPart(nn.Module):
-    """Call the body of a family: (B, ...), (B,) -> (B, ...), (B,)."""
-
-    body: Any
-
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.body(x, lengths)
-
-    @property
-    def subsampling(self) -> Subsampling:
-        return self.body.subsampling
-
-
-class PretrainedFeatures(PretrainedPart):
+class PretrainedFeatures(nn.Module):
     """Compute the features that the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
 
     For wav2vec 2.0, HuBERT and WavLM this is the normalized audio, (B, S, 1).
@@ -103,6 +90,7 @@ class PretrainedFeatures(PretrainedPart):
     """
 
     normalizes_clips = True
+    body: Any
 
     def __init__(self, *, config: Config) -> None:
         super().__init__()
@@ -115,15 +103,25 @@ class PretrainedFeatures(PretrainedPart):
     ) -> tuple[Tensor, Tensor]:
         return self.body(audio / FULL_SCALE, lengths, lengths if measured is None else measured)
 
+    @property
+    def subsampling(self) -> Subsampling:
+        return self.body.subsampling
 
-class PretrainedFrontEnd(PretrainedPart):
+
+class PretrainedFrontEnd(nn.Module):
     """Subsample features: (B, T, M), (B,) -> (B, U, C), (B,)."""
+
+    body: Any
 
     def __init__(self, *, config: Config) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
         self.prefix = family.prefix
         self.body = family.front_end(config)
+        self.subsampling: Subsampling = self.body.subsampling
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.body(x, lengths)
 
 
 class PretrainedEncoder(nn.Module):

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from sbkit.base.errors import CODE_FAULTS, BundleError, ConfigError, translate
-from sbkit.base.files import task_lock
 from sbkit.base.messages import listed
 from sbkit.models.pretrained.folder import (
     CARD,
@@ -57,14 +56,8 @@ def find_folder(path_or_id: str, revision: str | None = None) -> Path:
             "`pretrained` must name a folder, or a model of the hub as OWNER/NAME, but "
             f"{path_or_id} is neither."
         )
-    from huggingface_hub import constants  # not needed for a folder
-
     logger.info(f"Downloading {path_or_id}, unless another process does so already.")
-    locks = Path(constants.HF_HUB_CACHE) / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with task_lock(locks, path_or_id, wait=True):  # the other processes of a run wait for one
-        cached = _find_in_cache(path_or_id, revision)
-        return cached or _download(path_or_id, revision)
+    return _download(path_or_id, revision)
 
 
 def _find_in_cache(model: str, revision: str) -> Path | None:
