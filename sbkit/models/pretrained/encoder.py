@@ -181,7 +181,7 @@ class PretrainedEncoder(nn.Module):
         sizes = {"num_hidden_layers": count, "layerdrop": layerdrop}
         self.body: Any = family.body({**config, **self.rates, **sizes})
         self.is_of_transformers = family.body is make_body
-        self.subsampling = Subsampling(1)
+        self.subsampling = subsampling_of(self.body) if self.is_of_transformers else Subsampling(1)
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.has_mask_vector:
@@ -190,12 +190,10 @@ class PretrainedEncoder(nn.Module):
             add_adapters(self.body, **lora)
         self.layerdrop = layerdrop
         self.gradient_checkpointing = gradient_checkpointing
-        if self.is_of_transformers:
-            self.subsampling = subsampling_of(self.body)
-            if gradient_checkpointing:
-                self.body.activation_checkpointing_enable(
-                    activation_checkpointing_kwargs={"use_reentrant": False}
-                )
+        if self.is_of_transformers and gradient_checkpointing:
+            self.body.activation_checkpointing_enable(
+                activation_checkpointing_kwargs={"use_reentrant": False}
+            )
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         states, _ = self._encoded(x, lengths, None)

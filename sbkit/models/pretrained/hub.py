@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from sbkit.base.errors import CODE_FAULTS, BundleError, ConfigError, translate
-from sbkit.base.messages import listed
 from sbkit.models.pretrained.folder import (
     CARD,
     CONFIG,
@@ -82,11 +81,6 @@ def _download(model: str, revision: str) -> Path:
     with translate(Exception, ConfigError, explain, passing=CODE_FAULTS):
         info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=timeout)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        if CONFIG not in sizes or sizes.keys().isdisjoint([WEIGHTS, INDEX]):
-            raise BundleError(
-                f"{model} must have {CONFIG} and {WEIGHTS} on the hub, but has "
-                f"{listed(sorted(sizes), max_names=8)} (docs/guide/fine-tuning.md)."
-            )
         names = [*SMALL_FILES] if WEIGHTS in sizes else [*SMALL_FILES, INDEX]
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=names))
         read_settings(folder)
@@ -94,6 +88,7 @@ def _download(model: str, revision: str) -> Path:
         size = sum(sizes.get(name, 0) for name in weights) / 1e6
         logger.info(f"{model}, commit {folder.name}: {size:,.1f} MB, less what the cache has.")
         snapshot_download(model, revision=folder.name, allow_patterns=weights)
+        weight_files(folder)
     return folder
 
 
