@@ -140,7 +140,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "is EncoderModel, but only": ("ctc", change("config.json", architectures=["EncoderModel"])),
     "is None, but only recognizers": ("ctc", change("config.json", architectures=None)),
     "lacks weights of its Wav2Vec2ForCTC: lm_head.weight": ("ctc", drop_head),
-    "has only pytorch_model.bin, a pickle": (
+    "has no model.safetensors. Download it. If there is only a pickle": (
         "ctc",
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
     ),

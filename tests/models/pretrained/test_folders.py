@@ -60,11 +60,6 @@ def remove(name: str) -> Change:
     return lambda folder: (folder / name).unlink()
 
 
-def replace_by_pickle(folder: Path) -> None:
-    remove("model.safetensors")(folder)
-    torch.save({}, folder / "pytorch_model.bin")
-
-
 def truncate(folder: Path) -> None:
     os.truncate(file := folder / "model.safetensors", file.stat().st_size - 100)
 
@@ -84,7 +79,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "no config": (remove("config.json"), "a folder with config.json, but .* has none"),
     "half a config": (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
     "no rate": (remove("preprocessor_config.json"), "no preprocessor_config.json with a sampling"),
-    "pickle": (replace_by_pickle, "has only pytorch_model.bin, a pickle"),
+    "no weights": (remove("model.safetensors"), "has no model.safetensors"),
     "half a download": (truncate, "model.safetensors must be a whole file"),
     "shard missing": (remove_shard, "has no model-00002-of-00002.safetensors"),
     "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),

@@ -85,7 +85,7 @@ def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:
         ("acme/none", None, "acme/none is neither a folder here nor a public model of http"),
         ("acme/tiny", "v9", "`pretrained_revision` is v9, which acme/tiny "),
         ("acme/gated", None, "acme/gated is gated. Accept its terms at http.*/acme/gated, and log"),
-        ("acme/pickle", None, "must have .* has config.json, pytorch_model.bin"),
+        ("acme/pickle", None, "has no model.safetensors. Download it. If there is only a"),
         ("acme/llama", None, "`model_type` in .* is llama"),
         ("folder/of/mine", None, "a model of the hub as OWNER/NAME, but folder/of/mine is neither"),
         (".", "main", "`pretrained_revision` is of a model of the hub, but . is a folder"),
@@ -95,12 +95,9 @@ def test_model_that_cannot_be_had_is_one_sentence(
     name: str, revision: str | None, sentence: str, hub: Hub, tmp_path: Path
 ) -> None:
     hub.gated = "acme/gated"
-    for folder, weights in (("gated", "model.safetensors"), ("pickle", OTHERS[0])):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "config.json").write_text("{}")
-        (tmp_path / folder / weights).touch()
-        hub.models[f"acme/{folder}"] = {"main": tmp_path / folder}
-    hub.models["acme/llama"] = {"main": make_folder(tmp_path / "llama")}
+    for folder in ("gated", "pickle", "llama"):
+        hub.models[f"acme/{folder}"] = {"main": make_folder(tmp_path / folder)}
+    (tmp_path / "pickle/model.safetensors").rename(tmp_path / "pickle" / OTHERS[0])
     (tmp_path / "llama/config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(SbkitError, match=sentence):
         find_folder(name, revision)
