@@ -22,9 +22,9 @@ class CodeVersion(NamedTuple):
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "corpus": CodeVersion(2, "0f14719cc247ca96"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
-    "text": CodeVersion(8, "3ba49f5c36c0f346"),
+    "text": CodeVersion(8, "32f46d2590b7e7a0"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
-    "symbols": CodeVersion(2, "fed194fd5645f858"),
+    "symbols": CodeVersion(2, "3c4b8ce29d2b5921"),
     "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
     "speech": CodeVersion(1, "e30d75ec7f21935c"),
     "statistics": CodeVersion(1, "7963c45d5ed534db"),

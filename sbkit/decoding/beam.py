@@ -233,7 +233,7 @@ class BeamDecoder:
         beams: list[list[Hypothesis]] = []
         for search, state in zip(self._searches(), states, strict=True):
             # The beam is empty if no sequence of ordinary tokens is possible.
-            beam = search.finish(state) or [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
+            beam = search.finish(state) or [Hypothesis(tokens=(), score=0.0)]
             if self.attention_rescoring:
                 assert attention is not None
                 # A decoder writes words in silence, and may be surer of them than CTC of blanks.

@@ -22,11 +22,10 @@ def rescore(
 ) -> list[Hypothesis]:
     """Add the attention decoder's weighted scores, and return the best hypothesis first."""
     scores = attention.score([hypothesis.tokens for hypothesis in hypotheses])
-    rescored: list[Hypothesis] = []
-    for hypothesis, score in zip(hypotheses, scores, strict=True):
-        added = weight * score
-        total = hypothesis.score + added
-        rescored.append(replace(hypothesis, score=total, attention_score=added))
+    rescored = [
+        replace(hypothesis, score=hypothesis.score + weight * score)
+        for hypothesis, score in zip(hypotheses, scores, strict=True)
+    ]
     return sorted(rescored, key=lambda hypothesis: hypothesis.score, reverse=True)
 
 

@@ -20,19 +20,14 @@ LOWEST = -1e4  # finite, so that any text can be aligned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """A token sequence without blanks, with natural logarithmic scores.
+    """A token sequence without blanks, with its score.
 
-    score: the sum of the three scores below.
-    ctc_score: ln p(tokens | audio) over the alignments that the search kept.
-    lm_score: the weighted sum of all scorers, hotword rewards included.
-    attention_score: weighted ln p(tokens, end | audio) of an attention decoder.
+    score: ln p(tokens | audio) over the alignments that the search kept, and what scorers and an
+        attention decoder add.
     """
 
     tokens: tuple[int, ...]
     score: float
-    ctc_score: float
-    lm_score: float = 0.0
-    attention_score: float = 0.0
 
 
 def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
@@ -111,7 +106,7 @@ class GreedyDecoder:
         """Return the text of a decoder with its own tokens, or of CTC's best frames."""
         if attention is not None and attention.proposals:
             (tokens, *_), (score, *_) = attention.proposals, attention.score(attention.proposals)
-            return [Hypothesis(tokens=tokens, score=score, ctc_score=0.0, attention_score=score)]
+            return [Hypothesis(tokens=tokens, score=score)]
         return self.finish(self.advance(self.start(), log_probs))
 
     def start(self) -> GreedyState:
@@ -128,4 +123,4 @@ class GreedyDecoder:
 
     def finish(self, state: GreedyState, attention: object = None) -> Sequence[Hypothesis]:
         """Return the one hypothesis, with the score of the best alignment."""
-        return [Hypothesis(tokens=state.tokens, score=state.score, ctc_score=state.score)]
+        return [Hypothesis(tokens=state.tokens, score=state.score)]

@@ -219,8 +219,8 @@ class PrefixBeamSearch:
             state = self._automaton_state(after)
         pairs = zip(self._scorers, state.scorer_states, strict=True)
         added += sum(scorer.end(scorer_state) for scorer, scorer_state in pairs)
-        ctc = sum_alignments(log_probs, tokens, self.settings.blank)
-        return Hypothesis(tokens=(*tokens,), score=ctc + added, ctc_score=ctc, lm_score=added)
+        score = sum_alignments(log_probs, tokens, self.settings.blank) + added
+        return Hypothesis(tokens=(*tokens,), score=score)
 
     def start(self) -> BeamState:
         if len(self._states) > MAX_CACHED_STATES:
@@ -261,13 +261,9 @@ class PrefixBeamSearch:
         hypotheses: list[Hypothesis] = []
         for prefix in state.beam:
             pairs = zip(self._scorers, prefix.state.scorer_states, strict=True)
-            ctc = prefix.total + silence
             added = prefix.added + sum(scorer.end(s) for scorer, s in pairs)
-            if (score := ctc + added) > -inf:
-                tokens = prefix.tokens()
-                hypotheses.append(
-                    Hypothesis(tokens=tokens, score=score, ctc_score=ctc, lm_score=added)
-                )
+            if (score := prefix.total + silence + added) > -inf:
+                hypotheses.append(Hypothesis(tokens=prefix.tokens(), score=score))
         return sorted(hypotheses, key=attrgetter("score"), reverse=True)
 
     def _stay(self, beam: list[Prefix], frame: Frame, index: int) -> None:

@@ -40,9 +40,8 @@ MIN_PROBABILITY = 1e-3  # keeps odds finite; confidences have 3 decimals
 
 @dataclass(frozen=True)
 class TimedToken:
-    """A token with its first frame and the frame after its last."""
+    """The first frame of a token and the frame after its last."""
 
-    token: int
     first: int
     end: int
     posterior: float  # of its best frame
@@ -123,7 +122,7 @@ def time_words(
     for token, (first, end) in zip(tokens, align(log_probs, tokens, blank), strict=True):
         posterior = float(np.exp(log_probs[first:end, token].max()))
         is_a_mark = all(map(is_mark, pieces[token].strip(SPACE)))
-        timed_token = TimedToken(token, first, end, posterior, is_a_mark)
+        timed_token = TimedToken(first, end, posterior, is_a_mark)
         for letter in pieces[token]:
             if letter != SPACE:
                 text += letter

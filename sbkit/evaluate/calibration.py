@@ -30,32 +30,28 @@ class Calibration:
     Attributes:
         AUC: the probability that a right word has a higher confidence than a wrong one; 0.5 by
             chance, None if all words are right or all are wrong.
-        NCE: normalized cross entropy: at most 1, 0 for confidences that all equal the share of
-            right words, negative for less informative ones; None like AUC.
         ECE: expected calibration error, the mean distance of confidence and share of right words.
         words, right: the number of words, and of right words.
 
     >>> print(measure_calibration([0.9, 0.8, 0.2], [True, True, False]))
-    AUC 1.0, NCE 0.7, ECE 0.17 (2 right / 3 words)
+    AUC 1.0, ECE 0.17 (2 right / 3 words)
     """
 
     AUC: float | None
-    NCE: float | None
     ECE: float
     words: int
     right: int
 
     def __str__(self) -> str:
         digits = 2 if self.words >= MIN_WORDS_FOR_TWO_DIGITS else 1
-        figures = (("AUC", self.AUC, digits), ("NCE", self.NCE, digits), ("ECE", self.ECE, 2))
-        text = ", ".join(f"{name} {value:.{n}f}" for name, value, n in figures if value is not None)
-        return f"{text} ({self.right} right / {self.words} words)"
+        auc = "" if self.AUC is None else f"AUC {self.AUC:.{digits}f}, "
+        return f"{auc}ECE {self.ECE:.2f} ({self.right} right / {self.words} words)"
 
 
 def measure_calibration(
     confidences: Sequence[float], is_right: Sequence[bool]
 ) -> Calibration | None:
-    """Compare confidences, between 0 and 1 exclusive, with the truth of each word: (N,), (N,).
+    """Compare confidences, between 0 and 1, with the truth of each word: (N,), (N,).
 
     None if there are no words. Source of the ECE: Naeini, Cooper and Hauskrecht 2015.
     """
@@ -69,7 +65,6 @@ def measure_calibration(
     bins = reliability_bins(confidences, is_right)
     return Calibration(
         AUC=_auc(values, right_mask) if has_both else None,
-        NCE=_nce(values, right_mask) if has_both else None,
         ECE=sum(b.words * abs(b.confidence - b.right_share) for b in bins) / num_words,
         words=num_words,
         right=num_right,
@@ -94,16 +89,3 @@ def _auc(values: Float64s, is_right: Bools) -> float:
     num_wrong_below = np.searchsorted(wrong, values[is_right], "left")
     num_wrong_at_or_below = np.searchsorted(wrong, values[is_right], "right")
     return float((num_wrong_below + num_wrong_at_or_below).mean() / (2 * len(wrong)))
-
-
-def _nce(values: Float64s, is_right: Bools) -> float:
-    """Compute the normalized cross entropy as NIST's sclite does: (H + E) / H.
-
-    H is the entropy of all words if each is right with the mean probability. E is the sum of
-    log2(p) over the right words and log2(1 - p) over the wrong words, with their confidences p.
-    Source: Siu, Gish and Richardson 1997.
-    """
-    share = is_right.mean()
-    entropy = -(is_right.sum() * np.log2(share) + (~is_right).sum() * np.log2(1 - share))
-    evidence = np.log2(values[is_right]).sum() + np.log2(1 - values[~is_right]).sum()
-    return float((entropy + evidence) / entropy)

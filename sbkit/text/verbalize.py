@@ -20,7 +20,7 @@ from importlib.resources import files
 from typing import Any
 
 import regex
-from num2words import num2words
+from num2words import CONVERTER_CLASSES, num2words
 
 from sbkit.base.messages import listed
 from sbkit.text.languages import primary_language
@@ -59,7 +59,7 @@ _TERMINAL_MARK = regex.compile(
 )
 _NAMES_OF_MARKS = {"QUESTION": "? ", "EXCLAMATION": "! ", "SEMICOLON": "; ", "COLON": ": "}
 _NAMES_OF_MARKS |= {"CAMNUC": ": ", "COMMA": ", ", "LITTLE": ", ", "WORD": " "}
-_DOTTED_NAME = re.compile(r"(?<![\w.-])[^\W\d_][\w-]*+(?:\.[\w-]++)++")  # "www.example.com"
+_DOTTED_NAME = re.compile(r"(?<![\w.-])(?:[^\W\d_][\w-]*\.)+[^\W\d_][\w-]+")  # "example.com"
 _CLAUSE = re.compile(rf"([,.;:?!]+)(?=[\s\"'»”)\]{UNSPACED_LETTERS}]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+")
@@ -103,7 +103,8 @@ def spell_out(text: str, language: str) -> SpokenText:
     text = _TERMINAL_MARK.sub(_plain_mark, text)
     text = _PARAGRAPH.sub(".\n", compose(text).strip())
     text = _abbreviations(code).sub(partial(_expand, code, note), text)
-    text = _DOTTED_NAME.sub(partial(_read_dots, code, note), text)
+    for name in _DOTTED_NAME.findall(text):
+        note(name, "")
     marks = str.maketrans(_OTHER_MARKS | _MARKS_OF_LANGUAGES.get(code, {}))
     text = read_numbers(text, code, note).translate(marks)
     parts = [*_CLAUSE.split(text), ""]  # clauses and marks; None for a line end or a dash
@@ -202,18 +203,6 @@ def spell_numbers(text: str, language: str) -> str:
     return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
 
 
-def _read_dots(code: str, note: Note, match: re.Match[str]) -> str:
-    """Read the dots of a name such as "example.com"; "end.Next" lacks the space of a sentence."""
-    written = match[0]
-    last_label = written.rpartition(".")[2]
-    if len(last_label) < 2 or not last_label[0].isalpha() or last_label.istitle():
-        return written
-    table = spoken_words(code)
-    words = written.replace(".", f" {table.get('dot', table.get('point', ''))} ")
-    note(written, " ".join(words.split()))
-    return words
-
-
 def read_numbers(text: str, language: str, note: Note = lambda written, words: None) -> str:
     """Write a text's numbers in words; other digits stay as written.
 
@@ -254,11 +243,7 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _reader(language: str) -> "_NumberReader | None":
-    if language == "am":  # num2words 0.5.14 never returns for 1,234,567
-        return None
-    try:
-        num2words(0, lang=language)
-    except NotImplementedError:
+    if language not in CONVERTER_CLASSES or language == "am":  # which never ends for 1,234,567
         return None
     return _NumberReader(language)
 
@@ -288,9 +273,9 @@ class _NumberReader:
             rf"|(?!0)\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)"
             rf"(?:(?P<point>{point})(?P<decimals>\d++))?"
             rf"(?![^\W\d_]*{_JOINT}?[\d{_FRACTIONS}]| \d+[{_SLASHES}])"
-            rf"(?:(?P<ordinal>{ordinals})(?!\w)|\s?(?P<suffix>{currency})(?!\d))?"
+            rf"(?:(?P<ordinal>{ordinals})(?!\w)|\s?(?P<suffix>{currency})(?!\d))?(?!\s?[ºª])"
             r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
-            rf"|{_PHONE}|\d(?:{_JOINT}?[\w{_FRACTIONS}])*"
+            rf"|{_PHONE}|\d(?:{_JOINT}?[\w{_FRACTIONS}])*(?:\s[ºª]\w*)?"
         )
 
     def read(self, match: regex.Match[str]) -> str:

@@ -153,7 +153,7 @@ def test_fitted_confidence_is_calibrated_on_other_words() -> None:
     features, are_right = zip(*words[1::2], strict=True)
     calibration = measure_calibration([*map(confidence, features)], are_right)
     assert calibration is not None
-    assert calibration.ECE < 0.04 and (calibration.NCE or 0) > 0.25
+    assert calibration.ECE < 0.04
 
 
 def test_words_that_a_feature_separates_have_finite_weights() -> None:

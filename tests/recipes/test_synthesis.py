@@ -52,7 +52,6 @@ from tests.runs import (
     times_of,
     with_sgd,
 )
-from tests.runtime.bundles import parity_report
 from tests.serve.server import running_server
 from tests.stores import read_split
 
@@ -251,9 +250,6 @@ def test_openai_client_gets_speech_notes_and_errors(voice: Synthesizer, tmp_path
 
 @pytest.mark.slow(30)
 def test_onnx_synthesizes_the_same(bundle: Path, voice: Synthesizer) -> None:
-    reports = parity_report(bundle, "onnx")
-    reasons = {name: report["reasons"] for name, report in reports.items()}
-    assert reasons == {"encode": [], "decode": []}
     with Synthesizer.load(bundle, device="cpu", runtime="onnx") as onnx:
         assert onnx.effective.runtime == "onnx"
         assert np.allclose(onnx.speak("Press one."), voice.speak("Press one."), atol=1e-4)

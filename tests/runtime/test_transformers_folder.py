@@ -19,6 +19,7 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.text.normalization import orthography
+from tests.models.pretrained.folders import change_json
 from tests.models.pretrained.recognizers import make_ctc, make_whisper, noise
 
 RATE = 16_000
@@ -131,11 +132,7 @@ def drop_head(folder: Path) -> None:
 
 
 def change(file: str, **values: object) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        settings = json.loads((folder / file).read_text())
-        (folder / file).write_text(json.dumps({**settings, **values}))
-
-    return write
+    return lambda folder: change_json(folder / file, **values)
 
 
 CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -143,13 +140,9 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "is EncoderModel, but only": ("ctc", change("config.json", architectures=["EncoderModel"])),
     "is None, but only recognizers": ("ctc", change("config.json", architectures=None)),
     "lacks weights of its Wav2Vec2ForCTC: lm_head.weight": ("ctc", drop_head),
-    "has only pytorch_model.bin, a pickle": (
+    "has no model.safetensors. Download it. If there is only a pickle": (
         "ctc",
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-    ),
-    "has no preprocessor_config.json": (
-        "ctc",
-        lambda folder: (folder / "preprocessor_config.json").unlink(),
     ),
     "transformers cannot open .*Error": ("ctc", change("config.json", vocab_size=7)),
     "has no generation_config.json with `is_multilingual`": (

@@ -92,13 +92,11 @@ def test_names_of_tags_are_checked() -> None:
     ("language", "text", "expected"),
     [
         ("de", "Das kostet 3,50 Euro!", "das kostet drei komma fünf null euro"),
-        ("de", "1.234,5 Liter", "eintausendzweihundertvierunddreißig komma fünf liter"),
         (
             "en",
             "In 1999 I paid $5 [noise] for 50%",
             "in nineteen ninety nine i paid five dollars for fifty percent",
         ),
-        ("es", "Son 1.000 y 3,5.", "son mil y tres coma cinco"),
     ],
 )
 def test_numbers_are_spelled_if_the_yaml_says_so(language: str, text: str, expected: str) -> None:

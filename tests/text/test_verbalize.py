@@ -32,9 +32,10 @@ def test_marks_of_every_script_end_sentences() -> None:
 
 def test_notes_name_readings_and_dropped_symbols() -> None:
     assert spell_out("plain words, only these.", "en").notes == ()
-    *readings, dropped = spell_out("Dr. Wu paid $5.20 at 10:05 \N{GRINNING FACE}", "en").notes
+    *readings, dropped = spell_out("Dr. Wu, $5.20, 10:05, a.com \N{GRINNING FACE}", "en").notes
     assert readings == [
         '"Dr." is read "doctor".',
+        '"a.com" stays as written.',
         '"$5.20" is read "five dollars and twenty cents".',
         '"10:05" stays as written.',
     ]

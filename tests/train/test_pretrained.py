@@ -17,7 +17,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.models.pretrained.folder import DEFAULTS
 from sbkit.train.initialize import read_named_weights
 from sbkit.train.setup import declare_run
-from tests.models.pretrained.folders import FRAMES, make_folder
+from tests.models.pretrained.folders import FRAMES, change_json, make_folder
 from tests.runs import ROOT, Workplace, last_parameters, read_json, stopped_after, train_here
 
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
@@ -105,8 +105,7 @@ def test_run_without_encoder_is_refused() -> None:
 
 def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(pretrained, tmp_path / "tiny"))
-    file = folder / "preprocessor_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 8000}))
+    change_json(folder / "preprocessor_config.json", sampling_rate=8000)
     with pytest.raises(SbkitError, match="`sample_rate` must be the 8000 Hz .* but is 16000"):
         declare_run(YAML, {"pretrained": str(folder)})
 

@@ -10,37 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, silu
+from torch.nn.functional import gelu, relu
 
 from sbkit.audio.random_draws import draw_uniform
-from sbkit.models.layers import Dropout
 from sbkit.models.transformer import attend
 
 Config = Mapping[str, Any]  # sizes and dropout rates, by their keys in a `config.json`
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # keyed as in a `config.json`
-    "gelu": gelu,
-    "relu": relu,
-    "silu": silu,
-    "swish": silu,
-}
+# Keyed as in a `config.json`
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": gelu, "relu": relu}
 LAYER_NORM_EPS = 1e-5  # for families whose files do not contain it
 
 
 def layer_norm(config: Config) -> nn.LayerNorm:
     """Make a norm over the width of an encoder."""
     return nn.LayerNorm(config["hidden_size"], eps=config.get("layer_norm_eps", LAYER_NORM_EPS))
-
-
-class FeatureProjection(nn.Sequential):
-    """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
-
-    def __init__(self, config: Config, channels: int) -> None:
-        super().__init__()
-        is_normed = config.get("feat_proj_layer_norm", True)
-        norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"]) if is_normed else nn.Identity()
-        self.add_module("layer_norm", norm)
-        self.add_module("projection", nn.Linear(channels, config["hidden_size"]))
 
 
 class Attention(nn.Module):
@@ -54,35 +38,14 @@ class Attention(nn.Module):
         self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
         self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor, positions: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
         query, key, value = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, U, D/H)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        bias = self.position_bias(x, positions)
         dropout = self.p if self.training else 0.0
         attended = attend(query, key, value, mask[:, None, None, :], bias=bias, dropout=dropout)
         return self.out_proj(attended)
-
-    def position_bias(self, x: Tensor, positions: Tensor | None) -> Tensor | None:
-        """Return what positions add to the scores: nothing by default."""
-        return None
-
-
-class FeedForwardModule(nn.Module):
-    """Project up, and down again: (B, U, D) -> (B, U, D)."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        width = config["hidden_size"]
-        inner = config["intermediate_size"]
-        self.intermediate_dense = nn.Linear(width, inner)
-        self.activation = ACTIVATIONS[config["hidden_act"]]
-        self.dropout = Dropout(config["activation_dropout"])
-        self.output_dense = nn.Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.output_dense(self.dropout(self.activation(self.intermediate_dense(x))))
 
 
 def draw_spans(lengths: Tensor, size: int, prob: float, width: int) -> Tensor:

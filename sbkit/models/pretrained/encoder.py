@@ -78,20 +78,7 @@ FAMILIES = {  # keyed by the `model_type` of a `config.json`
 }
 
 
-class PretrainedPart(nn.Module):
-    """Call the body of a family: (B, ...), (B,) -> (B, ...), (B,)."""
-
-    body: Any
-
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.body(x, lengths)
-
-    @property
-    def subsampling(self) -> Subsampling:
-        return self.body.subsampling
-
-
-class PretrainedFeatures(PretrainedPart):
+class PretrainedFeatures(nn.Module):
     """Compute the features that the encoder was trained on: (B, S), (B,) -> (B, T, M), (B,).
 
     For wav2vec 2.0, HuBERT and WavLM this is the normalized audio, (B, S, 1).
@@ -103,6 +90,7 @@ class PretrainedFeatures(PretrainedPart):
     """
 
     normalizes_clips = True
+    body: Any
 
     def __init__(self, *, config: Config) -> None:
         super().__init__()
@@ -115,15 +103,25 @@ class PretrainedFeatures(PretrainedPart):
     ) -> tuple[Tensor, Tensor]:
         return self.body(audio / FULL_SCALE, lengths, lengths if measured is None else measured)
 
+    @property
+    def subsampling(self) -> Subsampling:
+        return self.body.subsampling
 
-class PretrainedFrontEnd(PretrainedPart):
+
+class PretrainedFrontEnd(nn.Module):
     """Subsample features: (B, T, M), (B,) -> (B, U, C), (B,)."""
+
+    body: Any
 
     def __init__(self, *, config: Config) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
         self.prefix = family.prefix
         self.body = family.front_end(config)
+        self.subsampling: Subsampling = self.body.subsampling
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.body(x, lengths)
 
 
 class PretrainedEncoder(nn.Module):
@@ -183,7 +181,7 @@ class PretrainedEncoder(nn.Module):
         sizes = {"num_hidden_layers": count, "layerdrop": layerdrop}
         self.body: Any = family.body({**config, **self.rates, **sizes})
         self.is_of_transformers = family.body is make_body
-        self.subsampling = Subsampling(1)
+        self.subsampling = subsampling_of(self.body) if self.is_of_transformers else Subsampling(1)
         self.frame_masks = (mask_time_prob, mask_time_length)
         self.channel_masks = (mask_channel_prob, mask_channel_length)
         if mask_time_prob > 0 and family.has_mask_vector:
@@ -192,12 +190,10 @@ class PretrainedEncoder(nn.Module):
             add_adapters(self.body, **lora)
         self.layerdrop = layerdrop
         self.gradient_checkpointing = gradient_checkpointing
-        if self.is_of_transformers:
-            self.subsampling = subsampling_of(self.body)
-            if gradient_checkpointing:
-                self.body.activation_checkpointing_enable(
-                    activation_checkpointing_kwargs={"use_reentrant": False}
-                )
+        if self.is_of_transformers and gradient_checkpointing:
+            self.body.activation_checkpointing_enable(
+                activation_checkpointing_kwargs={"use_reentrant": False}
+            )
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         states, _ = self._encoded(x, lengths, None)

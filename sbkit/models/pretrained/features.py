@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from sbkit.audio.fbank import triangles
 from sbkit.audio.lengths import Subsampling, length_mask, widest_float
-from sbkit.base.arrays import Float64s
 from sbkit.models.pretrained.blocks import Config
 
 LOWEST_DECADE, RANGE_DECADES = -10.0, 8.0  # of Whisper's energies; below the loudest
@@ -60,7 +60,7 @@ class WhisperFeatures(nn.Module):
         self.size: int = config["n_fft"]
         self.shift: int = config["hop_length"]
         filters = slaney_filters(config["num_mel_bins"], self.size, config["sample_rate"])
-        self.register_buffer("filters", torch.from_numpy(filters).float(), persistent=False)
+        self.register_buffer("filters", filters.float(), persistent=False)
         self.full_samples = 2 * config["max_source_positions"] * self.shift
         self.subsampling = Subsampling(self.shift, self.shift - 1)
 
@@ -98,7 +98,7 @@ def hann_window(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.hann_window(size, dtype=dtype, device=device)
 
 
-def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Float64s:
+def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Tensor:
     """Return triangles of equal area on the mel scale of Slaney's Auditory Toolbox: (K, M).
 
     The scale is linear up to 1000 Hz, which is 15 mel; above, 27 mel are a factor of 6.4.
@@ -107,9 +107,5 @@ def slaney_filters(n_mels: int, n_fft: int, sample_rate: int) -> Float64s:
     mel = np.linspace(0, highest, n_mels + 2)
     edges = np.where(mel < 15, mel * 200 / 3, 1000 * 6.4 ** ((mel - 15) / 27))
     bins = np.linspace(0, sample_rate / 2, n_fft // 2 + 1)
-    widths = np.diff(edges)
-    rise = (bins[:, None] - edges[:-2]) / widths[:-1]
-    fall = (edges[2:] - bins[:, None]) / widths[1:]
-    filters = np.minimum(rise, fall).clip(min=0)
-    filters *= 2 / (edges[2:] - edges[:-2])
-    return filters
+    areas = (edges[2:] - edges[:-2]) / 2
+    return triangles(torch.from_numpy(bins), torch.from_numpy(edges)) / torch.from_numpy(areas)

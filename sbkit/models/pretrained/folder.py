@@ -27,7 +27,6 @@ from sbkit.models.pretrained.transformers_encoder import CLASSES, complete_setti
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SNAPSHOTS = "snapshots"  # the folder of a model's commits in the hub's cache
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 WHOLE_FILE = "be a whole file"  # what a parser requires
 DOWNLOAD_AGAIN = "Download it again."
 
@@ -70,13 +69,10 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files of the weights; raises BundleError if one is missing."""
     files = {name: file_in(folder, name) for name in weight_names(folder)}
     if missing := [name for name, file in files.items() if file is None]:
-        pickles = [name for name in PICKLES if (folder / name).exists()]
-        if pickles and not (folder / INDEX).exists():
-            raise BundleError(
-                f"{folder} has only {pickles[0]}, a pickle, whose loading runs code. Download "
-                f"{WEIGHTS}, or convert it (docs/guide/fine-tuning.md)."
-            )
-        raise BundleError(f"{folder} has no {missing[0]}. Download the model again.")
+        raise BundleError(
+            f"{folder} has no {missing[0]}. Download it. If there is only a pickle such as "
+            "pytorch_model.bin, convert it (docs/guide/fine-tuning.md)."
+        )
     return [file for file in files.values() if file is not None]
 
 

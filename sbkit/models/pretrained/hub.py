@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from sbkit.base.errors import CODE_FAULTS, BundleError, ConfigError, translate
-from sbkit.base.files import task_lock
-from sbkit.base.messages import listed
 from sbkit.models.pretrained.folder import (
     CARD,
     CONFIG,
@@ -57,14 +55,8 @@ def find_folder(path_or_id: str, revision: str | None = None) -> Path:
             "`pretrained` must name a folder, or a model of the hub as OWNER/NAME, but "
             f"{path_or_id} is neither."
         )
-    from huggingface_hub import constants  # not needed for a folder
-
     logger.info(f"Downloading {path_or_id}, unless another process does so already.")
-    locks = Path(constants.HF_HUB_CACHE) / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with task_lock(locks, path_or_id, wait=True):  # the other processes of a run wait for one
-        cached = _find_in_cache(path_or_id, revision)
-        return cached or _download(path_or_id, revision)
+    return _download(path_or_id, revision)
 
 
 def _find_in_cache(model: str, revision: str) -> Path | None:
@@ -89,11 +81,6 @@ def _download(model: str, revision: str) -> Path:
     with translate(Exception, ConfigError, explain, passing=CODE_FAULTS):
         info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=timeout)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        if CONFIG not in sizes or sizes.keys().isdisjoint([WEIGHTS, INDEX]):
-            raise BundleError(
-                f"{model} must have {CONFIG} and {WEIGHTS} on the hub, but has "
-                f"{listed(sorted(sizes), max_names=8)} (docs/guide/fine-tuning.md)."
-            )
         names = [*SMALL_FILES] if WEIGHTS in sizes else [*SMALL_FILES, INDEX]
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=names))
         read_settings(folder)
@@ -101,6 +88,7 @@ def _download(model: str, revision: str) -> Path:
         size = sum(sizes.get(name, 0) for name in weights) / 1e6
         logger.info(f"{model}, commit {folder.name}: {size:,.1f} MB, less what the cache has.")
         snapshot_download(model, revision=folder.name, allow_patterns=weights)
+        weight_files(folder)
     return folder
 
 

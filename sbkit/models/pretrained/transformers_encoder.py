@@ -32,7 +32,6 @@ OWN_MASKS = ("mask_time_prob", "mask_feature_prob")  # `PretrainedEncoder` masks
 class Classes(NamedTuple):
     """Names of classes of transformers, and that of the encoder's module that projects features."""
 
-    config: str
     encoder: str
     extractor: str
     projection: str
@@ -40,13 +39,11 @@ class Classes(NamedTuple):
 
 CLASSES = {  # keyed by the `model_type` of a `config.json`
     "wav2vec2-bert": Classes(
-        config="Wav2Vec2BertConfig",
         encoder="Wav2Vec2BertModel",
         extractor="SeamlessM4TFeatureExtractor",
         projection="feature_projection",
     ),
     "parakeet_encoder": Classes(
-        config="ParakeetEncoderConfig",
         encoder="ParakeetEncoder",
         extractor="ParakeetFeatureExtractor",
         projection="subsampling",
@@ -102,7 +99,7 @@ def measure_subsampling(count: Callable[[int], int], *, start: int) -> Subsampli
 
 def complete_settings(settings: Config) -> dict[str, Any]:
     """Pick the settings of an encoder and its extractor, and add their defaults."""
-    config_class = _find_class(settings, "config")
+    config_class = _find_class(settings, "encoder").config_class
     names = _setting_names(config_class)
     encoder = config_class(**_pick(settings, names)).to_json_string(use_diff=False)
     parameters = signature(_find_class(settings, "extractor")).parameters.values()
@@ -115,9 +112,10 @@ def complete_settings(settings: Config) -> dict[str, Any]:
 
 def make_body(config: Config) -> Any:
     """Make an encoder of transformers with random weights."""
-    config_class = _find_class(config, "config")
+    encoder_class = _find_class(config, "encoder")
+    config_class = encoder_class.config_class
     own = {**config, "dropout": config["hidden_dropout"], **dict.fromkeys(OWN_MASKS, 0.0)}
-    return _find_class(config, "encoder")(config_class(**_pick(own, _setting_names(config_class))))
+    return encoder_class(config_class(**_pick(own, _setting_names(config_class))))
 
 
 def subsampling_of(body: Any) -> Subsampling:

@@ -22,14 +22,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sbkit.audio.lengths import Subsampling, length_mask, widest_float
 from sbkit.models.layers import Dropout, FrameConv, StridedConv
-from sbkit.models.pretrained.blocks import (
-    ACTIVATIONS,
-    Attention,
-    Config,
-    FeatureProjection,
-    FeedForwardModule,
-    layer_norm,
-)
+from sbkit.models.pretrained.blocks import ACTIVATIONS, Attention, Config, layer_norm
 
 
 class ConvEncoder(nn.Module):
@@ -156,6 +149,17 @@ class Wav2Vec2(nn.Module):
         return self.encoder.layer_norm(x) if self.norm_first else x
 
 
+class FeatureProjection(nn.Sequential):
+    """Normalize features, and project them to the width of the encoder: (B, U, C) -> (B, U, D)."""
+
+    def __init__(self, config: Config, channels: int) -> None:
+        super().__init__()
+        is_normed = config.get("feat_proj_layer_norm", True)
+        norm = nn.LayerNorm(channels, eps=config["layer_norm_eps"]) if is_normed else nn.Identity()
+        self.add_module("layer_norm", norm)
+        self.add_module("projection", nn.Linear(channels, config["hidden_size"]))
+
+
 class PositionalConv(nn.Module):
     """Compute positions by a wide convolution: (B, U, D) -> (B, U, D)."""
 
@@ -193,6 +197,22 @@ class Wav2Vec2Block(nn.Module):
         return self.final_layer_norm(self.dropout.add(x, self.feed_forward(x)))
 
 
+class FeedForwardModule(nn.Module):
+    """Project up, and down again: (B, U, D) -> (B, U, D)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config["hidden_size"]
+        inner = config["intermediate_size"]
+        self.intermediate_dense = nn.Linear(width, inner)
+        self.activation = ACTIVATIONS[config["hidden_act"]]
+        self.dropout = Dropout(config["activation_dropout"])
+        self.output_dense = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output_dense(self.dropout(self.activation(self.intermediate_dense(x))))
+
+
 class GatedAttention(Attention):
     """Attention with a bias by relative position, scaled by each query (WavLM, section 3.2)."""
 
@@ -201,13 +221,14 @@ class GatedAttention(Attention):
         self.gru_rel_pos_const = nn.Parameter(torch.ones(1, self.heads, 1, 1))
         self.gru_rel_pos_linear = nn.Linear(config["hidden_size"] // self.heads, 8)
 
-    def position_bias(self, x: Tensor, positions: Tensor | None) -> Tensor:
-        """Return the shared bias, scaled by gates of x: (H, U, U) -> (B, H, U, U)."""
-        assert positions is not None
+    def forward(self, x: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
+        """Attend with the shared bias, (H, U, U), scaled by gates of x."""
+        assert bias is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
         update, reset = gates.split(1, dim=-1)  # (B, H, U, 1)
-        return (update * (reset * self.gru_rel_pos_const - 1) + 2) * positions
+        gated = (update * (reset * self.gru_rel_pos_const - 1) + 2) * bias  # (B, H, U, U)
+        return super().forward(x, mask, gated)
 
 
 class RelativePositions(nn.Embedding):

@@ -1,6 +1,5 @@
 """A model is downloaded from a hub once, and every way in which that fails is one sentence."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,21 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import read_spec
 from sbkit.models.pretrained.folder import read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.train.setup import declare_run
-from tests.models.pretrained.folders import FRAMES, make_folder
+from tests.models.pretrained.folders import FRAMES, make_folder, split_into_shards
 from tests.models.pretrained.hub import Hub, commit_id
 from tests.runs import ROOT, Workplace, read_json
 
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
 FILES = ("config.json", "preprocessor_config.json", "README.md", "model.safetensors")
 OTHERS = ("pytorch_model.bin", "modeling.py", "model.fp32.safetensors")  # never fetched
-INDEX = "model.safetensors.index.json"
+SHARDS = ("model.safetensors.index.json", *(f"model-0000{n}-of-00002.safetensors" for n in (1, 2)))
 
 
 @pytest.fixture
@@ -76,17 +74,9 @@ def test_yaml_names_the_revision(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:
-    folder = hub.models["acme/tiny"]["main"]
-    weights = load_file(folder / "model.safetensors")
-    shards = [f"part-{index % 2}.safetensors" for index in range(len(weights))]
-    for file in shards[:2]:
-        part = [name for name, shard in zip(weights, shards, strict=True) if shard == file]
-        save_file({name: weights[name] for name in part}, folder / file)
-    weight_map = dict(zip(weights, shards, strict=True))
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    (folder / "model.safetensors").unlink()
+    split_into_shards(hub.models["acme/tiny"]["main"])
     read_encoder_config(find_folder("acme/tiny"))
-    assert hub.fetched == {f"acme/tiny/{file}": 1 for file in (*FILES[:3], INDEX, *shards[:2])}
+    assert hub.fetched == {f"acme/tiny/{file}": 1 for file in (*FILES[:3], *SHARDS)}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +85,7 @@ def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:
         ("acme/none", None, "acme/none is neither a folder here nor a public model of http"),
         ("acme/tiny", "v9", "`pretrained_revision` is v9, which acme/tiny "),
         ("acme/gated", None, "acme/gated is gated. Accept its terms at http.*/acme/gated, and log"),
-        ("acme/pickle", None, "must have .* has config.json, pytorch_model.bin"),
+        ("acme/pickle", None, "has no model.safetensors. Download it. If there is only a"),
         ("acme/llama", None, "`model_type` in .* is llama"),
         ("folder/of/mine", None, "a model of the hub as OWNER/NAME, but folder/of/mine is neither"),
         (".", "main", "`pretrained_revision` is of a model of the hub, but . is a folder"),
@@ -105,12 +95,9 @@ def test_model_that_cannot_be_had_is_one_sentence(
     name: str, revision: str | None, sentence: str, hub: Hub, tmp_path: Path
 ) -> None:
     hub.gated = "acme/gated"
-    for folder, weights in (("gated", "model.safetensors"), ("pickle", OTHERS[0])):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "config.json").write_text("{}")
-        (tmp_path / folder / weights).touch()
-        hub.models[f"acme/{folder}"] = {"main": tmp_path / folder}
-    hub.models["acme/llama"] = {"main": make_folder(tmp_path / "llama")}
+    for folder in ("gated", "pickle", "llama"):
+        hub.models[f"acme/{folder}"] = {"main": make_folder(tmp_path / folder)}
+    (tmp_path / "pickle/model.safetensors").rename(tmp_path / "pickle" / OTHERS[0])
     (tmp_path / "llama/config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(SbkitError, match=sentence):
         find_folder(name, revision)
