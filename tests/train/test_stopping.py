@@ -237,12 +237,11 @@ def test_run_of_many_minutes_is_exported_and_tested(workplace: Workplace, tmp_pa
     assert process.returncode == 0, process.stderr
     assert "the clock ends this run (`max_minutes`)" in process.stdout
     assert not read_json(tmp_path / "run_config.json")["is_repeatable"]
-    rates = [record["learning_rate"] for record in records_of(tmp_path, "step")]
-    assert rates[-1] < 0.1 * max(rates)
+    num_steps = len(records_of(tmp_path, "step"))
     assert (tmp_path / "bundle").is_dir()
     assert (tmp_path / "summary.json").is_file()
     assert workplace.train_here(tmp_path, *options) == 0
-    assert len(records_of(tmp_path, "step")) == len(rates)
+    assert len(records_of(tmp_path, "step")) == num_steps
 
 
 def test_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
