@@ -5,7 +5,7 @@ import resource
 import socket
 import sys
 import threading
-from contextlib import AsyncExitStack
+from contextlib import ExitStack, closing
 from ipaddress import ip_address
 
 import uvicorn
@@ -81,6 +81,14 @@ def run(
             failures.append(error)
             server.should_exit = True
 
+    async def answer() -> None:
+        with ExitStack() as stack:
+            if wyoming is not None:
+                from sbkit.serve.wyoming import listen
+
+                stack.enter_context(closing(await listen(service, wyoming)))
+            await server.serve(sockets=[listening])
+
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one per connection
     host, port = listening.getsockname()[:2]
@@ -96,20 +104,6 @@ def run(
         logger.info("running on %s", model.engine.effective)
     threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(_answer(server, service, listening, wyoming))
+        runner.run(answer())
     if failures:
         raise failures[0]
-
-
-async def _answer(
-    server: uvicorn.Server,
-    service: Service,
-    listening: socket.socket,
-    wyoming: socket.socket | None,
-) -> None:
-    async with AsyncExitStack() as stack:
-        if wyoming is not None:
-            from sbkit.serve.wyoming import listen
-
-            await stack.enter_async_context(listen(service, wyoming))
-        await server.serve(sockets=[listening])

@@ -7,8 +7,7 @@ protocol has no keys. A connection counts as a session, and its speech as a requ
 import asyncio
 import socket
 from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -60,26 +59,16 @@ class BoundedReader(StreamReader):
         return await super().readexactly(n)
 
 
-@asynccontextmanager
-async def listen(service: Service, listening: socket.socket) -> AsyncIterator[None]:
-    """Answer clients until the end of the block."""
-    connections: set[asyncio.Task[None]] = set()
+async def listen(service: Service, listening: socket.socket) -> asyncio.Server:
+    """Answer clients until the event loop ends; the caller closes the server."""
 
-    def connect(reader: StreamReader, writer: StreamWriter) -> None:
-        task = asyncio.create_task(Connection(service, reader, writer).run())
-        connections.add(task)
-        task.add_done_callback(connections.discard)
+    async def answer(reader: StreamReader, writer: StreamWriter) -> None:
+        await Connection(service, reader, writer).run()
 
     def make_protocol() -> StreamReaderProtocol:
-        return StreamReaderProtocol(BoundedReader(limit=MAX_EVENT_BYTES), connect)
+        return StreamReaderProtocol(BoundedReader(limit=MAX_EVENT_BYTES), answer)
 
-    server = await asyncio.get_running_loop().create_server(make_protocol, sock=listening)
-    try:
-        yield
-    finally:
-        server.close()
-        for task in connections:
-            task.cancel()
+    return await asyncio.get_running_loop().create_server(make_protocol, sock=listening)
 
 
 class Connection:

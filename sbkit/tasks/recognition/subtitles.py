@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate, chain, groupby, pairwise
-from math import ceil
-from operator import attrgetter
+from math import ceil, inf
 
 import regex
 from rich.cells import cell_len
@@ -37,35 +36,25 @@ class Subtitle:
 
 def subtitles(words: Sequence[Word]) -> list[Subtitle]:
     """Make subtitles of words; each one ends before the next one of its channel starts."""
-    channels = map(_subtitles_of_channel, words_by_channel(words))
-    return sorted(chain.from_iterable(channels), key=attrgetter("start"))
-
-
-def _subtitles_of_channel(words: Sequence[Word]) -> list[Subtitle]:
-    groups = list(_group_words(words))
+    groups = group_words(words)
     timed: list[Subtitle] = []
     for index, group in enumerate(groups):
         start = group[0].start
         end = max(group[-1].end, start + MIN_SHOWN_SECONDS)
-        end = min(end, start + MAX_SHOWN_SECONDS)
-        if index + 1 < len(groups):
-            end = min(end, groups[index + 1][0].start)
+        later_words = (later[0] for later in groups[index + 1 :])
+        starts = (word.start for word in later_words if word.channel == group[0].channel)
+        end = min(end, start + MAX_SHOWN_SECONDS, next(starts, inf))
         timed.append(Subtitle("\n".join(_lines(group)), start, end))
     return timed
 
 
-def group_words(words: Sequence[Word]) -> list[list[Word]]:
+def group_words(words: Iterable[Word]) -> list[list[Word]]:
     """Return the words of each subtitle, all of one channel, in the order of their starts."""
-    groups = [group for spoken in words_by_channel(words) for group in _group_words(spoken)]
-    return sorted(groups, key=lambda group: group[0].start)
-
-
-def words_by_channel(words: Iterable[Word]) -> list[list[Word]]:
-    """Return the words of each channel, or all words, if none has a channel."""
     channels: dict[int | None, list[Word]] = {}
     for word in words:
         channels.setdefault(word.channel, []).append(word)
-    return [*channels.values()]
+    groups = [group for spoken in channels.values() for group in _group_words(spoken)]
+    return sorted(groups, key=lambda group: group[0].start)
 
 
 def _group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
