@@ -115,7 +115,7 @@ CHECK_FIELDS = {
     "cost.peak_bytes": "memory of the largest step and of the largest batch of an evaluation",
     "cost.device_bytes": "memory of the GPU; without one, what the process could allocate",
     "cost.step_seconds": "of the largest step",
-    "cost.fp32_step_seconds": "the same in fp32, or null; of less precision on the CPU",
+    "cost.fp32_step_seconds": "the same in fp32, if the run has less precision on the CPU; or null",
     "cost.epoch_seconds": "an estimate from the measured step",
     "cost.run_seconds": "of all epochs",
     "cost.num_checkpoints": "the most that the run folder has at a time",

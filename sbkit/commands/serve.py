@@ -49,7 +49,8 @@ def add_commands(parser: Parser) -> None:
     count = partial(add, metavar="N", type=int)
     count("--max-concurrent", help="requests transcribed at the same time (default: 32)")
     count("--max-queue", help="further requests that may arrive or wait (default: 128)")
-    count("--max-sessions", help="realtime sessions (default: 64)")
+    sessions = "realtime sessions, and connections of Home Assistant (default: 64)"
+    count("--max-sessions", help=sessions)
     add("--max-mb", metavar="MB", type=float, help="size of a request (default: 25)")
     wait = "time that a request waits for others to share its batch (default: 10)"
     add("--max-wait-ms", metavar="MS", type=float, default=10.0, help=wait)

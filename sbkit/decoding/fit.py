@@ -319,7 +319,7 @@ def _weights_at(
 
 def _halton(base: int) -> Float64s:
     """Return the first numbers of Halton's sequence, which fill the unit interval evenly."""
-    units = float(base) ** np.arange(7)  # more digits than NUM_TRIALS has in base 2
+    units = float(base) ** np.arange(7)  # as many digits as NUM_TRIALS has in base 2
     indices = np.arange(1, NUM_TRIALS + 1)[:, None]
     numbers: Float64s = (indices // units % base / units / base).sum(1)
     return numbers

@@ -7,7 +7,7 @@ token in one or two of the frames that it is spoken in, so a word begins before 
 ends after its last one: it is extended by offsets that were fitted to data with known times.
 
 A confidence is a logistic function of a word's features, fitted to a validation set (`fit.py`).
-Without a fit there is none, because raw posteriors say less than the share of right words does.
+Without a fit there is none, because a raw posterior is not the probability that a word is right.
 
 Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank;
 W words of an utterance; step: samples from one frame to the next.
@@ -216,8 +216,8 @@ class Confidence:
     def __call__(self, features: WordFeatures) -> float:
         """Return the probability that a word is right, 0.001 to 0.999."""
         terms = zip(astuple(self), (1.0, *features), strict=True)
-        odds = sum(weight * feature for weight, feature in terms)
-        probability = (1 + math.tanh(odds / 2)) / 2
+        log_odds_of_word = sum(weight * feature for weight, feature in terms)
+        probability = (1 + math.tanh(log_odds_of_word / 2)) / 2
         return round(min(max(probability, MIN_PROBABILITY), 1 - MIN_PROBABILITY), 3)
 
 
@@ -245,7 +245,8 @@ class WordAligner:
     ) -> tuple[Word, ...]:
         """Return the words that tokens spell, with times: (U, V), L tokens.
 
-        is_decoded: by the decoder of the confidences, which only its words have.
+        is_decoded: whether the decoder that the confidence was fitted to wrote the tokens; other
+            words have none.
         """
         timed_words = self.find_frames(log_probs, tokens, is_decoded=is_decoded)
         spans = self.offsets.to_samples(timed_words, samples=samples, step=self.samples_per_frame)

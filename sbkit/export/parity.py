@@ -176,7 +176,7 @@ class Comparison:
         return [self.bundle.tokenizer.decode(tokens) for tokens in best]
 
     def reasons(self) -> list[str]:
-        """Say in a sentence each which limits the candidate misses."""
+        """Return a sentence for each limit that the candidate misses."""
         if self.failure:
             return [self.failure]
         reasons = []
@@ -291,7 +291,7 @@ def _clips(case: Case) -> list[Float32s]:
 
 
 def greedy_texts(bundle: Bundle, clips: Sequence[Float32s]) -> list[str]:
-    """Transcribe clips between -1 and 1 with the decoder greedy."""
+    """Transcribe clips between -1 and 1 greedily."""
     return bundle.with_decoder(GREEDY).transcribe(
         [np.rint(clip * FULL_SCALE).astype(np.int16) for clip in clips]
     )

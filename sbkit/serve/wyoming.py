@@ -1,14 +1,17 @@
 """Home Assistant's protocol, Wyoming: recognition and speech over TCP (package `wyoming`).
 
-A client sends a clip in blocks, and gets its text: a live model sends it word by word before. The
-protocol has no keys. A connection counts as a session, and its speech as a request.
+A client sends a clip in blocks and gets its text. A live model also sends the text word by word,
+before the clip ends. The protocol has no keys. A connection counts as a session, and its speech as
+a request. An error ends it, because Home Assistant skips the message and would wait.
 """
 
 import asyncio
 import socket
 from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
-from contextlib import aclosing, suppress
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from contextlib import aclosing, closing, suppress
+from time import monotonic
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +20,7 @@ from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_read_event, async_write_event
 from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info, TtsProgram, TtsVoice
-from wyoming.tts import Synthesize
+from wyoming.tts import Synthesize, SynthesizeVoice
 
 from sbkit.audio.encode import FILE_RATE
 from sbkit.audio.io import END, FULL_SCALE, Resampler, Samples, to_int16
@@ -25,11 +28,12 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import Fields, SpeechFields, TranscriptionOptions, parse_fields
 from sbkit.serve.app import Service
-from sbkit.serve.middleware import ApiError, as_api_error, logger, too_large
+from sbkit.serve.middleware import ApiError, as_api_error, logger, too_large, wrong_field
 from sbkit.serve.realtime import Item
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 from sbkit.tasks.recognition.session import Final, Partial
+from sbkit.text.languages import language_code
 
 MAX_EVENT_BYTES = 1 << 20  # of JSON, and of a block of audio
 ABOUT: dict[str, Any] = {  # what the protocol asks of every program and model
@@ -38,6 +42,7 @@ ABOUT: dict[str, Any] = {  # what the protocol asks of every program and model
     "description": None,
     "version": __version__,
 }
+Request = TypeVar("Request", bound=Eventable)
 SPEECH_FORMAT = {"rate": FILE_RATE, "width": 2, "channels": 1}
 
 
@@ -78,26 +83,29 @@ class Connection:
         self._service = service
         self._reader = reader
         self._writer = writer
+        self._until = monotonic() + service.limits.max_session_seconds
         self._options = TranscriptionOptions()
         self._item: Item | None = None  # the clip, once it has begun
 
     async def run(self) -> None:
-        """Answer events until the client leaves, or sends none for too long."""
-        try:
-            with self._service.open_session():
-                while (event := await self._read()) is not None:
-                    await self._answer(event)
-        except (ConnectionError, EOFError, TimeoutError):
-            pass
-        except ApiError as error:  # too many sessions
-            await self._send(Error(text=str(error)))
-        finally:
-            self._writer.close()
+        """Answer events until the client leaves, a limit is reached, or an answer fails."""
+        with closing(self._writer), suppress(ConnectionError, EOFError, TimeoutError):
+            try:
+                with self._service.open_session():
+                    while (event := await self._read()) is not None:
+                        await self._answer(event)
+            except (ConnectionError, EOFError, TimeoutError):
+                raise
+            except Exception as error:
+                message = str(as_api_error(error))
+                logger.info("wyoming error: %s", message)
+                await self._send(Error(text=message))
 
     async def _read(self) -> Event | None:
         """Return the next event; None at the end, and for anything else than an event."""
-        async with asyncio.timeout(self._service.limits.answer_seconds):
-            with suppress(AttributeError, TypeError, KeyError):  # JSON without its fields
+        timeout = min(self._service.limits.answer_seconds, self._until - monotonic())
+        async with asyncio.timeout(timeout):
+            with suppress(AttributeError, TypeError, KeyError, RecursionError):  # other JSON
                 return await async_read_event(self._reader)
         return None
 
@@ -106,25 +114,19 @@ class Connection:
             await async_write_event(event.event(), self._writer)
 
     async def _answer(self, event: Event) -> None:
-        """Answer an event; those of other services have none."""
-        try:
-            if Describe.is_type(event.type):
-                await self._send(describe(self._service))
-            elif Transcribe.is_type(event.type):
-                self._options = read_options(Transcribe.from_event(event))
-            elif AudioStart.is_type(event.type):
-                await self._begin_clip()
-            elif AudioChunk.is_type(event.type) and self._item is not None:
-                await self._feed(parse_fields(AudioBlock, event.data), event.payload or b"")
-            elif AudioStop.is_type(event.type) and self._item is not None:
-                await self._end_clip(self._item)
-            elif Synthesize.is_type(event.type):
-                await self._speak(Synthesize.from_event(event))
-        except (ConnectionError, TimeoutError):
-            raise
-        except Exception as error:
-            self._item = None
-            await self._send(Error(text=str(as_api_error(error))))
+        """Answer an event; those of other services have none. Raises ApiError."""
+        if Describe.is_type(event.type):
+            await self._send(describe(self._service))
+        elif Transcribe.is_type(event.type):
+            self._options = read_options(self._service, parse(Transcribe, event))
+        elif AudioStart.is_type(event.type):
+            await self._begin_clip()
+        elif AudioChunk.is_type(event.type) and self._item is not None:
+            await self._feed(parse_fields(AudioBlock, event.data), event.payload or b"")
+        elif AudioStop.is_type(event.type) and self._item is not None:
+            await self._end_clip(self._item)
+        elif Synthesize.is_type(event.type):
+            await self._speak(parse(Synthesize, event))
 
     async def _begin_clip(self) -> None:
         self._recognizer = self._service.models.pick_recognizer(self._options)
@@ -134,10 +136,11 @@ class Connection:
         self._resampler: Resampler | None = None  # from the rate of the first block
 
     async def _feed(self, block: AudioBlock, content: bytes) -> None:
-        num_samples = len(content) // (2 * block.channels)
-        values = np.frombuffer(content, "<i2", num_samples * block.channels)
-        signal = values.reshape(-1, block.channels).mean(axis=1, dtype=np.float32) / FULL_SCALE
-        self._seconds += samples_to_seconds(num_samples, block.rate)
+        if len(content) % (2 * block.channels):
+            raise wrong_field("payload", "whole samples of all channels", f"{len(content)} bytes")
+        values = np.frombuffer(content, "<i2").reshape(-1, block.channels)
+        signal = values.mean(axis=1, dtype=np.float32) / FULL_SCALE
+        self._seconds += samples_to_seconds(len(signal), block.rate)
         max_seconds = self._service.limits.max_turn(self._recognizer.sample_rate)
         if self._seconds > max_seconds:
             raise too_large(f"{max_seconds:g} s of audio", "audio")
@@ -158,19 +161,25 @@ class Connection:
     async def _advance(self, samples: Samples, *, is_last: bool = False) -> None:
         """Process samples of the clip; a live model sends new text that will hardly change."""
         assert self._item is not None
+        recognizer = self._recognizer
+        if recognizer.streaming is not None:  # otherwise the clip is counted as a file
+            seconds = samples_to_seconds(len(samples), recognizer.sample_rate)
+            self._service.metrics.audio.inc(seconds)
         self._turn.feed(samples)
         self._turn.is_finished = is_last
-        for event in await self._recognizer.advance(self._turn):
+        for event in await recognizer.advance(self._turn):
             text = self._item.hear(event)[1] if isinstance(event, Final | Partial) else ""
-            if text and self._recognizer.streaming is not None:
+            if text and recognizer.streaming is not None:
                 if not self._item.is_announced:
-                    await self._send(TranscriptStart(language=self._recognizer.language))
+                    await self._send(TranscriptStart(language=recognizer.language))
                     self._item.is_announced = True
                 await self._send(TranscriptChunk(text=text))
 
     async def _speak(self, request: Synthesize) -> None:
         fields = parse_fields(SpeechFields, {"input": request.text})
-        name = (request.voice and request.voice.name) or ""
+        wanted = request.voice or SynthesizeVoice()
+        voices = self._service.models.engines(Voice)
+        name = wanted.name or name_for(voices, wanted.language)
         voice = self._service.models.pick_voice(name, None)
         speech = voice.speak(fields.input, fields.speed, "pcm")
         with self._service.open_request():
@@ -184,11 +193,27 @@ class Connection:
         logger.info("wyoming speech, %.1f s of audio", part)  # the last part is its seconds
 
 
-def read_options(request: Transcribe) -> TranscriptionOptions:
+def parse(event_class: type[Request], event: Event) -> Request:
+    """Read a request; raises ApiError if it lacks a field."""
+    try:
+        return cast("Request", event_class.from_event(event))
+    except (AttributeError, KeyError, TypeError):
+        raise ApiError(400, f"The event {event.type} lacks a field.") from None
+
+
+def read_options(service: Service, request: Transcribe) -> TranscriptionOptions:
     """Read what a clip is transcribed with; raises ApiError."""
+    name = request.name or name_for(service.models.engines(RecognitionService), request.language)
     terms = [*(request.transcript_names or ()), *(request.transcript_terms or ())]
-    fields = {"model": request.name, "language": request.language, "keywords": terms}
+    fields = {"model": name, "language": request.language, "keywords": terms}
     return parse_fields(TranscriptionOptions, fields)
+
+
+def name_for(engines: Mapping[str, RecognitionService | Voice], language: str | None) -> str:
+    """Return the name of the first model of a language; "" if none has it, or none is asked for."""
+    codes = {name: language_code(engine.language or "und") for name, engine in engines.items()}
+    code = language and language_code(language)
+    return next((name for name, own_code in codes.items() if own_code == code), "")
 
 
 def describe(service: Service) -> Info:

@@ -25,6 +25,25 @@ from wyoming.info import Describe, Info
 from wyoming.tts import Synthesize, SynthesizeVoice
 
 TEXT = "the quick brown fox"
+DEEP = b"[" * 500_000 + b"\n"
+
+
+class Raw(Eventable):
+    """An event without data."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def event(self) -> Event:
+        return Event(self.kind)
+
+    @staticmethod
+    def is_type(event_type: str) -> bool:
+        return True
+
+    @staticmethod
+    def from_event(event: Event) -> "Raw":
+        return Raw(event.type)
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +133,23 @@ def test_bad_and_too_many_events_get_an_error(
         ([Transcribe(language="fr")], "`language` must be en"),
         ([Synthesize(text="")], "must have at least 1 character"),
         ([Synthesize(text="123")], "Only letters can be spoken"),
+        ([Raw("synthesize")], "synthesize lacks a field"),
+        ([AudioChunk(RATE, 2, 1, bytes(9))], "whole samples of all channels"),
         ([AudioChunk(RATE, 4, 1, bytes(8))], "`width` must be 2"),
-        ([long] * 30, "more than 9 s of audio"),
+        ([long] * 19, "more than 9 s of audio"),
     ):
-        if not isinstance(events[0], Synthesize):
-            events = [*events[:1], AudioStart(RATE, 2, 1), *events]
+        if not isinstance(events[0], Synthesize | Raw):
+            start = AudioStart(RATE, 2, 1)
+            events = [start, *events] if isinstance(events[0], AudioChunk) else [*events, start]
         (error,) = ask(server, events, "error")
         assert words in error.data["text"]
-    for content in (b"[]\n", b"{}\n", b'{"type": "x", "payload_length": 99999999}\n', b"\xff\n"):
+    for content in (
+        b"[]\n",
+        b"{}\n",
+        b'{"type": "x", "payload_length": 99999999}\n',
+        b"\xff\n",
+        DEEP,
+    ):
         with socket.create_connection(("127.0.0.1", server.wyoming_port or 0), 20) as stream:
             stream.sendall(content)
             assert b"Traceback" not in stream.recv(10_000)

@@ -127,6 +127,8 @@ class PretrainedFrontEnd(nn.Module):
 class PretrainedEncoder(nn.Module):
     """Encode frames: (B, U, C), (B,) -> (B, U, D), (B,).
 
+    An encoder of transformers takes features, (B, T, M), and subsamples them.
+
     layers: how many layers to use, from the first; null: all.
     intermediate_layer: the layer that an inter-CTC loss reads, from 1; null: the middle one.
     dropout, attention_dropout, activation_dropout: rates, in training.

@@ -52,7 +52,10 @@ CLASSES = {  # keyed by the `model_type` of a `config.json`
 
 
 class ExtractedFeatures(nn.Module):
-    """Compute features by the extractor, on the CPU: (B, S) in +-1, 2 x (B,) -> (B, T, M), (B,)."""
+    """Compute features by the extractor, on the CPU: (B, S) in +-1, 2 x (B,) -> (B, T, M), (B,).
+
+    The extractor normalizes whole clips, so ``measured`` has no effect.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -89,7 +92,10 @@ class ExtractedFeatures(nn.Module):
 
 
 def measure_subsampling(count: Callable[[int], int], *, start: int) -> Subsampling:
-    """Find how many inputs a frame takes, up to ``start``, from a function that counts frames."""
+    """Measure a subsampling by a function that counts the frames of a number of inputs.
+
+    start: a number of inputs that is at least the stride.
+    """
     frames = count(start) + 1
     lengths = range(3 * start)
     first, second = (bisect_left(lengths, n, lo=start, key=count) for n in (frames, frames + 1))

@@ -228,7 +228,7 @@ class Transcriber(PickledAsCall):
         joiner = OverlapJoiner(self._bundle, self._encode)
         recognized: list[Recognition] = []  # the segments of the present source
         last_character = ""  # of the text of the present source
-        channels: list[Transcript] = []  # of the present source, if they are transcribed apart
+        channel_transcripts: list[Transcript] = []  # of the present source
         results = self._read(audios, sample_rate, channel)
         for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
             segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
@@ -237,7 +237,7 @@ class Transcriber(PickledAsCall):
             for item in batch:
                 if isinstance(item.segment, SbkitError):
                     yield item.segment
-                    channels = []
+                    channel_transcripts = []
                 else:
                     recognized.append(next(decoded))
                     text = join_segments([last_character, recognized[-1].text])
@@ -249,10 +249,11 @@ class Transcriber(PickledAsCall):
                         on_seconds(seconds / item.num_channels)
                     if item.is_last:
                         transcript = self._join(recognized, item.file, item.segment, nbest)
-                        channels.append(transcript)
-                    if len(channels) == item.num_channels:
-                        yield merge_channels(channels) if channel == EACH else transcript
-                        channels = []
+                        channel_transcripts.append(transcript)
+                    if len(channel_transcripts) == item.num_channels:
+                        is_call = channel == EACH
+                        yield merge_channels(channel_transcripts) if is_call else transcript
+                        channel_transcripts = []
                 if item.is_last:
                     recognized = []
                     last_character = ""
@@ -294,8 +295,8 @@ class Transcriber(PickledAsCall):
             mixer = ChannelMixer(0 if isinstance(channel, str) else channel)
             try:
                 yield from self._read_channel(file, blocks(mixer), mixer, apart=apart)
-                for number in range(1, mixer.num_channels if apart else 1):
-                    mixer = ChannelMixer(number)
+                for index in range(1, mixer.num_channels if apart else 1):
+                    mixer = ChannelMixer(index)
                     yield from self._read_channel(file, blocks(mixer), mixer, apart=apart)
             except SbkitError as error:
                 yield _SegmentResult(file, error, is_last=True)

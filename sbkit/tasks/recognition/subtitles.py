@@ -35,7 +35,7 @@ class Subtitle:
 
 
 def subtitles(words: Sequence[Word]) -> list[Subtitle]:
-    """Make subtitles of words; each one ends before the next one of its channel starts."""
+    """Make subtitles of words; each one ends by the time the next one of its channel starts."""
     groups = group_words(words)
     timed: list[Subtitle] = []
     for index, group in enumerate(groups):
@@ -91,11 +91,13 @@ def _split_long(word: Word) -> Iterator[Word]:
     clusters = regex.findall(r"\X", word.text)
     widths = [*map(cell_len, clusters)]
     width = sum(widths)
+    label_width = cell_len(join_segments([channel_label(word), "1"])) - 1
     if width <= MAX_WIDTH // 2:
         yield word
         return
     seconds = word.end - word.start
-    usable_width = max(1, MAX_WIDTH + 1 - max(widths))  # a wide letter may reach beyond its part
+    # A wide letter may reach beyond its part.
+    usable_width = max(1, MAX_WIDTH - label_width + 1 - max(widths))
     parts = max(ceil(width / usable_width), ceil(seconds / MAX_SHOWN_SECONDS))
     edges = [*accumulate(widths, initial=0)]
     columns = zip(clusters, edges, edges[1:], strict=False)
