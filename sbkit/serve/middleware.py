@@ -93,7 +93,7 @@ class Limits:
     max_turn_seconds: float = 300.0  # of a live turn that its client ends; it is cut there
     max_concurrent: int = 32  # requests processed at the same time
     max_queue: int = 128  # further requests that arrive or wait
-    max_sessions: int = 64  # realtime sessions; their audio is limited turn by turn
+    max_sessions: int = 64  # and connections of Home Assistant; audio is limited turn by turn
     max_session_seconds: float = 7200.0  # from the start of a session to its end
     answer_seconds: float = 600.0  # from the header of a request to the end of its answer
 

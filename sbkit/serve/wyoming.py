@@ -97,9 +97,10 @@ class Connection:
             except (ConnectionError, EOFError, TimeoutError):
                 raise
             except Exception as error:
-                message = str(as_api_error(error))
-                logger.info("wyoming error: %s", message)
-                await self._send(Error(text=message))
+                answer = as_api_error(error)
+                # A message about a field may quote what somebody said.
+                logger.info("wyoming error %d: %s", answer.status, answer.param or answer)
+                await self._send(Error(text=str(answer)))
 
     async def _read(self) -> Event | None:
         """Return the next event; None at the end, and for anything else than an event."""
@@ -180,6 +181,8 @@ class Connection:
         wanted = request.voice or SynthesizeVoice()
         voices = self._service.models.engines(Voice)
         name = wanted.name or name_for(voices, wanted.language)
+        if wanted.language and not name:
+            raise wrong_field("language", "that of a voice", wanted.language)
         voice = self._service.models.pick_voice(name, None)
         speech = voice.speak(fields.input, fields.speed, "pcm")
         with self._service.open_request():
@@ -210,10 +213,13 @@ def read_options(service: Service, request: Transcribe) -> TranscriptionOptions:
 
 
 def name_for(engines: Mapping[str, RecognitionService | Voice], language: str | None) -> str:
-    """Return the name of the first model of a language; "" if none has it, or none is asked for."""
-    codes = {name: language_code(engine.language or "und") for name, engine in engines.items()}
-    code = language and language_code(language)
-    return next((name for name, own_code in codes.items() if own_code == code), "")
+    """Return the name of the first model for a language; "" if there is none, or no language.
+
+    A model whose language is und (undetermined) is for all languages.
+    """
+    codes = {language_code(language), "und"} if language else set()
+    own_codes = {name: language_code(engine.language or "und") for name, engine in engines.items()}
+    return next((name for name, code in own_codes.items() if code in codes), "")
 
 
 def describe(service: Service) -> Info:
