@@ -40,10 +40,17 @@ class FrameConv(nn.Conv1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        is_float32 = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        if x.device.type != "cpu" or not is_float32:
-            # The gradients of the convolution and of a LayerNorm after it need contiguous inputs.
-            return super().forward(x.transpose(1, 2).contiguous()).transpose(1, 2).contiguous()
+        return self._convolve_on_cpu(x) if x.device.type == "cpu" else self._convolve(x)
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        # The gradients of the convolution and of a LayerNorm after it need contiguous inputs.
+        return super().forward(x.transpose(1, 2).contiguous()).transpose(1, 2).contiguous()
+
+    # torch 2.11 would compile a convolution on the CPU anew for each size.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _convolve_on_cpu(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+            return self._convolve(x)
         convolved = conv2d(
             x.transpose(1, 2).unsqueeze(2),  # (B, C, 1, T)
             self.weight.unsqueeze(2),

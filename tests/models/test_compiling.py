@@ -37,8 +37,7 @@ def train(**options: Any) -> tuple[list[float], list[int]]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
-    # A Transformer's block has half the kernels of a Conformer's.
-    encoder = Transformer(**SIZES, num_encoder_layers=1, dropout=0.2, encoder_module="transformer")
+    encoder = Transformer(**SIZES, num_encoder_layers=1, dropout=0.2)
     brain = StateBrain(
         {"model": nn.ModuleList([encoder])},
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -76,7 +75,7 @@ def test_compiled_training_has_the_losses_of_plain_training() -> None:
     assert compiled == pytest.approx(plain, rel=1e-4)
     assert plain[-1] < plain[0]
     assert graphs[0] > 0
-    assert graphs[len(SHAPES) - 1] == graphs[-1]  # nothing is compiled again
+    assert set(graphs) == {graphs[0]}  # no other shape is compiled again
 
 
 @pytest.mark.slow(20)
