@@ -10,7 +10,6 @@ summary.json           the results and their provenance, for `sbkit compare`
 report.html            the results as one page with audio
 wer_SET.txt            every utterance with its errors, for people
 utterances_SET.jsonl   the same for programs
-suspicious_SET.tsv     utterances that were recognized as another text with confidence, if any
 report_by_SET.tsv      with `--report-by`: the metrics by the values of these columns
 """
 

@@ -14,10 +14,9 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from statistics import median
 
 from sbkit.base.files import read_file, to_json, write_lines_atomically
-from sbkit.base.messages import listed, plural, printable
+from sbkit.base.messages import plural, printable
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.intervals import Interval, interval_figures
 from sbkit.evaluate.wer import (
@@ -40,13 +39,6 @@ from sbkit.text.recognized_word import Word
 CAPITALS = "capitals"  # beside punctuation marks
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
-# A transcript is suspicious if the model reads it with a CER of at least 50 %, in a text of some
-# length, with a confidence that is not far below that of other utterances. Among 419 clips with 12
-# exchanged transcripts, of a model with a CER of 17 %, 6 are suspected, and all 6 are exchanged.
-MIN_SUSPICIOUS_CER, MIN_SUSPICIOUS_CHARACTERS = 0.5, 5
-MIN_CONFIDENCE_SHARE = 0.8  # of the median
-MIN_CONFIDENCE = 0.5  # below it, the model itself takes its words for wrong
-MAX_RELIABLE_CER = 0.4
 MAX_CHANGED_WORDS = 0.1  # words that a usual normalizer splits or joins
 
 
@@ -60,49 +52,7 @@ def write_results(
     """Write the utterances of a test set for people and for programs; return notes."""
     write_wer(folder / f"wer_{name}.txt", results, figures)
     write_utterances(utterances_file(folder, name), results)
-    notes = [*describe_silence(results)]
-    table = folder / f"suspicious_{name}.tsv"
-    table.unlink(missing_ok=True)  # of an earlier test
-    suspects = suspicious_transcripts(results)
-    if suspects:
-        lines = ["id\tCER\tconfidence\treference\thypothesis"]
-        for utterance in suspects:
-            rates = (f"{utterance.errors.cer:.3f}", f"{mean_confidence(utterance):.3f}")
-            texts = (utterance.reference, utterance.hypothesis)
-            lines.append("\t".join(map(printable, (utterance.id, *rates, *texts))))
-        write_lines_atomically(table, lines)
-        ids = listed(printable(utterance.id) for utterance in suspects)
-        notes.append(
-            f"{plural(len(suspects), 'transcript')} may be wrong, since the model hears another "
-            f"text ({table.name}): {ids}"
-        )
-    return {"notes": notes}
-
-
-def suspicious_transcripts(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
-    """Return utterances that were recognized as another text with confidence, the worst first.
-
-    The rank is the CER times the mean confidence of the words. A model that recognizes few
-    utterances, or has no calibrated confidences, suspects none.
-    """
-    if not scored or total_errors(scored).cer > MAX_RELIABLE_CER:
-        return []
-    typical = median(map(mean_confidence, scored))
-    min_confidence = max(MIN_CONFIDENCE, MIN_CONFIDENCE_SHARE * typical)
-    suspects = [
-        utterance
-        for utterance in scored
-        if utterance.errors.cer >= MIN_SUSPICIOUS_CER
-        and len(utterance.hypothesis) >= MIN_SUSPICIOUS_CHARACTERS
-        and mean_confidence(utterance) >= min_confidence
-    ]
-    return sorted(suspects, key=lambda u: (-u.errors.cer * mean_confidence(u), u.id))
-
-
-def mean_confidence(utterance: ScoredUtterance) -> float:
-    """Return the mean confidence of the recognized words; 0 without confidences."""
-    confidences = [word.confidence for word in utterance.words if word.confidence is not None]
-    return sum(confidences) / max(len(confidences), 1)
+    return {"notes": [*describe_silence(results)]}
 
 
 # ---- for people

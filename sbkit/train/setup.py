@@ -28,7 +28,6 @@ bundle/                the exported model with its fitted decoder, which the tes
 bundle-EPOCH/          the bundle after that epoch of a run that was continued
 wer_SET.txt            every utterance of a test set of a recognizer, with its errors, for people
 utterances_SET.jsonl   the same for programs
-suspicious_SET.tsv     utterances that were recognized as another text with confidence, if any
 codes_SET.tsv          the use of the codes of a codec, also as `.png`
 speech_SET.png         utterances of a test set as recorded and as synthesized, also as `.mp3`
 report_by_SET.tsv      with `report_by`: the metrics by the values of these columns
