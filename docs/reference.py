@@ -55,7 +55,6 @@ SUMMARY_FIELDS = {
     "test.SET.references": "SHA-256 of ids and references; only equal ones can be compared",
     "test.SET.greedy.KEY": "these figures by greedy decoding, if the decoder is another",
     "test.SET.normalized.KEY": "these figures of texts without the case and marks of `text`",
-    "test.SET.marks.KEY": "precision and recall of punctuation and capitals, if `text` keeps them",
     "test.SET.confidence.KEY": "how far the confidence of words can be trusted, if it is fitted",
     "test.SET.notes": "sentences about the set, if there are any",
     "test.SET.decoder": "greedy, beam or attention: what wrote the hypotheses",

@@ -1,6 +1,6 @@
 """Word and character error rates: counts are added over a split and divided once."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from itertools import zip_longest
@@ -166,20 +166,14 @@ def all_have_word_boundaries(scored: Iterable[ScoredUtterance]) -> bool:
 
 def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> UnitPairs:
     """Pair each word, or character, with its counterpart, "" if there is none."""
-    if by_words:
-        return align_units(reference.split(), hypothesis.split())
-    return align_units(*(SPACE.join(text.split()) for text in (reference, hypothesis)))
-
-
-def align_units(
-    reference: Sequence[str], hypothesis: Sequence[str], *, key: Callable[[str], str] = str
-) -> UnitPairs:
-    """Pair units with their counterparts, "" if there is none; ``key``: what is compared."""
+    expected, actual = reference.split(), hypothesis.split()
+    if not by_words:
+        expected, actual = list(SPACE.join(expected)), list(SPACE.join(actual))
     pairs: UnitPairs = []
-    for block in Levenshtein.opcodes([*map(key, reference)], [*map(key, hypothesis)]):
-        expected = reference[block.src_start : block.src_end]
-        actual = hypothesis[block.dest_start : block.dest_end]
-        pairs += zip_longest(expected, actual, fillvalue="")
+    for block in Levenshtein.opcodes(expected, actual):
+        expected_block = expected[block.src_start : block.src_end]
+        actual_block = actual[block.dest_start : block.dest_end]
+        pairs += zip_longest(expected_block, actual_block, fillvalue="")
     return pairs
 
 

@@ -8,10 +8,8 @@ words and characters, or only characters in a language without spaces. Times are
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -25,7 +23,6 @@ from sbkit.evaluate.wer import (
     FigureDict,
     ScoredUtterance,
     TextErrors,
-    align_units,
     all_have_word_boundaries,
     counts_of_each,
     format_alignment,
@@ -33,10 +30,8 @@ from sbkit.evaluate.wer import (
     word_correctness,
 )
 from sbkit.logs.metric import percent
-from sbkit.text.normalization import is_mark
 from sbkit.text.recognized_word import Word
 
-CAPITALS = "capitals"  # beside punctuation marks
 # A model that writes less than this share of the references' characters counts as silent.
 MAX_SILENT_SHARE = 0.1
 MAX_CHANGED_WORDS = 0.1  # words that a usual normalizer splits or joins
@@ -76,8 +71,6 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance], figures: FigureDict
     )
     if "normalized" in figures:
         rates.append(_describe_normalized(figures["normalized"]))
-    if "marks" in figures:
-        rates.append(f"precision and recall: {describe_marks(figures['marks'])}")
     utterances = chain.from_iterable(map(_describe_utterance, sorted(scored, key=rank)))
     write_lines_atomically(path, chain(rates, ["", legend], utterances))
 
@@ -105,8 +98,6 @@ def describe_results(figures: FigureDict) -> str:
             line += f" ({counts}, so the WER counts other words)"
     if "greedy" in figures:
         line += f"; greedily {_describe_rates(figures['greedy'])}"
-    if "marks" in figures:
-        line += f"; precision and recall: {describe_marks(figures['marks'])}"
     if "confidence" in figures:
         line += f"; confidence {Calibration(**figures['confidence'])}"
     return line
@@ -180,8 +171,8 @@ def figures_of_test_set(results: Sequence[ScoredUtterance]) -> FigureDict:
 
     ``references`` is the SHA-256 of the ids and references. Only results with the same hash can be
     compared. ``greedy`` has the figures of greedy decoding, if another decoder was used.
-    ``normalized`` has the figures of texts that another normalizer wrote, ``marks`` the precision
-    and recall of punctuation and capitals, ``normalizer`` its name and hash.
+    ``normalized`` has the figures of texts that another normalizer wrote, ``normalizer`` its name
+    and hash.
     """
     figures = _decoder_figures(results)
     figures["references"] = hash_references(results)
@@ -196,8 +187,6 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     figures |= _interval_figures(scored)
     if scored and scored[0].normalizer:
         figures["normalizer"] = scored[0].normalizer
-    if marks := measure_marks(scored):
-        figures["marks"] = marks
     if normalized := normalized_of(scored):
         figures["normalized"] = _decoder_figures(normalized)
     confidence = measure_calibration(*word_confidences(scored))
@@ -233,74 +222,6 @@ def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     ids, speakers = ([getattr(u, name) for u in scored] for name in ("id", "speaker"))
     counts = counts_of_each(scored, by_words=all_have_word_boundaries(scored))
     return interval_figures(counts, ids, speakers)
-
-
-# ---- punctuation marks and capitals
-
-
-def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
-    """Return the precision and recall of each mark, the most frequent first, and of capitals.
-
-    Words are paired with the words of the reference as if neither had marks or capitals. A mark is
-    right if both words of a pair have it, even if the word itself is wrong. A precision is None if
-    the model wrote none, a recall if the references have none.
-    """
-    right, written, expected = Counter[str](), Counter[str](), Counter[str]()
-    for utterance in scored:
-        split = str.split if utterance.by_words else _marked_characters
-        references, hypotheses = split(utterance.reference), split(utterance.hypothesis)
-        pairs = align_units(references, hypotheses, key=lambda word: _without_marks(word).lower())
-        for reference, hypothesis in pairs:
-            in_reference, in_hypothesis = _find_marks(reference), _find_marks(hypothesis)
-            right.update(name for name, _ in (in_reference & in_hypothesis).elements())
-            written.update(name for name, _ in in_hypothesis.elements())
-            expected.update(name for name, _ in in_reference.elements())
-    names = sorted(expected | written, key=lambda name: (name == CAPITALS, -expected[name], name))
-    return {
-        name: {
-            "precision": right[name] / written[name] if written[name] else None,
-            "recall": right[name] / expected[name] if expected[name] else None,
-            "right": right[name],
-            "written": written[name],
-            "expected": expected[name],
-        }
-        for name in names
-    }
-
-
-def describe_marks(figures: Mapping[str, FigureDict]) -> str:
-    """Write precision and recall in one line."""
-    return "; ".join(
-        f"{name if name == CAPITALS else repr(name)} {percent(row['precision'])} and "
-        f"{percent(row['recall'])} "
-        f"({row['right']} right / {row['written']} written / {row['expected']} expected)"
-        for name, row in figures.items()
-    )
-
-
-def _marked_characters(text: str) -> list[str]:
-    """Split a text into characters, each with the marks behind it."""
-    characters: list[str] = []
-    for char in "".join(text.split()):
-        if is_mark(char) and characters:
-            characters[-1] += char
-        else:
-            characters.append(char)
-    return characters
-
-
-@lru_cache(maxsize=1 << 16)
-def _without_marks(word: str) -> str:
-    """Return a word without marks."""
-    return "".join(char for char in word if not is_mark(char))
-
-
-@lru_cache(maxsize=1 << 16)
-def _find_marks(word: str) -> Counter[tuple[str, int]]:
-    """Count the marks of a word, and its capitals by their place: iPhone and Iphone share none."""
-    marks = [(char, 0) for char in word if is_mark(char)]
-    letters = enumerate(_without_marks(word))
-    return Counter([*marks, *((CAPITALS, place) for place, char in letters if char.isupper())])
 
 
 # ---- for programs

@@ -288,7 +288,7 @@ class Run:
         A recognizer has `WER` and `CER`, their `WER_interval` and `CER_interval` (`low`, `high`),
         the counts `utterances`, `words`, `characters`, `word_errors` and `character_errors` (by
         kind), the `decoder`, and perhaps the same figures of `greedy` decoding and of `normalized`
-        texts, `marks`, `confidence` and `notes`. Other tasks have their metrics.
+        texts, `confidence` and `notes`. Other tasks have their metrics.
 
         Raises BundleError if the run was not tested yet.
         """

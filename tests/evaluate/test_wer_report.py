@@ -8,11 +8,9 @@ import pytest
 
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import (
-    describe_marks,
     describe_results,
     describe_silence,
     figures_of_test_set,
-    measure_marks,
     read_utterances,
     slice_figures,
     write_results,
@@ -102,42 +100,6 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
         "  hypothesis  今天**气好",
         "                  D",
     ]
-
-
-# -- punctuation marks and capitals: a count that can be checked by hand
-
-SPOKEN = ScoredUtterance("a", "Hello, Mr. Wu. Call me?", "hello Mister Wu, call me? Now.")
-
-
-def test_marks_are_compared_word_by_word() -> None:
-    """A mark behind a wrong word counts; one behind another word is wrong, and one is missing."""
-    figures = measure_marks([SPOKEN])
-    counts = {
-        name: (row["right"], row["written"], row["expected"]) for name, row in figures.items()
-    }
-    assert counts == {".": (0, 1, 2), ",": (0, 1, 1), "?": (1, 1, 1), "capitals": (2, 3, 4)}
-    assert [*figures] == [".", ",", "?", "capitals"]
-    assert figures["capitals"]["precision"] == pytest.approx(2 / 3)
-    assert figures["capitals"]["recall"] == 1 / 2
-    assert describe_marks(figures).endswith("66.7 % and 50.0 % (2 right / 3 written / 4 expected)")
-
-
-def test_right_marks() -> None:
-    for reference, hypothesis, by_words, right in (
-        ("iPhone", "Iphone", True, {"capitals": 0}),
-        ("USA", "UsA", True, {"capitals": 2}),
-        ("Hello.", "Helo.", True, {".": 1, "capitals": 1}),
-        ("你好。再见。", "你好再。见。", False, {"。": 1}),
-        ("it's plain", "its plain", True, {}),
-    ):
-        figures = measure_marks([ScoredUtterance("a", reference, hypothesis, by_words=by_words)])
-        assert {name: row["right"] for name, row in figures.items()} == right
-
-
-def test_mark_that_nobody_wrote_has_no_precision() -> None:
-    figures = measure_marks([ScoredUtterance("a", "Now.", "now")])
-    assert (figures["."]["precision"], figures["."]["recall"]) == (None, 0.0)
-    assert describe_marks(figures).startswith("'.' none and 0.0 % (0 right / 0 written")
 
 
 def test_normalizer_that_changes_the_number_of_words_is_noted() -> None:

@@ -187,7 +187,7 @@ def test_clip_of_another_length_is_named(
     assert text.count("but its corpus states") == text.count(f"{clip.stem} lasts") == 1
 
 
-IF_ANY = ("greedy.KEY", "normalized.KEY", "marks.KEY", "confidence.KEY", "notes")
+IF_ANY = ("greedy.KEY", "normalized.KEY", "confidence.KEY", "notes")
 
 
 @pytest.mark.slow
