@@ -93,9 +93,8 @@ REPLACED_WORDS = {
     "results/small": "results/ctc/en/3407",
     "/srv/lab/corpus": "lab-corpus",
     "--data_folder=/srv/lab/corpus": "--data_folder=lab-corpus",
-    "onnx,sherpa-onnx,huggingface": "",  # test_huggingface.py writes those
     "onnx,sherpa-onnx": "",  # tests/export writes those
-    "onnx,huggingface": "",
+    "onnx,huggingface": "",  # test_huggingface.py writes those
 }
 TINY_ENGLISH = (*TINY, "--language=en")
 MOVED_YAML = "conformer.yaml"  # of docs/start/from-speechbrain.md

@@ -50,9 +50,8 @@ FORMATS: Mapping[str, Format] = {  # by the name of the folder
     ),
     "sherpa-onnx": Format(
         writer="sbkit.export.sherpa_format:write_sherpa",
-        use='`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", tokens="tokens.txt")`, '
-        "or `from_omnilingual_asr_ctc` for a model with a pretrained encoder, computes the "
-        "features that the model was trained with.",
+        use='`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", tokens="tokens.txt")` '
+        "computes the features that the model was trained with.",
         packages=("onnx", "onnxscript", "onnxruntime", "sherpa-onnx"),
     ),
     HUGGINGFACE: Format(

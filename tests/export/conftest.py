@@ -1,11 +1,10 @@
-"""The clips of a run's test set, and their transcripts by its exported model."""
+"""The clips of a run's test set."""
 
 from pathlib import Path
 
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.runtime.runtimes import load_bundle
 from sbkit.runtime.score_sets import prepare_test_sets, read_whole_clips
 
 
@@ -14,11 +13,3 @@ def clips(folder: Path) -> list[Samples]:
     """Load every clip of the test set of the run beside a bundle, the shortest first."""
     (rows,) = prepare_test_sets(folder.parent / "run").test.values()
     return [row["audio"] for batch in read_whole_clips(rows, 16_000) for row in batch.values()]
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path, clips: list[Samples]) -> list[str]:
-    bundle = load_bundle(folder)
-    texts = [bundle.transcribe([clip])[0] for clip in clips]
-    assert len(set(texts)) > 50
-    return texts
