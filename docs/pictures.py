@@ -1,11 +1,12 @@
 """Draw the pictures of the documentation that show a run into docs/pictures/.
 
-    python -m docs.pictures --run RUN --bundle BUNDLE --clip FILE      draws all
-    python -m docs.pictures curves report --run RUN                    draws only these
+    python -m docs.pictures --run RUN --data-report PAGE --bundle BUNDLE --clip FILE      draws all
+    python -m docs.pictures curves report --run RUN                          draws only these
 
 Curves are SVG in the colors of the reader's system, light or dark. RUN is a run of
-`hparams/ctc.yaml`, BUNDLE is what `sbkit export` wrote from it, and FILE is a recording to
-transcribe. Screenshots need chromium. Look at each picture before you commit it.
+`hparams/ctc.yaml`, PAGE is of `sbkit prepare --report`, BUNDLE is what `sbkit export` wrote from
+the run, and FILE is a recording to transcribe. Screenshots need chromium. Look at each picture
+before you commit it.
 """
 
 import argparse
@@ -132,7 +133,7 @@ OPEN_WORST = "let t = document.querySelector('#table'); t.querySelector('.id').c
 OPEN_WORST += "t.scrollIntoView()"  # the first utterance of a report, which has most errors
 PICTURES: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "curves": draw_curves,
-    "data-report": lambda options: shoot("data-report", options.run / "data_report.html"),
+    "data-report": lambda options: shoot("data-report", options.data_report),
     "report": lambda options: shoot("report", options.run / "report.html", OPEN_WORST),
     "server": shoot_server,
 }
@@ -143,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", metavar="NAME", nargs="*", help=", ".join(PICTURES))
     parser.add_argument("--run", type=Path, help="a run folder with a report")
+    parser.add_argument("--data-report", type=Path, help="a page of `sbkit prepare --report`")
     parser.add_argument("--bundle", type=Path, help="a bundle of that run")
     parser.add_argument("--clip", type=Path, help="a recording to transcribe")
     options = parser.parse_args()

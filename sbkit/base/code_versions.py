@@ -28,7 +28,7 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
     "speech": CodeVersion(1, "e30d75ec7f21935c"),
     "statistics": CodeVersion(1, "7963c45d5ed534db"),
-    "data_report": CodeVersion(2, "8e120832d9303225"),
+    "data_report": CodeVersion(2, "4b6135245a8c52cb"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

@@ -1,6 +1,5 @@
 """`sbkit prepare` and `sbkit cache`: the corpus of a run, in the cache or where the user says."""
 
-import json
 import logging
 import os
 from argparse import Namespace
@@ -116,22 +115,24 @@ def _prepare_in_cache(options: Namespace) -> None:
 def _write_report(options: Namespace) -> None:
     """Describe what the recipe makes of the corpus."""
     from sbkit.config.overrides import parse_overrides
-    from sbkit.data.data_report import write_data_report
+    from sbkit.data.data_report import write_data_page, write_data_report
     from sbkit.train.recipe import load_recipe
     from sbkit.train.setup import declare_run, prepare_splits
 
     spec = declare_run(options.source, parse_overrides(options.overrides))
     splits = prepare_splits(spec, load_recipe(spec))
-    file, page = write_data_report(
+    facts = write_data_report(
         splits,
         options.report,
         sample_rate=spec.settings["sample_rate"],
         language=spec.settings.get("language"),
     )
-    for name, split in json.loads(file.read_text())["splits"].items():
+    for name, split in facts["splits"].items():
         if clips := split["other_durations"]:
             ids = listed(clip["id"] for clip in clips)
             logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")
+    page = options.report / "data_report.html"
+    write_data_page(splits, facts, page)
     logger.info(f"report: {page}")
 
 

@@ -1,6 +1,6 @@
-"""The data report of a run: hours, speakers, lengths, characters, excluded and shared utterances.
+"""The data of a run: hours, speakers, lengths, characters, excluded and shared utterances.
 
-splits -> facts, plain data -> ``data_report.json`` and ``data_report.html``
+splits -> facts, plain data -> ``data_report.json``, and a page of `sbkit prepare --report`
 
 Pages play clips as MP3, which every browser plays: 3.7 kB for a second at 16 kHz. Opus is as small
 and takes five times as long to encode.
@@ -87,20 +87,22 @@ def log_data(splits: Splits, folder: Path, sample_rate: int) -> None:
 
 def write_data_report(
     splits: Splits, folder: Path, *, sample_rate: int, language: object, corpus: object = None
-) -> tuple[Path, Path]:
-    """Write ``data_report.json`` and ``data_report.html``; return both paths."""
+) -> Facts:
+    """Measure all splits; write ``data_report.json`` and return its facts."""
     facts = measure_data(splits, sample_rate=sample_rate, language=language, corpus=corpus)
     folder.mkdir(parents=True, exist_ok=True)
-    data = folder / DATA_REPORT
-    page = data.with_suffix(".html")
-    write_text_atomically(data, to_json(facts, indent=2) + "\n")
+    write_text_atomically(folder / DATA_REPORT, to_json(facts, indent=2) + "\n")
+    return facts
+
+
+def write_data_page(splits: Splits, facts: Facts, page: Path) -> None:
+    """Write the facts of a report as a page, with the sound of some clips."""
     title = f"Data of this run: {', '.join(facts['splits'])}"
     ids = [example["id"] for example in facts["splits"]["train"]["transcripts"]]
     clips = encode_clips(
-        splits.train, ids, sample_rate=sample_rate, max_seconds=MAX_EXAMPLE_SECONDS
+        splits.train, ids, sample_rate=facts["sample_rate"], max_seconds=MAX_EXAMPLE_SECONDS
     )
     write_text_atomically(page, render_page(title=title, facts=facts, clips=clips))
-    return data, page
 
 
 def measure_data(

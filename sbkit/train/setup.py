@@ -11,8 +11,7 @@ tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
 decoder_tokenizer.json  the tokens of a pretrained decoder, such as Whisper's
-data_report.html       the report on the data: hours, speakers, lengths, transcripts
-data_report.json       the figures of this report
+data_report.json       figures of the data: hours, speakers, lengths, transcripts
 left_out.tsv           utterances that are left out, with reasons
 misaligned.tsv         clips that the training of a synthesizer skips, if any
 before_training.json   the scores of the recognizer that the run starts from, if it starts from one

@@ -1,4 +1,4 @@
-"""The data report of a run: figures, page and playable clips."""
+"""The data report: figures, page and playable clips."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ from sbkit.data.data_report import (
     encode_clips,
     encode_mp3,
     measure_data,
-    write_data_report,
+    write_data_page,
 )
 from sbkit.data.manifest import Clip, Excluded
 from sbkit.data.splits import Splits, within_limits
@@ -52,13 +52,6 @@ def make_splits(folder: Path) -> Splits:
     return Splits(inside, {}, {"test": test}, excluded, out_of_range)
 
 
-def write(folder: Path) -> tuple[dict, str]:  # type: ignore[type-arg]
-    data, page = write_data_report(
-        make_splits(folder), folder / "run", sample_rate=16_000, language="en"
-    )
-    return json.loads(data.read_text()), page.read_text()
-
-
 @pytest.mark.parametrize(("language", "words"), [("my", None), (["my", "en"], 5), (None, 5)])
 def test_words_are_not_counted_in_a_language_without_spaces(
     language: object, words: int | None, tmp_path: Path
@@ -68,7 +61,7 @@ def test_words_are_not_counted_in_a_language_without_spaces(
 
 
 def test_data_report_figures_match_the_data(tmp_path: Path) -> None:
-    facts, _ = write(tmp_path)
+    facts = measure_data(make_splits(tmp_path), sample_rate=16_000, language="en")
     train = facts["splits"]["train"]
     assert (train["utterances"], train["speakers"], train["words"]) == (4, 2, 5)
     assert train["hours"] == pytest.approx(7.5 / 3600)
@@ -88,7 +81,9 @@ def test_data_report_figures_match_the_data(tmp_path: Path) -> None:
 
 
 def test_data_report_page_loads_nothing_and_escapes_text(tmp_path: Path) -> None:
-    _, page = write(tmp_path)
+    splits, file = make_splits(tmp_path), tmp_path / "page.html"
+    write_data_page(splits, measure_data(splits, sample_rate=16_000, language="en"), file)
+    page = file.read_text()
     tags: list[str] = []
 
     class Tags(HTMLParser):

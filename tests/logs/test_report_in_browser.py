@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sbkit.data.data_report import write_data_report
+from sbkit.data.data_report import measure_data, write_data_page
 from sbkit.evaluate.report import write_report
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.text.recognized_word import Word
@@ -150,6 +150,8 @@ def test_pages_fit_the_window(browser: Any, tmp_path: Path, width: int) -> None:
     click(browser, "#table .open")
     wait(lambda: find(browser, ".lane"))
     assert_no_faults(browser)
-    _, page = write_data_report(make_splits(tmp_path), tmp_path, sample_rate=16_000, language="en")
+    splits, page = make_splits(tmp_path), tmp_path / "data_report.html"
+    facts = measure_data(splits, sample_rate=16_000, language="en")
+    write_data_page(splits, facts, page)
     visit(browser, page, width=width)
     assert_no_faults(browser)
