@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from sbkit.models.loss import Loss as Loss
     from sbkit.run.run import Run as Run
     from sbkit.runtime.runtimes import load_bundle as load_bundle
+    from sbkit.tasks.asr.model import AsrModel as AsrModel
+    from sbkit.tasks.asr.predict import Transcriber as Transcriber
+    from sbkit.tasks.asr.session import Session as Session
+    from sbkit.tasks.asr.session import StreamingRecognizer as StreamingRecognizer
+    from sbkit.tasks.asr.session import advance_batch as advance_batch
     from sbkit.tasks.codec.predict import Codec as Codec
-    from sbkit.tasks.detection.predict import SpeechRules as SpeechRules
-    from sbkit.tasks.detection.predict import VoiceDetector as VoiceDetector
-    from sbkit.tasks.recognition.model import AsrModel as AsrModel
-    from sbkit.tasks.recognition.predict import Transcriber as Transcriber
-    from sbkit.tasks.recognition.session import Session as Session
-    from sbkit.tasks.recognition.session import StreamingRecognizer as StreamingRecognizer
-    from sbkit.tasks.recognition.session import advance_batch as advance_batch
-    from sbkit.tasks.synthesis.predict import Synthesizer as Synthesizer
+    from sbkit.tasks.tts.predict import Synthesizer as Synthesizer
+    from sbkit.tasks.vad.predict import SpeechRules as SpeechRules
+    from sbkit.tasks.vad.predict import VoiceDetector as VoiceDetector
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
 
 HOMES = {
-    "AsrModel": "sbkit.tasks.recognition.model",
+    "AsrModel": "sbkit.tasks.asr.model",
     "Batch": "sbkit.data.batch",
     "Brain": "sbkit.train.brain",
     "BundleError": "sbkit.base.errors",
@@ -59,14 +59,14 @@ HOMES = {
     "Recipe": "sbkit.train.recipe",
     "Run": "sbkit.run.run",
     "SbkitError": "sbkit.base.errors",
-    "Session": "sbkit.tasks.recognition.session",
-    "SpeechRules": "sbkit.tasks.detection.predict",
-    "StreamingRecognizer": "sbkit.tasks.recognition.session",
-    "Synthesizer": "sbkit.tasks.synthesis.predict",
+    "Session": "sbkit.tasks.asr.session",
+    "SpeechRules": "sbkit.tasks.vad.predict",
+    "StreamingRecognizer": "sbkit.tasks.asr.session",
+    "Synthesizer": "sbkit.tasks.tts.predict",
     "Task": "sbkit.bundle.task",
-    "Transcriber": "sbkit.tasks.recognition.predict",
-    "VoiceDetector": "sbkit.tasks.detection.predict",
-    "advance_batch": "sbkit.tasks.recognition.session",
+    "Transcriber": "sbkit.tasks.asr.predict",
+    "VoiceDetector": "sbkit.tasks.vad.predict",
+    "advance_batch": "sbkit.tasks.asr.session",
     "load_bundle": "sbkit.runtime.runtimes",
     "load_hparams": "sbkit.config.hparams",
 }

@@ -12,7 +12,7 @@ for name in (
     "sbkit.run.run",
     "sbkit.commands.cli",
     "sbkit.export.export",
-    "sbkit.tasks.recognition.predict",
+    "sbkit.tasks.asr.predict",
     "recipes.asr.recipe",
     "recipes.prepare",
     # These are otherwise imported by the first optimizer, process group, curve and log.

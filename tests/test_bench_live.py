@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from sbkit.base.errors import SbkitError
-from sbkit.tasks.recognition.session import Endpoint, Final, Partial
+from sbkit.tasks.asr.session import Endpoint, Final, Partial
 from sbkit.text.recognized_word import Word
 from tests.runtime.bundles import make_live_run
 from tools import bench_live

@@ -29,7 +29,7 @@ from sbkit.distributed.ranks import rank
 """
 OWN_LOADER = """
     def make_loaders(self, *arguments):
-        return replace(Asr.make_loaders(*arguments), train=DataLoader([0]))
+        return replace(AsrRecipe.make_loaders(*arguments), train=DataLoader([0]))
     brain ="""
 OPTIONS = ("--check=false", "--dropout=0", "--lr=0.05", "--max_grad_norm=1000", "--batch_seconds=4")
 
@@ -38,7 +38,7 @@ OPTIONS = ("--check=false", "--dropout=0", "--lr=0.05", "--max_grad_norm=1000", 
 def yaml(tmp_path: Path) -> Path:
     (tmp_path / "my_curriculum.py").write_text(IMPORTS + RECIPE)
     yaml = with_sgd("ctc", tmp_path)
-    text = yaml.read_text().replace("recipes.asr.recipe.Asr", "my_curriculum.Curriculum")
+    text = yaml.read_text().replace("recipes.asr.recipe.AsrRecipe", "my_curriculum.Curriculum")
     yaml.write_text(text + "\nsorted_epochs: 1\n")
     return yaml
 

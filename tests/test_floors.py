@@ -33,7 +33,7 @@ FLOORS = (
     "commands",
     "__main__",
 )
-TASK_IMPORTS = {("recognition", "detection")}  # no other task imports a task
+TASK_IMPORTS = {("asr", "vad")}  # no other task imports a task
 TOP_LEVEL = ("sbkit", "recipes", "tools", "docs")
 
 

@@ -53,7 +53,7 @@ class Head(torch.nn.Linear):
 CELL = """
 from pathlib import Path
 import my_models
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrRecipe, AsrBrain
 from sbkit import Run
 from sbkit.config.overrides import parse_overrides
 from tests.runs import TINY
@@ -63,7 +63,7 @@ class MyBrain(AsrBrain):
         super().on_fit_start()
         print("my brain trains")
 
-class Mine(Asr):
+class Mine(AsrRecipe):
     brain = MyBrain
 
 def train(name):

@@ -48,7 +48,7 @@ def write_sgd_with_noise(folder: Path) -> str:
     noise = np.random.default_rng(0).normal(0, 0.1, 50_000)
     soundfile.write(folder / "noise.wav", noise, 16_000)
     yaml = folder / "sgd.yaml"
-    text = text.replace("recipes.asr.recipe.Asr", "docs.examples.two_views.TwoViews")
+    text = text.replace("recipes.asr.recipe.AsrRecipe", "docs.examples.two_views.TwoViews")
     text = text.replace("wave_augment: ", "add_pauses: ")
     keys = "consistency_weight: 0.5\nfind_unused_parameters: False\n"
     yaml.write_text(f"{text}\n{keys}{NOISE.format(folder=folder)}")

@@ -29,7 +29,7 @@ from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.recognizers import make_whisper
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 
-RECIPES = ("vad", "codec", "synthesis")
+RECIPES = ("vad", "codec", "tts")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu")
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
 FOLDERS += ("tools", *(f"recipes/{name}" for name in RECIPES))

@@ -23,7 +23,7 @@ from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.export import onnx_format
 from sbkit.run.run import Run
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.asr.predict import Transcriber
 from sbkit.text.normalization import normalize
 from sbkit.train.setup import (
     build_run,

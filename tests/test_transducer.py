@@ -10,7 +10,7 @@ import pytest
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.runtime.runtimes import load_in_thread
-from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.asr.predict import Transcriber
 from tests.runs import ROOT, Workplace, losses_of, read_json
 from tests.runtime.bundles import edit_weights
 from tests.runtime.tones import RATE, noise

@@ -35,7 +35,7 @@ def make_yaml(name: str, dropped: Sequence[str] = (), unused: Sequence[str] = ()
     replaced = {"seq_lin", *dropped, *re.findall(r"^(\w+):", user_blocks, re.MULTILINE)}
     values, objects = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").split("# ========")
     values = re.sub(rf"(?m)^({'|'.join((*UNUSED_KEYS, *unused))}):.*\n", "", values)
-    values = values.replace("recipes.asr.recipe.Asr", "my_recipe.Mine")
+    values = values.replace("recipes.asr.recipe.AsrRecipe", "my_recipe.Mine")
     values = values.replace("corpus: null", "corpus: my_corpus")
     values = values.replace("inter_ctc_weight: 0.3", "inter_ctc_weight: 0.0")
     blocks = objects.split("\n\n")[1:]

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from recipes.asr.recipe import Asr, AsrBrain
-from recipes.codec.recipe import CodecBrain, NeuralCodec
+from recipes.asr.recipe import AsrBrain, AsrRecipe
+from recipes.codec.recipe import CodecBrain, CodecRecipe
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.config.hparams import Settings, load_hparams, read_spec
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import describe_parts
+from sbkit.tasks.asr.task import AsrTask
 from sbkit.tasks.codec.model import CodecModel
-from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.setup import make_brain
 from tests.runs import ROOT, TINY_CODEC
 from tests.runtime.bundles import edit_config, make_bundle
 
 SOURCE = """
 from argparse import ArgumentParser
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 
 def spell(options):
     parser = ArgumentParser()
@@ -32,7 +32,7 @@ def spell(options):
     print(options.bundle.name, own.word, own.times, own.device, options.device, options.runtime)
     return 3
 
-class Spelling(Recognition):
+class Spelling(AsrTask):
     predicts = "other"
 
     def commands(self):
@@ -55,12 +55,12 @@ def test_run_passes_options_to_a_command_of_a_user_task(
         run(["run", str(bundle), *imported, "shout"])
 
 
-class Naming(Recognition):
+class Naming(AsrTask):
     def model_class(self) -> Any:
         return SimpleNamespace
 
 
-class Importing(Recognition): ...
+class Importing(AsrTask): ...
 
 
 class OtherBrain(SimpleNamespace):
@@ -72,7 +72,7 @@ class OtherBrain(SimpleNamespace):
         super().__init__(network="another")
 
 
-class NamingRecipe(Asr, Naming):
+class NamingRecipe(AsrRecipe, Naming):
     brain: Any = OtherBrain
 
 
@@ -85,7 +85,7 @@ class OtherCodecBrain(CodecBrain):
         super().__init__(modules, opt_class, hparams, run_opts, checkpointer)
 
 
-class OtherCodec(NeuralCodec):
+class OtherCodec(CodecRecipe):
     brain: Any = OtherCodecBrain
 
 
@@ -112,14 +112,14 @@ def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
 
 
 def test_bundles_store_the_first_class_that_is_no_recipe() -> None:
-    class Mine(Asr): ...
+    class Mine(AsrRecipe): ...
 
-    assert Mine().name == "sbkit.tasks.recognition.task.Recognition"
+    assert Mine().name == "sbkit.tasks.asr.task.AsrTask"
     assert NamingRecipe().name == f"{__name__}.Naming"
     mixin = type("Mixin", (), {"note": "mine"})
-    assert type("Mixed", (mixin, Asr), {})().name == Mine().name
+    assert type("Mixed", (mixin, AsrRecipe), {})().name == Mine().name
     with pytest.raises(SbkitError, match="`measure` of the recipe Wrong belongs to its task"):
-        type("Wrong", (Asr,), {"measure": lambda self, results: {}})
+        type("Wrong", (AsrRecipe,), {"measure": lambda self, results: {}})
 
 
 def test_export_refuses_a_task_whose_module_imports_recipes() -> None:

@@ -33,7 +33,7 @@ from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
 from sbkit.runtime.score_sets import prepare_source, prepare_test_sets, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.tasks.recognition.session import (
+from sbkit.tasks.asr.session import (
     Endpoint,
     Event,
     Final,

@@ -28,7 +28,7 @@ import numpy as np
 
 from sbkit.audio.io import declared_seconds, find_audio_files
 from sbkit.base.process import run_main
-from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.asr.predict import Transcriber
 from tools.bench import Figures, take_turns
 
 WRONG = "wrong"

@@ -92,7 +92,7 @@ def load(side: str, folder: Path) -> Transcribe:
     """Load the format of a side; return a function that transcribes clips with it."""
     if side == "sherpa-onnx":
         return in_batches(load_sherpa(folder / "sherpa-onnx"))
-    from sbkit.tasks.recognition.predict import Transcriber
+    from sbkit.tasks.asr.predict import Transcriber
 
     runtime, _, precision = side.partition("-")
     options: Any = {"decoder": "greedy", "device": "cpu", "times": False}

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from sbkit import Transcriber
-from sbkit.tasks.recognition.transcript import Transcript
+from sbkit.tasks.asr.transcript import Transcript
 
 COLUMNS = ("path", "offset", "duration", "text", "confidence")
 MARGIN_SECONDS = 0.5  # of an utterance's silence that is kept before and after its words

@@ -10,7 +10,7 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batch import TextBatch
 from sbkit.models.encoder import Predictions
@@ -51,7 +51,7 @@ def divergence_of(first: Predictions, second: Predictions) -> Tensor:
     return 0.5 * (to_second + to_first).sum(2).where(mask, 0).sum(1)
 
 
-class TwoViews(Asr):
+class TwoViews(AsrRecipe):
     """Train a recognizer on two views."""
 
     brain = TwoViewsBrain

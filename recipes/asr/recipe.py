@@ -18,7 +18,7 @@ from sbkit.bundle.protocols import Encoded
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.greedy import merge_repeats
-from sbkit.decoding.pool import Recognition as Recognized
+from sbkit.decoding.pool import RecognizedClip
 from sbkit.evaluate.wer import (
     BLANK_FRAMES,
     TOKENS_WRITTEN,
@@ -29,8 +29,8 @@ from sbkit.evaluate.wer import (
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.encoder import COMPOSED, ENCODER, Predictions
 from sbkit.models.loss import Loss, attention_loss, ctc
-from sbkit.tasks.recognition.model import AsrModel
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.model import AsrModel
+from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.normalization import text_table
 from sbkit.text.tokenizer import TOKEN_TYPES
 from sbkit.text.transcripts import transcript_normalizer
@@ -45,7 +45,7 @@ class AsrBrain(Brain):
     network: AsrModel
     parts = ("ctc_lin",)
     optional_parts = (ENCODER, *COMPOSED, "seq_lin", "linear_stack")
-    metrics: ClassVar[Metrics] = {**Recognition.metrics, **FRAME_METRICS}
+    metrics: ClassVar[Metrics] = {**AsrTask.metrics, **FRAME_METRICS}
     evaluates_segments = True
 
     def __init__(self, **options: Any) -> None:
@@ -152,17 +152,19 @@ class AsrBrain(Brain):
         blank = self.tokenizer.vocabulary.blank
         best = predictions.log_probs.argmax(-1).cpu().numpy()  # one transfer from the device
         lengths = zip(predictions.frame_lengths.tolist(), batch.token_lengths.tolist(), strict=True)
-        heard: list[Recognized] = []
+        heard: list[RecognizedClip] = []
         counts: list[GreedyCounts] = []
         for row, (num_frames, expected) in zip(best, lengths, strict=True):
             frames = row[:num_frames]
             tokens = merge_repeats(frames, blank)
             num_blank = int((frames == blank).sum())
             counts.append(GreedyCounts(num_frames, num_blank, len(tokens), expected))
-            heard.append(Recognized(self.tokenizer.decode(tokens)))
+            heard.append(RecognizedClip(self.tokenizer.decode(tokens)))
         if self.decoder_tokenizer is not None and predictions.logits is not None:
             written = self.network.generate(predictions.states, predictions.frame_lengths)
-            heard = [Recognized(self.normalize(self.decoder_tokenizer.decode(t))) for t in written]
+            heard = [
+                RecognizedClip(self.normalize(self.decoder_tokenizer.decode(t))) for t in written
+            ]
         pairs = zip(self.results_of(heard, batch), counts, strict=True)
         return [replace(utterance, counts_of_greedy=greedy) for utterance, greedy in pairs]
 
@@ -170,7 +172,7 @@ class AsrBrain(Brain):
         return {**super().measure(results), **greedy_shares(results)}
 
 
-class Asr(CorpusRecipe, Recognition):
+class AsrRecipe(CorpusRecipe, AsrTask):
     """Train a recognizer on transcripts."""
 
     brain = AsrBrain

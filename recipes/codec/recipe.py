@@ -75,7 +75,7 @@ class CodecBrain(Brain):
         }
 
 
-class NeuralCodec(CorpusRecipe, CodecTask):
+class CodecRecipe(CorpusRecipe, CodecTask):
     """Train a codec on audio."""
 
     brain = CodecBrain

@@ -32,7 +32,7 @@ from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column, sample_counts
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.detection.task import (
+from sbkit.tasks.vad.task import (
     SPANS_ADVICE,
     SPEECH,
     find_speech,

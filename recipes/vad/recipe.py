@@ -19,8 +19,8 @@ from sbkit.config.hparams import Settings
 from sbkit.data.batch import Batch
 from sbkit.data.shard import Row
 from sbkit.models.loss import Loss
-from sbkit.tasks.detection.model import VoiceActivityModel
-from sbkit.tasks.detection.task import DELAY_FRAMES, Detection, FrameCounts
+from sbkit.tasks.vad.model import VadModel
+from sbkit.tasks.vad.task import DELAY_FRAMES, FrameCounts, VadTask
 from sbkit.train.brain import Brain
 
 
@@ -32,12 +32,12 @@ class Scored(NamedTuple):
     noisy: SpeechBatch
 
 
-class VoiceActivityBrain(Brain):
+class VadBrain(Brain):
     """Train the log-probability of speech or silence in each frame."""
 
-    network: VoiceActivityModel
+    network: VadModel
     parts = ("compute_features", "normalize", "conv", "rnn", "speech_lin")
-    metrics = Detection.metrics
+    metrics = VadTask.metrics
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -71,10 +71,10 @@ class VoiceActivityBrain(Brain):
         return super().score((scored.log_probs, scored.frames), scored.noisy)
 
 
-class Vad(CorpusRecipe, Detection):
+class VadRecipe(CorpusRecipe, VadTask):
     """Train a detector on clips in noise."""
 
-    brain = VoiceActivityBrain
+    brain = VadBrain
     prepare_splits = staticmethod(prepare_speech)
 
     def make_collate(self, hparams: Settings, labels: Any) -> Callable[[Sequence[Row]], Batch]:

@@ -55,7 +55,7 @@ def window_levels(samples: Samples, window: int) -> Float32s:
 
 
 class PauseDetector(Protocol):
-    """Finds speech in a stream, as `sbkit.tasks.detection.predict.VoiceDetector` does."""
+    """Finds speech in a stream, as `sbkit.tasks.vad.predict.VoiceDetector` does."""
 
     def start(self) -> Any:
         """Return the state of a stream before its first sample."""

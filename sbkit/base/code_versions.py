@@ -24,9 +24,9 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(8, "32f46d2590b7e7a0"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
-    "symbols": CodeVersion(2, "3c4b8ce29d2b5921"),
-    "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
-    "speech": CodeVersion(1, "e30d75ec7f21935c"),
+    "symbols": CodeVersion(2, "73c82238571e1d47"),
+    "pitch": CodeVersion(1, "7a706d7dc272f320"),
+    "speech": CodeVersion(1, "f3712007c8b53acb"),
     "statistics": CodeVersion(1, "7963c45d5ed534db"),
     "data_report": CodeVersion(2, "4b6135245a8c52cb"),
 }
@@ -41,13 +41,11 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
     ),
     "token_counts": ("sbkit/data/splits.py", "sbkit/text/tokenizer.py"),
     "symbols": (
-        *("sbkit/tasks/synthesis/symbols.py", "sbkit/text/verbalize.py"),
+        *("sbkit/tasks/tts/symbols.py", "sbkit/text/verbalize.py"),
         "sbkit/text/verbalize.toml",
     ),
-    "pitch": ("recipes/synthesis/data.py", "sbkit/tasks/synthesis/recordings.py"),
-    "speech": (
-        *("recipes/vad/data.py", "sbkit/audio/segments.py", "sbkit/tasks/detection/task.py"),
-    ),
+    "pitch": ("recipes/tts/data.py", "sbkit/tasks/tts/recordings.py"),
+    "speech": (*("recipes/vad/data.py", "sbkit/audio/segments.py", "sbkit/tasks/vad/task.py"),),
     "statistics": ("sbkit/models/frontend.py", "sbkit/train/model_state.py"),
     "data_report": ("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
 }

@@ -46,7 +46,7 @@ from sbkit.decoding.pool import (
     ClipDecoder,
     DecoderInput,
     DecoderPool,
-    Recognition,
+    RecognizedClip,
     join_recognitions,
 )
 from sbkit.decoding.word_times import BEAM, GREEDY, WordAligner
@@ -144,7 +144,7 @@ class Bundle(BundleContents):
 
     def recognize(
         self, clips: Sequence[Samples], *, times: bool = False, with_greedy: bool = False
-    ) -> list[Recognition]:
+    ) -> list[RecognizedClip]:
         """Transcribe clips as `transcribe` does; times, with_greedy: see `ClipBatch`."""
         task, rate = self.task, self.config.sample_rate
         task.require_prediction("text", command="transcribe")
@@ -154,9 +154,9 @@ class Bundle(BundleContents):
         joins_frames = task.decodes_frames and self.decoder_tokenizer is None
         if joins_frames or all(len(clip) <= longest for clip in batch.clips):
             return [*task.predict(self, batch)]
-        recognized: list[Recognition] = []
+        recognized: list[RecognizedClip] = []
         for clip in batch.clips:
-            parts: list[Recognition] = []
+            parts: list[RecognizedClip] = []
             for segment in Segmenter(rate, overlaps=False).split([clip]):
                 ping("test")
                 (part,) = task.predict(self, replace(batch, clips=[segment.samples]))

@@ -76,9 +76,9 @@ class Task:
 
     Methods import what they need, so that the module of a task imports without torch.
 
-    >>> from sbkit.tasks.recognition.task import Recognition
-    >>> Recognition().name, Recognition.predicts, next(iter(Recognition.metrics))
-    ('sbkit.tasks.recognition.task.Recognition', 'text', 'CER')
+    >>> from sbkit.tasks.asr.task import AsrTask
+    >>> AsrTask().name, AsrTask.predicts, next(iter(AsrTask.metrics))
+    ('sbkit.tasks.asr.task.AsrTask', 'text', 'CER')
     """
 
     model_name: ClassVar[str] = "model"  # in messages and cards, such as "speech recognizer"
@@ -135,7 +135,7 @@ class Task:
     # -- predictions ----------------------------------------------------------------------------
 
     def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Any]:
-        """Return the prediction of each clip by an open `Bundle`; of text, a `Recognition`."""
+        """Return the prediction of each clip by an open `Bundle`; of text, a `RecognizedClip`."""
         return self.read_outputs(bundle.model.predict(batch.clips), bundle.labels)
 
     def read_outputs(self, outputs: Any, labels: Labels) -> Sequence[Any]:
@@ -158,7 +158,7 @@ class Task:
 
     @property
     def decodes_frames(self) -> bool:
-        """Whether `predict` decodes log-probabilities of CTC, as `Recognition.predict` does."""
+        """Whether `predict` decodes log-probabilities of CTC, as `AsrTask.predict` does."""
         return False
 
     def require_frames(self, feature: str) -> None:

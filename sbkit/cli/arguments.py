@@ -77,7 +77,7 @@ def _add_group(add: Add, group: str) -> None:
             add("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
         case "model":
             add("models", metavar="BUNDLE|RUN", type=Path, nargs=1, help="a bundle or a run folder")
-        case "files":  # `sbkit.tasks.recognition.recordings.find_audio` finds them
+        case "files":  # `sbkit.tasks.asr.recordings.find_audio` finds them
             files = "audio files, folders or glob patterns; - reads standard input"
             add("files", metavar="FILE", nargs="+", help=files)
             rate = "sample rate of standard input without a header (16-bit little-endian mono)"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sbkit.serve.middleware import Limits, Metrics
     from sbkit.serve.recognition import RecognitionService
     from sbkit.serve.tts import Voice
-    from sbkit.tasks.detection.predict import VoiceDetector
+    from sbkit.tasks.vad.predict import VoiceDetector
 
 
 def add_commands(parser: Parser) -> None:
@@ -69,7 +69,7 @@ def serve(options: Namespace) -> int:
     from sbkit.serve.app import LOCAL_HOSTS, Service
     from sbkit.serve.middleware import Limits, Metrics
     from sbkit.serve.server import bind, make_server, run
-    from sbkit.tasks.detection.predict import open_detector
+    from sbkit.tasks.vad.predict import open_detector
 
     names = [folder.resolve().name for folder in options.models]
     if len({*names}) < len(names):
@@ -138,8 +138,8 @@ def _open(
     from sbkit.runtime.runtimes import load_in_thread, model_options
     from sbkit.serve.recognition import RecognitionService
     from sbkit.serve.tts import Voice
-    from sbkit.tasks.recognition.predict import default_batch_seconds
-    from sbkit.tasks.recognition.recordings import recognizer_options
+    from sbkit.tasks.asr.predict import default_batch_seconds
+    from sbkit.tasks.asr.recordings import recognizer_options
 
     task = read_bundle(folder, user_modules=options.user_modules).task
     if task.predicts == "audio":

@@ -66,7 +66,7 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Recognition:
+class RecognizedClip:
     """The text of a clip; on request its words with times, and the most probable texts.
 
     start, seconds: where the clip begins in its recording, and its length; with the words.
@@ -78,20 +78,20 @@ class Recognition:
     start: float = 0.0
     seconds: float = 0.0
     nbest: tuple[Alternative, ...] = ()
-    greedy: "Recognition | None" = None
+    greedy: "RecognizedClip | None" = None
 
-    def later(self, seconds: float) -> "Recognition":
+    def later(self, seconds: float) -> "RecognizedClip":
         words = tuple(word.later(seconds) for word in self.words)
         return replace(self, words=words, start=self.start + seconds)
 
 
-def join_recognitions(segments: Sequence[Recognition]) -> Recognition:
+def join_recognitions(segments: Sequence[RecognizedClip]) -> RecognizedClip:
     """Join the texts and words of consecutive segments."""
     text = join_segments(segment.text for segment in segments)
     words = chain.from_iterable(segment.words for segment in segments)
     seconds = sum(segment.seconds for segment in segments)
     greedy = [segment.greedy for segment in segments if segment.greedy is not None]
-    return Recognition(
+    return RecognizedClip(
         text,
         tuple(words),
         start=segments[0].start,
@@ -119,7 +119,7 @@ class ClipDecoder:
         """Whether decoding is pure Python; rescoring needs the model, which is not in a pool."""
         return isinstance(self.decoder, BeamDecoder) and not self.decoder.attention_rescoring
 
-    def decode(self, clip: DecoderInput, *, with_times: bool) -> Recognition:
+    def decode(self, clip: DecoderInput, *, with_times: bool) -> RecognizedClip:
         """Decode a clip; the times of its words count from the start of its recording."""
         decoder = self.decoder
         aligner = self.aligner
@@ -133,9 +133,9 @@ class ClipDecoder:
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)
         if not with_times:
-            return Recognition(text, nbest=nbest)
+            return RecognizedClip(text, nbest=nbest)
         words = aligner.align(clip.log_probs, tokens, samples=clip.samples, is_decoded=True)
-        return Recognition(
+        return RecognizedClip(
             text,
             tuple(word.later(clip.start) for word in words),
             start=clip.start,
@@ -179,7 +179,7 @@ class DecoderPool:
         self._executor: ProcessPoolExecutor | None = None
         self._num_frames = 0
 
-    def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[Recognition]:
+    def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[RecognizedClip]:
         """Return the text of each clip, and ``with_times`` its timed words."""
         self._num_frames += sum(len(clip.log_probs) for clip in clips)
         is_pooled = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
@@ -232,5 +232,5 @@ def _set_decoder(decoder: ClipDecoder, parent: int) -> None:
     _decoder_of_process = decoder
 
 
-def _decode_in_worker(with_times: bool, clip: DecoderInput) -> Recognition:
+def _decode_in_worker(with_times: bool, clip: DecoderInput) -> RecognizedClip:
     return _decoder_of_process.decode(clip, with_times=with_times)

@@ -37,7 +37,7 @@ from sbkit.models.pretrained.encoder import PretrainedEncoder, PretrainedFrontEn
 from sbkit.models.pretrained.folder import CONFIG, PREPROCESSOR, TOKENIZER, WEIGHTS, WHISPER_NAMES
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.tasks.recognition.model import AsrModel
+from sbkit.tasks.asr.model import AsrModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 CHARACTERS_FILE = "vocab.json"

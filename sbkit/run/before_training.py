@@ -37,7 +37,7 @@ from sbkit.runtime.score_sets import batch_seconds_of
 from sbkit.runtime.scoring import BundleScorer
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.runtime.transformers_folder import require_recognizer, write_transformers
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 def measure_start(run: PreparedRun, brain: Brain) -> None:
     """Score what a run starts from, if that is a recognizer; write and log the figures."""
     folder, splits = run.spec.folder, run.loaders.splits
-    if has_checkpoint(folder) or not isinstance(run.data.recipe, Recognition):
+    if has_checkpoint(folder) or not isinstance(run.data.recipe, AsrTask):
         return
     with main_rank_first():
         (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # of a try with another start
@@ -190,7 +190,7 @@ def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> Tor
     settings = run.spec.settings
     precision = settings["eval_precision"]
     bundle: TorchBundle = load_bundle(**start, device=brain.device, precision=precision)
-    if not isinstance(bundle.task, Recognition):
+    if not isinstance(bundle.task, AsrTask):
         return None
     rate, language = bundle.config.sample_rate, settings["language"]
     if rate != settings["sample_rate"]:

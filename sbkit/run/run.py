@@ -119,7 +119,7 @@ class Run:
             overrides: values that replace the YAML's, by key, such as `lr` or
                 `Transformer.dropout`.
             recipe: replaces the recipe that the YAML names, perhaps by one with your own Brain,
-                such as `class Mine(Asr): brain = MyBrain`.
+                such as `class Mine(AsrRecipe): brain = MyBrain`.
             corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
                 YAML's `manifest`: mappings, a DataFrame or a dataset of `datasets`, with the
                 columns of a table, such as `path` and `sentence`. Audio is a path, a mapping with

@@ -19,7 +19,7 @@ from sbkit.bundle.task import ClipBatch
 from sbkit.data.shard import Row
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.fit import ValidationUtterance, order_of, sample_utterances
-from sbkit.decoding.pool import Recognition
+from sbkit.decoding.pool import RecognizedClip
 from sbkit.decoding.word_times import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.wer import FigureDict
@@ -114,9 +114,9 @@ class BundleScorer:
         return bundle.task.predict(bundle, ClipBatch(clips=clips, rows=rows))
 
 
-def _rewritten(clip: Recognition, rewrite: Callable[[str], str]) -> Recognition:
+def _rewritten(clip: RecognizedClip, rewrite: Callable[[str], str]) -> RecognizedClip:
     greedy = None if clip.greedy is None else _rewritten(clip.greedy, rewrite)
-    return Recognition(rewrite(clip.text), greedy=greedy)
+    return RecognizedClip(rewrite(clip.text), greedy=greedy)
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:

@@ -46,7 +46,7 @@ from sbkit.text.languages import check_language, primary_language, whisper_langu
 from sbkit.text.normalization import orthography, table_to_store
 from sbkit.text.verbalize import languages_with_numbers
 
-TASK = "sbkit.tasks.recognition.task.TextRecognition"
+TASK = "sbkit.tasks.asr.task.TextOnlyAsrTask"
 WHISPER = "WhisperForConditionalGeneration"
 CTC = ("HubertForCTC", "ParakeetForCTC", "Wav2Vec2BertForCTC", "Wav2Vec2ForCTC", "WavLMForCTC")
 UNSUPPORTED = ("auto_map", "adapter_attn_dim")  # code; adapters, which lie in further files

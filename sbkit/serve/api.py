@@ -34,9 +34,9 @@ from sbkit.serve.middleware import (
 )
 from sbkit.serve.recognition import RecognitionService, last_of
 from sbkit.serve.tts import SpeechStream, Voice
-from sbkit.tasks.recognition.predict import EACH
-from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
-from sbkit.tasks.recognition.transcript import Transcript
+from sbkit.tasks.asr.predict import EACH
+from sbkit.tasks.asr.subtitles import group_words, to_srt, to_vtt
+from sbkit.tasks.asr.transcript import Transcript
 from sbkit.text.languages import language_code
 from sbkit.text.normalization import join_segments
 from sbkit.text.recognized_word import Word

@@ -45,8 +45,8 @@ from sbkit.serve.middleware import (
     wrong_field,
 )
 from sbkit.serve.recognition import RecognitionService
-from sbkit.tasks.detection.turns import SpeechTurns
-from sbkit.tasks.recognition.session import Endpoint, Event, Final, Partial
+from sbkit.tasks.asr.session import Endpoint, Event, Final, Partial
+from sbkit.tasks.vad.turns import SpeechTurns
 from sbkit.text.normalization import join_segments
 
 BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message

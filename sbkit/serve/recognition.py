@@ -27,9 +27,8 @@ from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.clients import Batcher, Workers
 from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.serve.middleware import ApiError, Limits, Metrics, too_large
-from sbkit.tasks.detection.predict import VoiceDetector
-from sbkit.tasks.recognition.predict import Channel, Transcriber
-from sbkit.tasks.recognition.session import (
+from sbkit.tasks.asr.predict import Channel, Transcriber
+from sbkit.tasks.asr.session import (
     DEFAULT_RULES,
     Event,
     Final,
@@ -37,7 +36,8 @@ from sbkit.tasks.recognition.session import (
     StreamingRecognizer,
     advance_batch,
 )
-from sbkit.tasks.recognition.transcript import Transcript
+from sbkit.tasks.asr.transcript import Transcript
+from sbkit.tasks.vad.predict import VoiceDetector
 
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer

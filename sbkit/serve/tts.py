@@ -11,7 +11,7 @@ from sbkit.runtime.clients import Workers
 from sbkit.serve.middleware import ApiError, Metrics
 
 if TYPE_CHECKING:
-    from sbkit.tasks.synthesis.predict import Synthesizer
+    from sbkit.tasks.tts.predict import Synthesizer
 
 MAX_SPEECH_SECONDS = 360  # of a request: 4,096 characters of plain words take 315
 WARM_UP_TEXT = "1, 2, 3."  # works in any language

@@ -32,7 +32,7 @@ from sbkit.serve.middleware import ApiError, as_api_error, logger, too_large, wr
 from sbkit.serve.realtime import Item
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
-from sbkit.tasks.recognition.session import Final, Partial
+from sbkit.tasks.asr.session import Final, Partial
 from sbkit.text.languages import language_code
 
 MAX_EVENT_BYTES = 1 << 20  # of JSON, and of a block of audio

@@ -276,7 +276,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if task is None:
             raise ConfigError(
                 f"{type(self).__name__} declares `parts`, so its `hparams` need the task as "
-                f"`{RECIPE}`, such as Asr()."
+                f"`{RECIPE}`, such as AsrRecipe()."
             )
         optional = [name for name in self.optional_parts if settings.get(name) is not None]
         parts = {name: settings[name] for name in (*self.parts, *optional)}

@@ -2,8 +2,8 @@
 
     prepare_splits -> prepare_labels -> (the YAML's objects) -> make_loaders -> brain
 
-A YAML names its recipe, `recipe: recipes.asr.recipe.Asr`: any subclass of `Recipe` that can be
-imported, including from a file beside the YAML.
+A YAML names its recipe, `recipe: recipes.asr.recipe.AsrRecipe`: any subclass of `Recipe` that can
+be imported, including from a file beside the YAML.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ from sbkit.train.brain import Brain
 class Recipe(Task):
     """A task with what prepares and trains its runs, in their order.
 
-    Derive a class from a recipe, such as `Asr`, or from this one and a task. Bundles store the
-    first base class that is no recipe, so the methods of a task belong there.
+    Derive a class from a recipe, such as `AsrRecipe`, or from this one and a task. Bundles store
+    the first base class that is no recipe, so the methods of a task belong there.
 
     Attributes:
         brain: the class of the `sbkit.Brain` that trains it.
@@ -35,8 +35,8 @@ class Recipe(Task):
         needs: by key, other keys and the form of their values (one of `sbkit.base.ranges.FORMS`, or
             words), without any of which it has no effect.
 
-    >>> from recipes.asr.recipe import Asr
-    >>> class Mine(Asr):
+    >>> from recipes.asr.recipe import AsrRecipe
+    >>> class Mine(AsrRecipe):
     ...     brain = MyBrain  # doctest: +SKIP
     """
 
@@ -53,7 +53,8 @@ class Recipe(Task):
         if names:
             raise ConfigError(
                 f"`{names[0]}` of the recipe {cls.__name__} belongs to its task. Define it in a "
-                f"module that imports nothing of `recipes`: class {cls.__name__}(Asr, MyTask)."
+                "module that imports nothing of `recipes`: class "
+                f"{cls.__name__}(AsrRecipe, MyTask)."
             )
 
     @property
@@ -103,7 +104,7 @@ def load_recipe(spec: RunSpec) -> Recipe:
     if not isinstance(name, str) or "." not in name:
         raise ConfigError(
             f"`recipe` in {yaml_file} must be MODULE.NAME of a recipe, but is {name!r}. Write "
-            "`recipe: recipes.asr.recipe.Asr`."
+            "`recipe: recipes.asr.recipe.AsrRecipe`."
         )
     search_folders(spec.document.module_folders)
     module, _, attribute = name.rpartition(".")

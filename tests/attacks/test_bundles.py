@@ -143,7 +143,7 @@ def test_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
     ("values", "words"),
     [
         ({"task": "sbkit.tasks.codec.task.CodecTask"}, "has a decoder, but"),
-        ({"task": "sbkit.tasks.detection.task.Detection"}, "has a decoder, but"),
+        ({"task": "sbkit.tasks.vad.task.VadTask"}, "has a decoder, but"),
     ],
 )
 def test_unsuitable_decoders_are_refused(values: dict[str, Any], words: str, bundle: Path) -> None:

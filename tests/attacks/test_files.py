@@ -13,7 +13,7 @@ import torch
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.runtime.onnx_model import OnnxModel
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 from sbkit.train.initialize import initialize_from
 from tests.attacks.hostile import ESCAPE, refused, watched
 from tests.runtime.bundles import make_run
@@ -85,7 +85,7 @@ def test_init_from_a_hostile_checkpoint_runs_no_code(name: str, tmp_path: Path) 
     (checkpoint,) = (run / "checkpoints").glob("CKPT*")
     parts = {name: torch.nn.Linear(2, 2) for name in ("CNN", "Transformer", "seq_lin", "ctc_lin")}
     hparams = {**parts, "model": torch.nn.ModuleList(parts.values())}
-    read = partial(initialize_from, [run], hparams, Recognition(), {})
+    read = partial(initialize_from, [run], hparams, AsrTask(), {})
     call = Call(tmp_path / "canary")
     for content in (pickle.dumps({"a": call}), b"[" * 200_000):
         (checkpoint / name).write_bytes(content)

@@ -27,12 +27,12 @@ from tests.runtime.bundles import ROOT, SIZES, edit_config, make_run
 EVIL = """
 from pathlib import Path
 from recipes.CommonVoice.corpus import CommonVoice
-from recipes.asr.recipe import Asr
+from recipes.asr.recipe import AsrRecipe
 class Evil(CommonVoice): ...
 Path(__file__.partition("evil")[0], "evil.ran").touch()
 """
 LAYER = "from torch import nn\n\nclass Layer(nn.Linear):\n    pass\n"
-NAMES = {"recipe": "evil.Asr", "corpus": "evil"}
+NAMES = {"recipe": "evil.AsrRecipe", "corpus": "evil"}
 
 
 @pytest.fixture

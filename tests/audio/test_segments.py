@@ -17,7 +17,7 @@ from sbkit.audio.segments import (
 )
 from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
-from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.vad.predict import VoiceDetector
 from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 
 RATE = 16_000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from speechbrain.core import RunOptions
 
-from recipes.vad.recipe import Vad
+from recipes.vad.recipe import VadRecipe
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import KEYS, RANGES, ranges_of, require_in_range
 from sbkit.check.checked_run import CPU_OPTIONS
@@ -56,7 +56,7 @@ def test_recipes_refuse_other_kinds(line: str, text: str, tmp_path: Path) -> Non
     file = tmp_path / "vad.yaml"
     file.write_text(re.sub(rf"(?m)^{key}:.*\n", "", declared) + line)  # some leave the key out
     with pytest.raises(ConfigError, match=text):
-        require_in_range(read_spec(file).settings, {**RANGES, **Vad.ranges})
+        require_in_range(read_spec(file).settings, {**RANGES, **VadRecipe.ranges})
 
 
 def test_lists_of_keys_and_arguments_name_those_that_exist() -> None:

@@ -102,7 +102,7 @@ def run_in(folder: Path, name: str = "edited_lab.models.Encoder") -> Run:
     """Return a run whose YAML names a class."""
     yaml = folder / "run.yaml"
     yaml.write_text(
-        f"output_folder: {folder}/run\nrecipe: recipes.asr.recipe.Asr\npart: !new:{name}\n"
+        f"output_folder: {folder}/run\nrecipe: recipes.asr.recipe.AsrRecipe\npart: !new:{name}\n"
     )
     return Run(yaml)
 
@@ -146,7 +146,7 @@ def test_constant_that_was_edited_after_a_run_is_noticed(tmp_path: Path) -> None
 
 
 def test_recipe_of_a_cell_is_refused_once_the_file_of_its_base_was_edited(tmp_path: Path) -> None:
-    recipe = "from recipes.asr.recipe import Asr\nclass Mine(Asr): ...\n"
+    recipe = "from recipes.asr.recipe import AsrRecipe\nclass Mine(AsrRecipe): ...\n"
     write(tmp_path, edited_recipe=recipe)
     sys.path.append(str(tmp_path))
     derived = type("Derived", (import_module("edited_recipe").Mine,), {"__module__": "__main__"})

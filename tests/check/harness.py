@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit.check.check import CHECKS, Check, check_run, open_checked_run
 from sbkit.check.checked_run import CheckedRun, Finding, RunSpec
 from sbkit.check.cost import check_cost
@@ -48,11 +48,11 @@ def note(check: str, at: str, *words: str) -> Expected:
     return Expected(check, at, words, stops=False)
 
 
-def changed(**attributes: Any) -> type[Asr]:
-    return type("Changed", (Asr,), attributes)
+def changed(**attributes: Any) -> type[AsrRecipe]:
+    return type("Changed", (AsrRecipe,), attributes)
 
 
-def brain(brain: type[AsrBrain]) -> type[Asr]:
+def brain(brain: type[AsrBrain]) -> type[AsrRecipe]:
     return changed(brain=brain)
 
 
@@ -73,7 +73,7 @@ class Mutation:
     yaml: str = "hparams/ctc.yaml"
     text: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()
-    recipe: type[Recipe] = Asr
+    recipe: type[Recipe] = AsrRecipe
     release: Edit | None = None
     run: Edit | None = None
     target: str | None = None
@@ -110,7 +110,7 @@ def declared_run(
     workplace: Workplace,
     run: Path,
     *arguments: str,
-    recipe: type[Recipe] | None = Asr,
+    recipe: type[Recipe] | None = AsrRecipe,
     yaml: Path = ROOT / "hparams/ctc.yaml",
     tiny: Sequence[str] = TINY,
     target: str | None = None,

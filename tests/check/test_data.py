@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.asr.recipe import Asr
-from recipes.synthesis.recipe import Tts
+from recipes.asr.recipe import AsrRecipe
+from recipes.tts.recipe import TtsRecipe
 from sbkit.check.check import Check, check_run
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.check.data import (
@@ -57,11 +57,13 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
     return Splits(stores["train"], {"dev": stores["dev"]}, {"test": stores["test"]})
 
 
-def run_on(splits: Splits, folder: Path, recipe: type[Recipe] = Asr, **settings: str) -> CheckedRun:
+def run_on(
+    splits: Splits, folder: Path, recipe: type[Recipe] = AsrRecipe, **settings: str
+) -> CheckedRun:
     """Make a run of splits, without what the checks of data do not read."""
     settings |= {"output_folder": str(folder)}
-    spec = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
-    labels, files = prepare_labels(spec, Asr(), splits)
+    spec = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=AsrRecipe)
+    labels, files = prepare_labels(spec, AsrRecipe(), splits)
     data = RunData(recipe=recipe(), splits=splits, labels=labels, label_files=files)
     own: Any = SimpleNamespace(hparams={})
     parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "helpers", "trial"))
@@ -234,7 +236,7 @@ def test_dev_without_any_transcript_is_an_error(tmp_path: Path) -> None:
 def test_two_speakers_of_a_voice_are_noted_with_the_way_to_take_one(tmp_path: Path) -> None:
     train = [spoken(f"a{n}", f"text {n}", speaker=s) for n, s in enumerate(("bob", "ann", "bob"))]
     splits = replace(splits_of("", "ann", "ann"), train=make_store(train))
-    run = run_on(splits, tmp_path / "run", Tts)
+    run = run_on(splits, tmp_path / "run", TtsRecipe)
     (finding,) = (f for f in check_data(run) if "speaker" in f.problem)
     assert finding.problem == "One voice is trained on 2 speakers: bob, ann"
     assert (finding.fix, finding.stops) == ("Keep one of them: `where: {speaker: bob}`.", False)
@@ -278,7 +280,7 @@ def test_rows_whose_column_names_another_split_are_noted(tmp_path: Path) -> None
 
 def findings_on(run: Path, checks: Sequence[Check], **settings: object) -> list[Finding]:
     settings["output_folder"] = str(run)
-    declared = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=Asr)
+    declared = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=AsrRecipe)
     return check_run(declared, checks=checks).findings
 
 

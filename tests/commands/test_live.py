@@ -19,9 +19,9 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
-from sbkit.tasks.recognition.live import Display, audio_blocks
-from sbkit.tasks.recognition.predict import Transcriber
-from sbkit.tasks.recognition.session import Event, Final, Session, StreamingRecognizer
+from sbkit.tasks.asr.live import Display, audio_blocks
+from sbkit.tasks.asr.predict import Transcriber
+from sbkit.tasks.asr.session import Event, Final, Session, StreamingRecognizer
 from tests.runtime.bundles import ROOT, make_live_run
 from tests.runtime.tones import RATE, finals, silence, speak, streaming_tones
 from tests.runtime.tones import run as run_session

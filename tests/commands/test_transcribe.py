@@ -23,9 +23,9 @@ import soundfile
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import PARTLY_DONE, SbkitError
 from sbkit.commands.cli import build_parser, run
-from sbkit.tasks.recognition.commands import TEXT_OPTIONS, Entry, assign_names
-from sbkit.tasks.recognition.predict import Transcriber
-from sbkit.tasks.recognition.recordings import find_audio
+from sbkit.tasks.asr.commands import TEXT_OPTIONS, Entry, assign_names
+from sbkit.tasks.asr.predict import Transcriber
+from sbkit.tasks.asr.recordings import find_audio
 from sbkit.text.recognized_word import Word
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT

@@ -14,7 +14,7 @@ from sbkit.evaluate.report import confusions, order_by_use, row, write_report
 from sbkit.evaluate.wer import FigureDict, ScoredUtterance, pair_units
 from sbkit.evaluate.wer_report import slice_figures
 from sbkit.logs.metric import Metric
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.recognized_word import Word
 from tests.logs.reports import results, tone, write_example
 
@@ -63,7 +63,7 @@ def test_row_has_times_in_milliseconds_and_the_greedy_text_if_it_is_another() ->
 
 def page_of(folder: Path, test: dict[str, FigureDict], **options: Any) -> str:
     page = f"{folder}/report.html"
-    options = {"metrics": Recognition.metrics, **options}
+    options = {"metrics": AsrTask.metrics, **options}
     write_report(page, title="x", test=test, utterances={}, clips=lambda *_: {}, **options)
     return (folder / "report.html").read_text("utf-8")
 

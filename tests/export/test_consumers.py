@@ -20,7 +20,7 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.export import format_table
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
+from sbkit.tasks.asr.session import Session, StreamingRecognizer, advance_batch
 from tests.processes import run_fresh
 from tests.runtime.bundles import ROOT, parity_report
 from tests.test_readme import blocks

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sbkit.export.model_card import card_facts, write_card
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 
 CONFIG: dict[str, Any] = {
     "sample_rate": 16000,
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def card_of(run: Path, formats: Sequence[str] = (), **options: str) -> str:
-    write_card(run, card_facts(run, Recognition(), CONFIG, formats, **options))
+    write_card(run, card_facts(run, AsrTask(), CONFIG, formats, **options))
     return (run / "README.md").read_text()
 
 

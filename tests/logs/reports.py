@@ -11,7 +11,7 @@ import soundfile
 from sbkit.evaluate.report import write_report
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set, slice_figures
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.recognized_word import Word
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(1)>'\""
@@ -36,7 +36,7 @@ def results(scored: list[ScoredUtterance]) -> dict[str, Any]:
     by = {"speaker": {HOSTILE: {"utterances": 1, **slice_figures(scored[:1])}}}
     return {
         "title": HOSTILE,
-        "metrics": Recognition.metrics,
+        "metrics": AsrTask.metrics,
         "test": {"test": {**figures_of_test_set(scored), "report_by": by}},
         "utterances": {"test": scored},
     }

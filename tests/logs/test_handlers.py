@@ -17,7 +17,7 @@ logger = logging.getLogger("sbkit.test")
 
 HOST = """
 import io, logging, sys
-import sbkit.train.brain, sbkit.tasks.recognition.predict, sbkit.serve.middleware
+import sbkit.train.brain, sbkit.tasks.asr.predict, sbkit.serve.middleware
 assert not logging.getLogger().handlers and not logging.getLogger("sbkit").handlers
 logger = logging.getLogger("sbkit.train.brain")
 logger.info("nobody asked for this")

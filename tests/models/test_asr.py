@@ -18,7 +18,7 @@ from sbkit.models.layers import Dropout, GlobalNorm
 from sbkit.models.pretrained.encoder import PretrainedFeatures
 from sbkit.models.speechbrain_parts import SpeechBrainLayers, SpeechBrainTransformer
 from sbkit.models.transformer import Transformer
-from sbkit.tasks.recognition.model import AsrModel
+from sbkit.tasks.asr.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 from tests.models.pretrained.folders import tiny_config
 from tests.models.test_transformer import each_encoder

@@ -11,7 +11,7 @@ from torch import Tensor
 from sbkit.base.errors import ConfigError
 from sbkit.models.streaming import EncoderState, StreamingConfig, streaming_network
 from sbkit.models.transformer import Transformer
-from sbkit.tasks.recognition.model import AsrModel, StreamingAsrModel, require_frame_length
+from sbkit.tasks.asr.model import AsrModel, StreamingAsrModel, require_frame_length
 from tests.models.test_asr import VOCABULARY, sbkit_parts
 from tests.models.test_asr import make_model as make_asr_model
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from speechbrain import Stage
 from torchaudio.functional import melscale_fbanks
 
-from recipes.codec.recipe import CodecBrain, NeuralCodec
+from recipes.codec.recipe import CodecBrain, CodecRecipe
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
@@ -106,7 +106,7 @@ def test_measure_counts_codes_and_report_notes_dead_codebooks(
 
 @pytest.fixture
 def brain(tmp_path: Path) -> CodecBrain:
-    return load_brain(NeuralCodec, "codec", *TINY_CODEC, f"--output_folder={tmp_path}")
+    return load_brain(CodecRecipe, "codec", *TINY_CODEC, f"--output_folder={tmp_path}")
 
 
 def test_losses_are_weighted_and_ignore_clips_without_weight(

@@ -10,7 +10,7 @@ import soundfile
 from recipes.FestvoxRu.corpus import write_release
 from sbkit.data.corpus import corpus_of
 from sbkit.export.export import exported_bundle
-from sbkit.tasks.synthesis.predict import Synthesizer
+from sbkit.tasks.tts.predict import Synthesizer
 from tests.runs import TINY_VOICE, train_here
 from tests.stores import read_split
 

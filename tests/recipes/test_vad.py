@@ -25,7 +25,7 @@ from recipes.vad.data import (
     prepare_speech,
     take_noise,
 )
-from recipes.vad.recipe import Scored, Vad, VoiceActivityBrain
+from recipes.vad.recipe import Scored, VadBrain, VadRecipe
 from sbkit.audio.augment import Augmentation, color, make_colored
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples, read_audio
@@ -36,8 +36,8 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_spec
 from sbkit.data.shard import read_rows
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
-from sbkit.tasks.detection.task import find_speech, speech_of
+from sbkit.tasks.vad.predict import SpeechEvent, VoiceDetector
+from sbkit.tasks.vad.task import find_speech, speech_of
 from sbkit.text.recognized_word import Word
 from tests.runs import (
     ROOT,
@@ -132,9 +132,9 @@ def test_pink_noise_has_equal_power_in_each_octave() -> None:
 
 
 @pytest.fixture(scope="module")
-def brain(tmp_path_factory: pytest.TempPathFactory) -> VoiceActivityBrain:
+def brain(tmp_path_factory: pytest.TempPathFactory) -> VadBrain:
     folder = tmp_path_factory.mktemp("brain")
-    return load_brain(Vad, "vad", f"--output_folder={folder}")
+    return load_brain(VadRecipe, "vad", f"--output_folder={folder}")
 
 
 def batch_of(*clips: Samples, weights: list[int]) -> SpeechBatch:
@@ -146,7 +146,7 @@ NOISE = {"sample_rate": RATE, "silence_seconds": 2.0, "snr_db": [0, 30], "gain_d
 
 
 def test_training_draws_silence_and_validation_repeats_its_noise(
-    brain: VoiceActivityBrain,
+    brain: VadBrain,
 ) -> None:
     batch = batch_of(loud(0.3, 0.5, 0.2), loud(0.5, 0.2), weights=[1, 1])
     labels = [batch.speech[0].nonzero().flatten(), batch.speech[1].nonzero().flatten()]
@@ -198,7 +198,7 @@ def test_training_draws_level_and_noise_and_validation_uses_10_db() -> None:
         assert high - share - 0.5 <= ratios.max() <= high + 0.5
 
 
-def test_loss_and_score_count_the_frames_within_an_utterance(brain: VoiceActivityBrain) -> None:
+def test_loss_and_score_count_the_frames_within_an_utterance(brain: VadBrain) -> None:
     """A window is judged four frames later. The second utterance only fills a rank's share."""
     batch = batch_of(*[np.ones(960, np.int16)] * 3, weights=[1, 0, 1])
     probabilities = torch.tensor([[0.9, 0.4, 0.8], [0.6, 0.6, 0.6], [0.3, 0.3, 0.3]])

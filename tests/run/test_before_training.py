@@ -14,7 +14,7 @@ from sbkit.evaluate.run_results import BEFORE_TRAINING
 from sbkit.logs.metric import percent
 from sbkit.run.before_training import describe_worse
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 from tests.models.pretrained.folders import make_folder
 from tests.models.pretrained.recognizers import make_whisper
 from tests.runs import Workplace, read_json, stopped_after
@@ -144,9 +144,9 @@ def test_worse_sets_are_named_with_their_intervals() -> None:
         {"test": {"CER": cer, "CER_interval": interval}, "noise": {"CER": 0.5}}
         for cer in (0.18, 0.2)
     )
-    (line,) = describe_worse(Recognition.metrics, before, {**after, "other": after["test"]})
+    (line,) = describe_worse(AsrTask.metrics, before, {**after, "other": after["test"]})
     assert line == (
         "test: the run ends worse than it began: CER 20.0 % (10.0 to 30.0), before training "
         "18.0 % (10.0 to 30.0)."
     )
-    assert not [*describe_worse(Recognition.metrics, after, before)]
+    assert not [*describe_worse(AsrTask.metrics, after, before)]

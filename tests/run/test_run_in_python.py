@@ -17,7 +17,7 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit.base import machine
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.files import open_lock, try_lock
@@ -28,7 +28,7 @@ from sbkit.export.export import exported_bundle
 from sbkit.lm import training
 from sbkit.logs.run_log import read_log
 from sbkit.run.run import Run
-from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.asr.predict import Transcriber
 from sbkit.text import tokenizer
 from tests.runs import (
     ROOT,
@@ -170,8 +170,8 @@ def test_start_makes_data_tokenizer_and_language_models_once(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    noted = staticmethod(note("splits", Asr.prepare_splits))
-    recipe = type("Noted", (Asr,), {"prepare_splits": noted})
+    noted = staticmethod(note("splits", AsrRecipe.prepare_splits))
+    recipe = type("Noted", (AsrRecipe,), {"prepare_splits": noted})
     monkeypatch.setattr(tokenizer, "_train", note("tokenizer", tokenizer._train))
     monkeypatch.setattr(training, "train", note("model", training.train))
     monkeypatch.setattr(AsrBrain, "fit", stop)
@@ -301,7 +301,7 @@ class OwnBrain(AsrBrain):
     """A Brain of one's own, as a notebook defines it."""
 
 
-class Own(Asr):
+class Own(AsrRecipe):
     brain = OwnBrain
 
 
@@ -310,7 +310,7 @@ def test_own_brain_is_needed_to_continue_its_run(finished: Overrides, tmp_path: 
     own = {**finished, "output_folder": tmp_path / "own", "check": False, "number_of_epochs": 1}
     Run(YAML, own, recipe=Own).train()
     assert __name__ in read_json(tmp_path / "own/run_config.json")["modules"]
-    with pytest.raises(SbkitError, match="recipe: tests.*.Own before, .*Asr now"):
+    with pytest.raises(SbkitError, match="recipe: tests.*.Own before, .*AsrRecipe now"):
         Run.open(tmp_path / "own").test()
     assert Run.open(tmp_path / "own", recipe=Own).test() == Run(YAML, own).scores
 

@@ -15,7 +15,7 @@ from sbkit.checkpoint.run_config import describe, write_description
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.export import format_table
 from sbkit.export.export import export_run
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.normalization import table_to_store, text_table
 from tests.decoding.spoken import char_tokenizer
 from tests.runs import TINY_CODEC, TINY_VAD, TINY_VOICE, Workplace
@@ -49,7 +49,7 @@ def make_run(
     hparams = load_hparams(yaml, overrides)
     change(hparams)
     checkpointer = hparams["checkpointer"]
-    checkpointer.meta = {NORMALIZER: table_to_store(text_table("en")), TASK: Recognition().name}
+    checkpointer.meta = {NORMALIZER: table_to_store(text_table("en")), TASK: AsrTask().name}
     names = (*AsrBrain.parts, *AsrBrain.optional_parts)
     checkpointer.meta[PARTS] = [name for name in names if hparams.get(name) is not None]
     spec = read_spec(yaml, overrides)

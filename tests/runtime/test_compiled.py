@@ -20,7 +20,7 @@ from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
 from sbkit.runtime.torch_model import Compilation, CompiledModel
-from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
+from sbkit.tasks.asr.session import Session, StreamingRecognizer, advance_batch
 from tests import processes
 from tests.runtime.bundles import ROOT, louder, make_run
 from tests.runtime.tones import finals, noise, run

@@ -19,7 +19,7 @@ from sbkit.bundle.protocols import Encoded
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.runtime.runtimes import load_bundle, load_in_thread
-from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.asr.predict import Transcriber
 from tests.runtime.tones import RATE, ToneModel, noise
 
 

@@ -11,7 +11,7 @@ import soundfile
 from docs.examples import pseudo_labels
 from sbkit.decoding.word_times import Confidence
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.asr.predict import Transcriber
 from tests.runtime.tones import RATE, UnsureModel, silence, speak, tone_bundle
 from tests.stores import read_split
 

@@ -18,8 +18,7 @@ from sbkit.decoding.word_times import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
-from sbkit.tasks.recognition.session import (
+from sbkit.tasks.asr.session import (
     Endpoint,
     EndpointRules,
     Event,
@@ -31,6 +30,7 @@ from sbkit.tasks.recognition.session import (
     agreement,
     forward_batch,
 )
+from sbkit.tasks.vad.predict import SpeechRules, VoiceDetector
 from tests.processes import run_fresh
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import LoudSpeech
@@ -243,7 +243,7 @@ def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
 
 
 def test_listening_imports_no_torch() -> None:
-    code = "import sys, sbkit.tasks.recognition.live; assert 'torch' not in sys.modules"
+    code = "import sys, sbkit.tasks.asr.live; assert 'torch' not in sys.modules"
     assert run_fresh(code).returncode == 0
 
 

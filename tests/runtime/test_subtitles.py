@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from rich.cells import cell_len
 
-from sbkit.tasks.recognition.subtitles import group_words, subtitles, to_srt, to_tsv, to_vtt
+from sbkit.tasks.asr.subtitles import group_words, subtitles, to_srt, to_tsv, to_vtt
 from sbkit.text.recognized_word import Word
 
 

@@ -17,13 +17,13 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import EffectiveRuntime
 from sbkit.bundle.task import ClipBatch
 from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.pool import Recognition as Recognized
+from sbkit.decoding.pool import RecognizedClip
 from sbkit.decoding.word_times import WordOffsets
 from sbkit.runtime import runtimes
 from sbkit.runtime.scoring import describe_decoding
-from sbkit.tasks.detection.predict import VoiceDetector
-from sbkit.tasks.recognition.predict import CPU_BATCH_SECONDS, Transcriber, Transcript
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.predict import CPU_BATCH_SECONDS, Transcriber, Transcript
+from sbkit.tasks.asr.task import AsrTask
+from sbkit.tasks.vad.predict import VoiceDetector
 from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import RATE, UnsureModel, silence, speak, tone_bundle, tone_transcriber
 
@@ -95,10 +95,10 @@ def test_joined_overlaps_lose_repeat_and_move_no_words(seed: int, tmp_path: Path
         letters += len(word.text) + 1
 
 
-class Shouting(Recognition):
+class Shouting(AsrTask):
     decodes_frames = True
 
-    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Recognized]:
+    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[RecognizedClip]:
         return [replace(heard, text=heard.text.upper()) for heard in super().predict(bundle, batch)]
 
 

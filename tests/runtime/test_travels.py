@@ -21,7 +21,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.runtimes import load_bundle, load_in_thread
-from sbkit.tasks.recognition.session import Event, StreamingRecognizer
+from sbkit.tasks.asr.session import Event, StreamingRecognizer
 from tests.runs import ROOT
 from tests.runtime.tones import RATE, noise, run
 from tests.test_readme import blocks

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.tasks.detection.predict import SpeechEvent, SpeechRules, VoiceDetector
+from sbkit.tasks.vad.predict import SpeechEvent, SpeechRules, VoiceDetector
 from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 
 BARE = SpeechRules(onset=0.5, offset=0.35, shortest=0.1, hang_over=0.3, padding=0.0)

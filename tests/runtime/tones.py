@@ -19,9 +19,9 @@ from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, Stream
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.word_times import WordOffsets
 from sbkit.runtime.model_thread import ModelThread, run_batches
-from sbkit.tasks.recognition.predict import Transcriber
-from sbkit.tasks.recognition.session import Event, Final, Session, StreamingRecognizer
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.predict import Transcriber
+from sbkit.tasks.asr.session import Event, Final, Session, StreamingRecognizer
+from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, train_models
 
@@ -141,7 +141,7 @@ def tone_bundle(
     tokenizer = char_tokenizer(folder, [text])
     model = model_class(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     config = BundleConfig(
-        task=Recognition().name,
+        task=AsrTask().name,
         sample_rate=RATE,
         model=("model",),
         parts={},
@@ -153,7 +153,7 @@ def tone_bundle(
         options = {"weights": {}, **decoder}
         beam = BeamDecoder(tokenizer=tokenizer, language_models=lm_file, **options)
     thread = ModelThread(lambda: model)
-    return Bundle(config, Recognition(), tokenizer, beam, model=thread), tokenizer, model
+    return Bundle(config, AsrTask(), tokenizer, beam, model=thread), tokenizer, model
 
 
 streaming_bundle = partial(tone_bundle, model_class=StreamingToneModel)

@@ -32,8 +32,8 @@ from sbkit.serve.middleware import Limits, Metrics
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.server import bind, make_server, run
 from sbkit.serve.tts import Voice
-from sbkit.tasks.detection.predict import VoiceDetector
-from sbkit.tasks.synthesis.predict import Speech
+from sbkit.tasks.tts.predict import Speech
+from sbkit.tasks.vad.predict import VoiceDetector
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 

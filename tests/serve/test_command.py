@@ -25,8 +25,8 @@ from sbkit.bundle.bundle import BundleContents
 from sbkit.commands.cli import run
 from sbkit.runtime.runtimes import warn_once
 from sbkit.serve.app import TRANSCRIPTIONS
-from sbkit.tasks.recognition.predict import Transcriber
-from sbkit.tasks.synthesis.task import Synthesis
+from sbkit.tasks.asr.predict import Transcriber
+from sbkit.tasks.tts.task import TtsTask
 from tests import processes
 from tests.runtime.tones import RATE, noise, tone_bundle
 from tests.serve.server import ToneSpeaker, wait_for, wav
@@ -118,8 +118,8 @@ def test_serve_refuses_a_model_elsewhere(tmp_path: Path, monkeypatch: pytest.Mon
     """In speaches #255, a synthesizer silently ran on the CPU."""
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
-    monkeypatch.setattr(Synthesis, "open_synthesizer", lambda *_, **__: ToneSpeaker(tokenizer))
-    read = BundleContents(bundle.config, Synthesis())
+    monkeypatch.setattr(TtsTask, "open_synthesizer", lambda *_, **__: ToneSpeaker(tokenizer))
+    read = BundleContents(bundle.config, TtsTask())
     monkeypatch.setattr("sbkit.bundle.bundle.read_bundle", lambda *_, **__: read)
     for options, message in (
         (["--device", "cuda:0"], "cuda:0 was requested, but the model runs on cpu"),

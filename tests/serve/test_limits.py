@@ -17,7 +17,7 @@ from sbkit.audio.decode import Signal
 from sbkit.commands.cli import run
 from sbkit.serve.middleware import Limits
 from sbkit.serve.recognition import RecognitionService
-from sbkit.tasks.synthesis.predict import Speech
+from sbkit.tasks.tts.predict import Speech
 from tests.runtime.tones import RATE
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, silence, wait_for
 

@@ -18,8 +18,8 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from sbkit.audio.io import Samples
 from sbkit.serve.realtime import Item
-from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
-from sbkit.tasks.recognition.session import Final
+from sbkit.tasks.asr.session import Final
+from sbkit.tasks.vad.predict import SpeechRules, VoiceDetector
 from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import (
     RATE,

@@ -17,7 +17,7 @@ from sbkit.runtime.clients import Workers
 from sbkit.serve.api import ServedModel, ServedModels, SpeechFields, parse_fields
 from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.tts import Voice
-from sbkit.tasks.synthesis.predict import Speech
+from sbkit.tasks.tts.predict import Speech
 from tests.runtime.tones import LETTER, RATE, STEP
 from tests.serve.server import RunningServer, ToneSpeaker, wait_for, wav
 

@@ -12,12 +12,12 @@ from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.task import Task
 from sbkit.commands.cli import run as sbkit
-from sbkit.decoding.pool import Recognition as Recognized
+from sbkit.decoding.pool import RecognizedClip
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.logs.metric import describe_values
-from sbkit.tasks.detection.task import Detection, FrameCounts
-from sbkit.tasks.recognition.task import Recognition
-from sbkit.tasks.synthesis.task import SpokenUtterance, Synthesis
+from sbkit.tasks.asr.task import AsrTask
+from sbkit.tasks.tts.task import SpokenUtterance, TtsTask
+from sbkit.tasks.vad.task import FrameCounts, VadTask
 from sbkit.text.normalization import Orthography, orthography, text_table
 from sbkit.text.normalizers import Normalizer, named_normalizer
 from sbkit.text.transcripts import transcript_normalizer
@@ -42,7 +42,7 @@ def score(
     """Return the comparison with a text, and that of normalized texts."""
     config: Any = SimpleNamespace(sample_rate=8000, has_words=True, language="en", text_table=table)
     row = {"id": "a", "samples": 16_000, **row}
-    scored = Recognition().result(Recognized(heard), row, config=config, normalizer=normalizer)
+    scored = AsrTask().result(RecognizedClip(heard), row, config=config, normalizer=normalizer)
     assert scored.normalized is not None
     return scored, scored.normalized
 
@@ -87,10 +87,10 @@ def test_perfect_text_has_no_errors_by_any_normalizer(name: str, tags: tuple[str
 @pytest.mark.parametrize(
     ("task", "results", "name"),
     [
-        (Recognition(), [ScoredUtterance("a", "", ""), ScoredUtterance("b", "", "oh")], "CER"),
-        (Detection(), [FrameCounts(speech=0, missed=0, silence=9, false_alarms=0)], "DCF"),
-        (Detection(), [FrameCounts(speech=9, missed=9, silence=0, false_alarms=0)], "false_alarm"),
-        (Synthesis(), [SpokenUtterance(9, 1.0, 0, 0.0, 9.0, 1.0, False)], "pitch_error"),
+        (AsrTask(), [ScoredUtterance("a", "", ""), ScoredUtterance("b", "", "oh")], "CER"),
+        (VadTask(), [FrameCounts(speech=0, missed=0, silence=9, false_alarms=0)], "DCF"),
+        (VadTask(), [FrameCounts(speech=9, missed=9, silence=0, false_alarms=0)], "false_alarm"),
+        (TtsTask(), [SpokenUtterance(9, 1.0, 0, 0.0, 9.0, 1.0, False)], "pitch_error"),
     ],
 )
 def test_rate_over_nothing_is_none(task: Task, results: list[Any], name: str) -> None:

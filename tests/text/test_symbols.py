@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.tasks.synthesis.symbols import ESPEAK, read_texts
+from sbkit.tasks.tts.symbols import ESPEAK, read_texts
 from tests.runs import ROOT
 
 
@@ -29,8 +29,7 @@ def test_language_tag_chooses_voice(language: str, voice: str) -> None:
 
 def test_voice_reads_text_in_locale_without_utf8() -> None:
     code = (
-        "from sbkit.tasks.synthesis.symbols import *; "
-        "print(read_texts(['ol\\u00e1'], 'pt', 'phonemes'))"
+        "from sbkit.tasks.tts.symbols import *; print(read_texts(['ol\\u00e1'], 'pt', 'phonemes'))"
     )
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     variables = {**os.environ, **locale, "PYTHONIOENCODING": "utf-8"}

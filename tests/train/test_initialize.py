@@ -19,8 +19,8 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.config.hparams import read_spec
 from sbkit.config.overrides import parse_overrides
 from sbkit.models.layers import GlobalNorm
-from sbkit.tasks.recognition.task import Recognition
-from sbkit.tasks.synthesis.task import Synthesis
+from sbkit.tasks.asr.task import AsrTask
+from sbkit.tasks.tts.task import TtsTask
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.vocabulary import ensure_labels
 from sbkit.train.initialize import check_same_meaning, initialize_from, settings_of_yaml
@@ -63,7 +63,7 @@ def test_init_from_loads_fitting_tensors_and_keeps_a_new_head(
 ) -> None:
     source = write(tmp_path / "source", parts(7.0))
     ours = parts(1.0, vocabulary=9, order=order)
-    loaded, new, unused = initialize_from([source], ours, Recognition(), {})
+    loaded, new, unused = initialize_from([source], ours, AsrTask(), {})
     assert loaded == f"init_from {source}: 2 tensors are loaded: CNN.weight, CNN.bias."
     assert ": 2 tensors are new: " in new
     assert "ctc_lin.weight (4x3 there, 9x3 here)" in new
@@ -77,17 +77,17 @@ def test_init_from_several_loads_the_mean_of_one_model(tmp_path: Path) -> None:
     ours = parts(0.0) | {"tokenizer": letters(tmp_path / "a", "hello")}
     shutil.copy(first / "tokenizer.model", other)
     write_checksums(other)
-    initialize_from([first, other], ours, Recognition(), {})
+    initialize_from([first, other], ours, AsrTask(), {})
     assert {float(p) for p in ours["model"].state_dict().values() for p in p.flatten()} == {2.5}
     (yaml := first / "hyperparams.yaml").write_text(yaml.read_text() + "language: en\n")
     with pytest.raises(SbkitError, match="/b has another text table than .*/a"):
-        initialize_from([first, other], ours, Recognition(), {})
+        initialize_from([first, other], ours, AsrTask(), {})
     wider = write_bundle(tmp_path / "c", parts(1.0, vocabulary=9))
     with pytest.raises(SbkitError, match="/c has another tokenizer than .*/b"):
-        initialize_from([other, wider], ours, Recognition(), {})
+        initialize_from([other, wider], ours, AsrTask(), {})
     shutil.copy(first / "tokenizer.model", wider)
     with pytest.raises(SbkitError, match="/c are of another model: 2 .*bias: 9 instead of 4"):
-        initialize_from([other, wider], ours, Recognition(), {})
+        initialize_from([other, wider], ours, AsrTask(), {})
 
 
 def test_init_from_measures_statistics_of_other_features(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_init_from_measures_statistics_of_other_features(tmp_path: Path) -> None
     theirs["CNN"].normalize, ours["CNN"].normalize = GlobalNorm(n_mels=80), GlobalNorm(n_mels=40)
     theirs["CNN"].normalize.set_statistics(torch.ones(2, 80), torch.tensor(5))
     run = write_run(tmp_path / "run", theirs)
-    loaded, new, _ = initialize_from([run], ours, Recognition(), {})
+    loaded, new, _ = initialize_from([run], ours, AsrTask(), {})
     assert "CNN.normalize.frames (beside buffers that do not fit)" in new
     assert ours["CNN"].normalize.frames == 0
     assert "CNN.weight" in loaded
@@ -108,14 +108,14 @@ def test_init_from_explains_malformed_bundle(tmp_path: Path, name: str) -> None:
     (source / name).write_text("{")
     write_checksums(source)
     with pytest.raises(SbkitError, match="must be"):
-        initialize_from([source], parts(1.0), Recognition(), {})
+        initialize_from([source], parts(1.0), AsrTask(), {})
 
 
 def test_init_from_refuses_a_run_without_weights(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "hyperparams.yaml").write_text("a: 1\n")
     with pytest.raises(SbkitError, match="no undamaged checkpoint"):
-        initialize_from([tmp_path], parts(1.0), Recognition(), {})
+        initialize_from([tmp_path], parts(1.0), AsrTask(), {})
 
 
 def letters(folder: Path, text: str) -> Tokenizer:
@@ -157,7 +157,7 @@ def test_init_from_loads_heads_and_embeddings_token_by_token(
     shutil.copy(tmp_path / "there/tokenizer.model", source)
     write_checksums(source)
     ours = spelling(target, 1000.0)
-    loaded, *by_token, _, _ = initialize_from([source], ours, Recognition(), {})
+    loaded, *by_token, _, _ = initialize_from([source], ours, AsrTask(), {})
     if text == "aab":  # the same tokens in the same order
         assert "ctc_lin.weight" in loaded
     else:
@@ -202,7 +202,7 @@ def compare(folder: Path, name: str, *overrides: str, loaded: str = "Transformer
     yaml_file = ROOT / f"hparams/{name}.yaml"
     (folder / "hyperparams.yaml").write_text(read_spec(yaml_file).one_file)
     ours = settings_of_yaml(read_spec(yaml_file, parse_overrides(overrides)).tree)
-    task = Synthesis() if name == "tts" else Recognition()
+    task = TtsTask() if name == "tts" else AsrTask()
     return check_same_meaning(folder, ours, task, ["compute_features"], [loaded])
 
 
@@ -275,5 +275,5 @@ def test_parts_are_compared_as_they_are_written(
         yaml = f"Transformer: !new:{part}\ninit_from_differs: Transformer\n"
         (tmp_path / f"{name}.yaml").write_text(yaml)
     settings = settings_of_yaml(read_spec(tmp_path / "ours.yaml").tree)
-    (note,) = check_same_meaning(tmp_path, settings, Recognition(), [], ["Transformer.x"])
+    (note,) = check_same_meaning(tmp_path, settings, AsrTask(), [], ["Transformer.x"])
     assert (line or "`Transformer` does not differ") in note

@@ -1,4 +1,4 @@
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrBrain, AsrRecipe
 
 
 class ShortFirst:
@@ -22,7 +22,7 @@ class CurriculumBrain(AsrBrain):
         self.log("seconds", batch.seconds, batch.weights)  # the mean of all utterances
 
 
-class Curriculum(Asr):
+class Curriculum(AsrRecipe):
     brain = CurriculumBrain
 
     def make_sampler(self, hparams, splits, default):

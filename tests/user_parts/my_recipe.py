@@ -1,4 +1,4 @@
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit import Metric
 
 
@@ -10,5 +10,5 @@ class MyBrain(AsrBrain):
         return {**super().measure(results), "exact": sum(exact) / max(1, len(exact))}
 
 
-class Mine(Asr):
+class Mine(AsrRecipe):
     brain = MyBrain

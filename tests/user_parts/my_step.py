@@ -1,6 +1,6 @@
 from speechbrain import Stage
 
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrBrain, AsrRecipe
 
 
 class TwoPassBrain(AsrBrain):
@@ -16,5 +16,5 @@ class TwoPassBrain(AsrBrain):
         return loss.detach()
 
 
-class TwoPasses(Asr):
+class TwoPasses(AsrRecipe):
     brain = TwoPassBrain

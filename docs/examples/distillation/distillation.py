@@ -11,7 +11,7 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit import ConfigError, Loss, load_bundle
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batch import TextBatch
@@ -68,7 +68,7 @@ def divergence_from(targets: Tensor, scores: Tensor, frame_lengths: Tensor) -> T
     return divergence.where(length_mask(frame_lengths, frames, scores.device), 0).sum(1)
 
 
-class Distillation(Asr):
+class Distillation(AsrRecipe):
     """Train a recognizer with a teacher."""
 
     brain = DistillationBrain

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.bundle.task import ClipBatch
-from sbkit.decoding.pool import Recognition as Recognized
+from sbkit.decoding.pool import RecognizedClip
 from sbkit.models.encoder import AcousticModel, make_encoder
-from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.asr.task import AsrTask
 
 MAX_TOKENS_PER_FRAME = 5
 
@@ -49,7 +49,7 @@ class TransducerModel(AcousticModel):
         return [self.search(row[:count]) for row, count in zip(states, frames, strict=True)]
 
 
-class Transducer(Recognition):
+class Transducer(AsrTask):
     """Speech recognition by a transducer."""
 
     model_name = "transducer"
@@ -58,6 +58,6 @@ class Transducer(Recognition):
     def model_class(self) -> type[TransducerModel]:
         return TransducerModel
 
-    def predict(self, bundle: Any, batch: ClipBatch) -> list[Recognized]:
+    def predict(self, bundle: Any, batch: ClipBatch) -> list[RecognizedClip]:
         """Return the text of each clip; its words have no times."""
-        return [Recognized(bundle.tokenizer.decode(ids)) for ids in bundle.predict(batch.clips)]
+        return [RecognizedClip(bundle.tokenizer.decode(ids)) for ids in bundle.predict(batch.clips)]

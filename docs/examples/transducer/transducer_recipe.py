@@ -7,10 +7,10 @@ from torch.nn.functional import pad
 from torchaudio.functional import rnnt_loss
 from transducer import Transducer
 
-from recipes.asr.recipe import Asr
+from recipes.asr.recipe import AsrRecipe
 from sbkit.audio.augment import Augmentation
 from sbkit.data.batch import TextBatch
-from sbkit.decoding.pool import Recognition as Recognized
+from sbkit.decoding.pool import RecognizedClip
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
@@ -47,10 +47,10 @@ class TransducerBrain(Brain):
     def score(self, outputs: Any, batch: TextBatch) -> list[ScoredUtterance]:
         tokens = [self.network.search(row[:count]) for row, count in zip(*outputs[:2], strict=True)]
         texts = map(self.hparams.tokenizer.decode, tokens)
-        return self.results_of([*map(Recognized, texts)], batch)
+        return self.results_of([*map(RecognizedClip, texts)], batch)
 
 
-class TransducerRecipe(Asr, Transducer):
+class TransducerRecipe(AsrRecipe, Transducer):
     """Train a transducer on transcripts."""
 
     brain = TransducerBrain

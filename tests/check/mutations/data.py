@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
-from recipes.asr.recipe import Asr
+from recipes.asr.recipe import AsrRecipe
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.check.harness import Edit, changed, error, mutation, note
 from tests.runs import rows_of
@@ -117,9 +117,9 @@ class WrongBlank(Tokenizer):
         self.vocabulary = replace(self.vocabulary, blank=self.pieces().index("e"))
 
 
-def tokenizing(tokenizer: type[Tokenizer]) -> type[Asr]:
-    def prepare_labels(self: Asr, settings: Any, splits: Any) -> Tokenizer:
-        return tokenizer(model_file=Asr.prepare_labels(settings, splits).model_file)
+def tokenizing(tokenizer: type[Tokenizer]) -> type[AsrRecipe]:
+    def prepare_labels(self: AsrRecipe, settings: Any, splits: Any) -> Tokenizer:
+        return tokenizer(model_file=AsrRecipe.prepare_labels(settings, splits).model_file)
 
     return changed(prepare_labels=prepare_labels)
 

@@ -9,7 +9,7 @@ from speechbrain import Stage
 from torch import nn
 from torch.optim import SGD
 
-from recipes.asr.recipe import Asr, AsrBrain
+from recipes.asr.recipe import AsrBrain, AsrRecipe
 from sbkit.data.batch import Batch
 from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
@@ -76,7 +76,7 @@ class SpareLayer(AsrBrain):
         super().__init__(hparams=hparams, **options)
 
 
-def with_teacher(*helpers: str, learns: bool = False) -> type[Asr]:
+def with_teacher(*helpers: str, learns: bool = False) -> type[AsrRecipe]:
     class WithTeacher(AsrBrain):
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
@@ -89,7 +89,7 @@ def with_teacher(*helpers: str, learns: bool = False) -> type[Asr]:
     return changed(brain=type("Teaching", (WithTeacher,), {"helpers": helpers}))
 
 
-def optimizing(**groups: Callable[[AsrBrain], Iterable[nn.Parameter]]) -> type[Asr]:
+def optimizing(**groups: Callable[[AsrBrain], Iterable[nn.Parameter]]) -> type[AsrRecipe]:
     class Optimizing(AsrBrain):
         def init_optimizers(self) -> None:
             self.optimizers_dict = {name: SGD(groups[name](self), lr=0.1) for name in groups}

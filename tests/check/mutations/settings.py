@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from recipes.asr.recipe import Asr
+from recipes.asr.recipe import AsrRecipe
 from sbkit.base.checksums import write_checksums
 from sbkit.base.ranges import NON_NEGATIVE
 from sbkit.check.settings import check_freezing, check_schedule, check_unread
@@ -99,7 +99,7 @@ MUTATIONS = [
         note("unread", "test_note", "list it in the recipe's `ranges`"),
         text=(("lr: 0.0025", "test_note: 3\ndeclared_note: 3\nlr: 0.0025"),),
         checks=(check_unread,),
-        recipe=changed(brain=TestNotes, ranges={**Asr.ranges, "declared_note": NON_NEGATIVE}),
+        recipe=changed(brain=TestNotes, ranges={**AsrRecipe.ranges, "declared_note": NON_NEGATIVE}),
     ),
     mutation(
         "a misspelled setting that the data needs",

@@ -20,7 +20,7 @@ from sbkit.models.pretrained.encoder import (
 from sbkit.models.pretrained.folder import load_weights, read_encoder_config
 from sbkit.run.run import Run
 from sbkit.runtime.score_sets import read_whole_clips
-from sbkit.tasks.recognition.model import AsrModel
+from sbkit.tasks.asr.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 from sbkit.train.setup import fill_output_layer
 from tests.models.pretrained.folders import make_folder

@@ -26,7 +26,7 @@ from sbkit.decoding.greedy import Hypothesis
 from sbkit.evaluate.wer import word_correctness
 from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
-from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
+from sbkit.tasks.vad.predict import SpeechEvent, VoiceDetector
 from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import SPACE
 

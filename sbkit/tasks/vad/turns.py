@@ -6,7 +6,7 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.vad.predict import VoiceDetector
 
 SPEECH_PADDING_SECONDS = 0.3  # of audio before the speech of a turn: OpenAI's `prefix_padding_ms`
 # A detector finds the start of speech within this time; earlier audio is dropped.

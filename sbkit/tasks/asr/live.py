@@ -28,9 +28,9 @@ from sbkit.base.imports import require_package
 from sbkit.base.messages import printable_json
 from sbkit.base.process import handle_signals
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.tasks.detection.predict import open_detector
-from sbkit.tasks.recognition.recordings import recognizer_options
-from sbkit.tasks.recognition.session import Event, Final, Partial, Session, StreamingRecognizer
+from sbkit.tasks.asr.recordings import recognizer_options
+from sbkit.tasks.asr.session import Event, Final, Partial, Session, StreamingRecognizer
+from sbkit.tasks.vad.predict import open_detector
 
 MICROPHONE = "mic"
 BLOCK_SECONDS = 0.1

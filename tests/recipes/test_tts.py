@@ -21,15 +21,15 @@ import soundfile
 import torch
 from speechbrain import Stage
 
-from recipes.synthesis.data import prepare_spoken
-from recipes.synthesis.recipe import SynthesisBrain, Tts
+from recipes.tts.data import prepare_spoken
+from recipes.tts.recipe import TtsBrain, TtsRecipe
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import PARTLY_DONE, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_spec
-from sbkit.tasks.synthesis.model import (
+from sbkit.tasks.tts.model import (
     diagonal_prior,
     find_durations,
     find_misaligned,
@@ -37,9 +37,9 @@ from sbkit.tasks.synthesis.model import (
     frame_index,
     mean_by_symbol,
 )
-from sbkit.tasks.synthesis.predict import MAX_TEXT_CHARACTERS, Synthesizer
-from sbkit.tasks.synthesis.recordings import SpokenBatch, SpokenCollate, interpolate, track_pitch
-from sbkit.tasks.synthesis.symbols import ESPEAK, read_texts, to_symbols
+from sbkit.tasks.tts.predict import MAX_TEXT_CHARACTERS, Synthesizer
+from sbkit.tasks.tts.recordings import SpokenBatch, SpokenCollate, interpolate, track_pitch
+from sbkit.tasks.tts.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import (
     ROOT,
@@ -108,15 +108,15 @@ def test_columns_of_a_table_are_not_taken_for_computed_ones(
 
 
 @pytest.fixture(scope="module")
-def brain(tmp_path_factory: pytest.TempPathFactory) -> SynthesisBrain:
+def brain(tmp_path_factory: pytest.TempPathFactory) -> TtsBrain:
     folder = tmp_path_factory.mktemp("brain")
     ensure_labels(folder / "symbols.txt", {" ", ".", *"abcdefg"})
     options = ("--dropout=0", f"--output_folder={folder}")
-    return load_brain(Tts, "tts", *TINY_VOICE, *options)
+    return load_brain(TtsRecipe, "tts", *TINY_VOICE, *options)
 
 
 @pytest.fixture
-def batch(brain: SynthesisBrain) -> SpokenBatch:
+def batch(brain: TtsBrain) -> SpokenBatch:
     random = np.random.default_rng(0)
     rows = [
         row_of(
@@ -130,7 +130,7 @@ def batch(brain: SynthesisBrain) -> SpokenBatch:
     return SpokenCollate(brain.hparams.labels, RATE, FRAME)(rows)
 
 
-def test_only_training_uses_the_recorded_pitch(brain: SynthesisBrain, batch: SpokenBatch) -> None:
+def test_only_training_uses_the_recorded_pitch(brain: TtsBrain, batch: SpokenBatch) -> None:
     higher = replace(batch, octaves=batch.octaves + 1)
     for stage, is_used in ((Stage.TRAIN, True), (Stage.VALID, False), (Stage.TEST, False)):
         features = [brain.compute_forward(clips, stage).features for clips in (batch, higher)]
@@ -147,7 +147,7 @@ def test_only_training_uses_the_recorded_pitch(brain: SynthesisBrain, batch: Spo
     ],
 )
 def test_losses_count_frames_and_a_misaligned_clip_only_trains_the_vocoder(
-    brain: SynthesisBrain,
+    brain: TtsBrain,
     batch: SpokenBatch,
     name: str,
     change: float,
@@ -170,7 +170,7 @@ def test_losses_count_frames_and_a_misaligned_clip_only_trains_the_vocoder(
 
 
 def test_vocoder_is_validated_on_middle_of_clip_without_edges(
-    brain: SynthesisBrain, batch: SpokenBatch
+    brain: TtsBrain, batch: SpokenBatch
 ) -> None:
     """The first and the last of 42 frames are context; a clip of 31 frames has fewer."""
     outputs = brain.compute_forward(batch, Stage.VALID)
@@ -184,7 +184,7 @@ def test_vocoder_is_validated_on_middle_of_clip_without_edges(
     assert not outputs.segment[1, 30 * FRAME :].any() and not outputs.decoded[1, 30 * FRAME :].any()
 
 
-def test_collate_trims_the_silence_around_a_clip(brain: SynthesisBrain) -> None:
+def test_collate_trims_the_silence_around_a_clip(brain: TtsBrain) -> None:
     """It keeps 40 ms on both sides, and pauses within."""
     random = np.random.default_rng(0)
     runs = ((0.5, 5), (1.0, 3000), (0.4, 5), (1.0, 3000), (0.5, 5))

@@ -18,8 +18,8 @@ from sbkit.base.errors import ConfigError
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.spectral_losses import mel_distance
 from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
-from sbkit.tasks.synthesis.recordings import SpokenBatch
-from sbkit.tasks.synthesis.symbols import PADDING
+from sbkit.tasks.tts.recordings import SpokenBatch
+from sbkit.tasks.tts.symbols import PADDING
 
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE_LOG_PROB = -1e4
@@ -143,7 +143,7 @@ def mean_by_symbol(values: Tensor, index: Tensor, durations: Tensor) -> Tensor:
 class TextEncoder(nn.Module):
     """Encode symbols: (B, L), (B, L, 1) -> (B, L, D).
 
-    symbol_type: one of `sbkit.tasks.synthesis.symbols.SYMBOL_TYPES`.
+    symbol_type: one of `sbkit.tasks.tts.symbols.SYMBOL_TYPES`.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Synthesized:
 
 
 @dataclass(eq=False, kw_only=True)
-class SynthesisModel:
+class TtsModel:
     """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder.
 
     `encode` and `decode` are exported as graphs of these names, and a graph returns a tuple, even

@@ -20,7 +20,7 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.bundle.task import Arrays, ClipBatch, Figures, Graph, Labels, Task
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics, ratio
-from sbkit.tasks.synthesis.symbols import read_texts
+from sbkit.tasks.tts.symbols import read_texts
 
 SYMBOL_FILE = "symbols.txt"
 SEMITONES = 12  # in an octave
@@ -97,7 +97,7 @@ def example_states(run: Callable[..., Arrays], audio: Array, lengths: Array) -> 
     return states, np.tile(index, (len(states), 1))
 
 
-class Synthesis(Task):
+class TtsTask(Task):
     """Text to speech."""
 
     model_name = "speech synthesizer"
@@ -125,18 +125,18 @@ class Synthesis(Task):
     hub_task = "text-to-speech"
 
     def model_class(self) -> Any:
-        from sbkit.tasks.synthesis.model import SynthesisModel
+        from sbkit.tasks.tts.model import TtsModel
 
-        return SynthesisModel
+        return TtsModel
 
     def open_synthesizer(self, folder: Path, **options: Any) -> Any:
-        from sbkit.tasks.synthesis.predict import Synthesizer
+        from sbkit.tasks.tts.predict import Synthesizer
 
         return Synthesizer(folder, **options)
 
     def predict(self, bundle: Any, batch: ClipBatch) -> list[SpokenUtterance]:
         """Synthesize the texts of recordings, and measure how far they are from the recordings."""
-        from sbkit.tasks.synthesis.recordings import PITCH, SYMBOLS, SpokenCollate, pitch_text
+        from sbkit.tasks.tts.recordings import PITCH, SYMBOLS, SpokenCollate, pitch_text
 
         rate, labels, model = bundle.config.sample_rate, bundle.labels, bundle.model
         frame, symbol_type = model.settings["frame"], model.settings["symbol_type"]

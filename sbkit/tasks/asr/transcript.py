@@ -6,8 +6,8 @@ from operator import attrgetter
 
 from sbkit.base.errors import DataError
 from sbkit.bundle.protocols import EffectiveRuntime
-from sbkit.decoding.pool import Alternative, Recognition
-from sbkit.tasks.recognition.subtitles import channel_label
+from sbkit.decoding.pool import Alternative, RecognizedClip
+from sbkit.tasks.asr.subtitles import channel_label
 from sbkit.text.normalization import join_segments
 from sbkit.text.recognized_word import Word
 
@@ -21,7 +21,9 @@ class Transcript:
     seconds: float  # of audio
     effective: EffectiveRuntime  # where and how the model ran
     words: tuple[Word, ...] = ()  # if their times were requested
-    utterances: tuple[Recognition, ...] = ()  # the same text by segment, as a decoder returned it
+    utterances: tuple[
+        RecognizedClip, ...
+    ] = ()  # the same text by segment, as a decoder returned it
     nbest: tuple[Alternative, ...] = ()  # on request, the most probable texts, the best first
 
     def __str__(self) -> str:

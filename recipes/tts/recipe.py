@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from speechbrain import Stage
 
 from recipes.prepare import COMMON_RANGES, CorpusRecipe
-from recipes.synthesis.data import prepare_spoken, prepare_symbols
+from recipes.tts.data import prepare_spoken, prepare_symbols
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.files import write_text_atomically
 from sbkit.base.ranges import NON_NEGATIVE, Kind, Range
@@ -22,25 +22,25 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import spectral_distance
 from sbkit.models.vocoder import FRAME_HOPS
-from sbkit.tasks.synthesis.model import SynthesisModel, Synthesized, forward_sum_loss
-from sbkit.tasks.synthesis.recordings import SpokenBatch, SpokenCollate
-from sbkit.tasks.synthesis.symbols import SYMBOL_TYPES
-from sbkit.tasks.synthesis.task import Synthesis
+from sbkit.tasks.tts.model import Synthesized, TtsModel, forward_sum_loss
+from sbkit.tasks.tts.recordings import SpokenBatch, SpokenCollate
+from sbkit.tasks.tts.symbols import SYMBOL_TYPES
+from sbkit.tasks.tts.task import TtsTask
 from sbkit.text.vocabulary import ClassLabels
 from sbkit.train.brain import Brain
 
 logger = logging.getLogger(__name__)
 
 
-class SynthesisBrain(Brain):
+class TtsBrain(Brain):
     """Train by all losses at once, on every clip whose text matches its audio."""
 
-    network: SynthesisModel
+    network: TtsModel
     parts = (
         *("compute_features", "aligner", "text_encoder", "adaptor", "mel_decoder"),
         *("vocoder_encoder", "vocoder_decoder"),
     )
-    metrics = Synthesis.metrics
+    metrics = TtsTask.metrics
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -100,10 +100,10 @@ class SynthesisBrain(Brain):
                 )
 
 
-class Tts(CorpusRecipe, Synthesis):
+class TtsRecipe(CorpusRecipe, TtsTask):
     """Train a voice on transcripts."""
 
-    brain = SynthesisBrain
+    brain = TtsBrain
     ranges: ClassVar[Mapping[str, Range]] = {
         **COMMON_RANGES,
         **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE),

@@ -21,7 +21,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
 from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
-from sbkit.tasks.detection.task import DELAY_FRAMES
+from sbkit.tasks.vad.task import DELAY_FRAMES
 
 SILERO = "silero"  # the name of the detector, and of the extra that installs it
 SILERO_CONTEXT = 64  # samples before a frame that the model needs

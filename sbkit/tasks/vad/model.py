@@ -29,7 +29,7 @@ class VoiceState(NetworkState):
 
 
 @dataclass(eq=False, kw_only=True)
-class VoiceActivityModel:
+class VadModel:
     """A detector for whole clips, and a `StreamingNetwork` whose chunks are frames."""
 
     model: nn.ModuleList

@@ -41,7 +41,7 @@ class FrameCounts(NamedTuple):
     false_alarms: int
 
 
-class Detection(Task):
+class VadTask(Task):
     """Voice activity detection."""
 
     model_name = "voice activity detector"
@@ -55,9 +55,9 @@ class Detection(Task):
     hub_task = "voice-activity-detection"
 
     def model_class(self) -> Any:
-        from sbkit.tasks.detection.model import VoiceActivityModel
+        from sbkit.tasks.vad.model import VadModel
 
-        return VoiceActivityModel
+        return VadModel
 
     def read_outputs(self, outputs: Any, labels: Labels) -> list[Bools]:
         """Return which frames (U,) of each clip are speech."""

@@ -18,7 +18,7 @@ from sbkit.audio.segments import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import Array
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.shard import Row
-from sbkit.tasks.synthesis.symbols import PAUSE_SYMBOLS, to_symbols
+from sbkit.tasks.tts.symbols import PAUSE_SYMBOLS, to_symbols
 from sbkit.text.vocabulary import ClassLabels
 
 MIN_HZ, MAX_HZ = 70.0, 450.0

@@ -18,7 +18,7 @@ from sbkit.base.errors import DataError
 from sbkit.base.messages import listed, printable
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.runtimes import GraphModel
-from sbkit.tasks.synthesis.symbols import PADDING, to_symbols, transcribe_phonemes
+from sbkit.tasks.tts.symbols import PADDING, to_symbols, transcribe_phonemes
 from sbkit.text.languages import check_language
 from sbkit.text.verbalize import MARKS, spell_out, split_sentences, without_ssml
 

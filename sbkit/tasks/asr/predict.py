@@ -31,12 +31,12 @@ from sbkit.base.threads_and_memory import return_freed_memory
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.bundle.task import ClipBatch
-from sbkit.decoding.pool import Alternative, DecoderInput, Recognition, join_recognitions
+from sbkit.decoding.pool import Alternative, DecoderInput, RecognizedClip, join_recognitions
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
-from sbkit.tasks.detection.predict import VoiceDetector
-from sbkit.tasks.recognition.transcript import Transcript, merge_channels
+from sbkit.tasks.asr.transcript import Transcript, merge_channels
+from sbkit.tasks.vad.predict import VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.tokenizer import Tokenizer
 
@@ -226,7 +226,7 @@ class Transcriber(PickledAsCall):
         times = channel == EACH or (self._times if times is None else times)
         request = ClipBatch(clips=(), times=times, phrases=hotwords, nbest=nbest)
         joiner = OverlapJoiner(self._bundle, self._encode)
-        recognized: list[Recognition] = []  # the segments of the present source
+        recognized: list[RecognizedClip] = []  # the segments of the present source
         last_character = ""  # of the text of the present source
         channel_transcripts: list[Transcript] = []  # of the present source
         results = self._read(audios, sample_rate, channel)
@@ -331,14 +331,14 @@ class Transcriber(PickledAsCall):
 
     def _predict(
         self, segments: Sequence[Segment], joiner: OverlapJoiner, request: ClipBatch
-    ) -> list[Recognition]:
+    ) -> list[RecognizedClip]:
         """Predict segments: in one batch if frames are decoded, else in some of similar length."""
         bundle, task = self._bundle, self._bundle.task
         clips = [segment.samples for segment in segments]
         if task.decodes_frames:
             encode = partial(joiner.decoder_inputs, segments)
             return [*task.predict(bundle, replace(request, clips=clips, encode=encode))]
-        by_index: dict[int, Recognition] = {}
+        by_index: dict[int, RecognizedClip] = {}
         for indices in self._shapes.batches([*map(len, clips)]):
             batch = replace(request, clips=[clips[index] for index in indices])
             for index, heard in zip(indices, task.predict(bundle, batch), strict=True):
@@ -346,7 +346,7 @@ class Transcriber(PickledAsCall):
         return [by_index[index] for index in range(len(segments))]
 
     def _join(
-        self, recognized: Sequence[Recognition], file: str | None, last: Segment, nbest: int
+        self, recognized: Sequence[RecognizedClip], file: str | None, last: Segment, nbest: int
     ) -> Transcript:
         joined = join_recognitions(recognized)
         return Transcript(
@@ -363,7 +363,7 @@ class Transcriber(PickledAsCall):
         return samples_to_seconds(samples, self.sample_rate)
 
 
-def _join_alternatives(recognized: Sequence[Recognition], count: int) -> tuple[Alternative, ...]:
+def _join_alternatives(recognized: Sequence[RecognizedClip], count: int) -> tuple[Alternative, ...]:
     """Return the most probable texts of consecutive segments, whose probabilities multiply."""
     best = [Alternative("", 0.0)]
     for segment in recognized:

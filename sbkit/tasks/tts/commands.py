@@ -20,7 +20,7 @@ from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import ClipTable, Row, Share, open_clip_table
 
 if TYPE_CHECKING:
-    from sbkit.tasks.synthesis.predict import Reading
+    from sbkit.tasks.tts.predict import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def speak(options: Namespace) -> int:
     import numpy as np
 
     from sbkit.audio.io import STANDARD, to_int16, write_wav
-    from sbkit.tasks.synthesis.predict import Synthesizer
+    from sbkit.tasks.tts.predict import Synthesizer
 
     _check_options(options)
     if options.lines is not None:
@@ -74,7 +74,7 @@ def speak(options: Namespace) -> int:
 
 def _check_options(options: Namespace) -> None:
     """Raise ConfigError for options that do not fit."""
-    from sbkit.tasks.synthesis.predict import MAX_SPEED, MIN_SPEED
+    from sbkit.tasks.tts.predict import MAX_SPEED, MIN_SPEED
 
     for_text = {"TEXT": options.text, "--file": options.file, "--out": options.out}
     for_text["--speed"] = options.speed
@@ -145,7 +145,7 @@ def _write_clips(
     from sbkit.base.files import write_bytes_atomically
     from sbkit.base.units import samples_to_seconds
     from sbkit.logs.progress import progress_bar
-    from sbkit.tasks.synthesis.predict import Synthesizer
+    from sbkit.tasks.tts.predict import Synthesizer
 
     num_left_out = 0
     progress = progress_bar("speaking", len(texts))

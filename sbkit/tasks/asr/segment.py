@@ -17,7 +17,7 @@ from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Row, open_clip_table, utterance_id
 
 if TYPE_CHECKING:
-    from sbkit.tasks.recognition.alignment import AlignedSentence
+    from sbkit.tasks.asr.alignment import AlignedSentence
 
 TABLE_FILE, LEFT_OUT_FILE = "segments.csv", "left_out.tsv"
 COLUMNS = ("id", "path", "offset", "duration", "text", "score")
@@ -45,10 +45,10 @@ def segment(options: Namespace) -> None:
     """Add the utterances of a recording to the table of a folder."""
     from sbkit.decoding.word_times import GREEDY
     from sbkit.runtime.runtimes import load_in_thread, model_options
-    from sbkit.tasks.detection.predict import open_detector
-    from sbkit.tasks.recognition.alignment import align, run_model
-    from sbkit.tasks.recognition.predict import Transcriber
-    from sbkit.tasks.recognition.recordings import show_seconds
+    from sbkit.tasks.asr.alignment import align, run_model
+    from sbkit.tasks.asr.predict import Transcriber
+    from sbkit.tasks.asr.recordings import show_seconds
+    from sbkit.tasks.vad.predict import open_detector
     from sbkit.text.transcripts import split_text
 
     lines = read_text_lines(options.transcript, subject="A transcript")

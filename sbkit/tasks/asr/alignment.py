@@ -21,8 +21,8 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.long_alignment import AlignedUtterance, align_utterances
 from sbkit.decoding.word_times import WordOffsets
-from sbkit.tasks.detection.predict import VoiceDetector
-from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.asr.predict import Transcriber
+from sbkit.tasks.vad.predict import VoiceDetector
 from sbkit.text.languages import primary_language
 from sbkit.text.verbalize import spell_numbers
 

@@ -10,9 +10,9 @@ from sbkit.data.corpus import SettingValues
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, read_column
 from sbkit.models.vocoder import FRAME_HOPS
-from sbkit.tasks.synthesis.recordings import PITCH, SYMBOLS, pitch_text
-from sbkit.tasks.synthesis.symbols import read_texts, symbols_version, to_symbols
-from sbkit.tasks.synthesis.task import SYMBOL_FILE
+from sbkit.tasks.tts.recordings import PITCH, SYMBOLS, pitch_text
+from sbkit.tasks.tts.symbols import read_texts, symbols_version, to_symbols
+from sbkit.tasks.tts.task import SYMBOL_FILE
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 
 

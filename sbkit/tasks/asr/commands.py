@@ -24,10 +24,10 @@ from sbkit.base.messages import printable, printable_json
 from sbkit.cli.arguments import Parser
 from sbkit.cli.clip_table import Share
 from sbkit.logs.handlers import print_line
-from sbkit.tasks.recognition import segment
+from sbkit.tasks.asr import segment
 
 if TYPE_CHECKING:
-    from sbkit.tasks.recognition.transcript import Transcript
+    from sbkit.tasks.asr.transcript import Transcript
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # not of one name alone
@@ -63,10 +63,10 @@ def transcribe(options: Namespace) -> int:
     if options.pace is not None and not options.live:
         raise ConfigError("`--pace` needs --live.")
     if options.live:
-        from sbkit.tasks.recognition.live import transcribe_live
+        from sbkit.tasks.asr.live import transcribe_live
 
         return transcribe_live(options)
-    from sbkit.tasks.recognition.recordings import find_audio, open_transcriber, show_seconds
+    from sbkit.tasks.asr.recordings import find_audio, open_transcriber, show_seconds
 
     file = options.errors  # is opened early: if it cannot be written, nothing is read
     with (
@@ -135,7 +135,7 @@ def _write_results(
 
 def _to_text(result: "Transcript", format: str) -> str:
     """Return a result in a format, without the last line end."""
-    from sbkit.tasks.recognition.subtitles import to_srt, to_tsv, to_vtt
+    from sbkit.tasks.asr.subtitles import to_srt, to_tsv, to_vtt
 
     if format == "json":
         return printable_json(json.dumps(result.plain(), ensure_ascii=False))

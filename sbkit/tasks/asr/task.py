@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import ClipBatch, Task
-from sbkit.decoding.pool import Recognition as Recognized
+from sbkit.decoding.pool import RecognizedClip
 from sbkit.evaluate import wer_report
 from sbkit.evaluate.wer import ERROR_RATES, ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.logs.metric import Metric, Metrics
@@ -19,7 +19,7 @@ from sbkit.text.transcripts import TOKEN, transcript_normalizer
 READ_SIGNS = ".,:;?!-/*+=$€£¥₽₹°"  # by another normalizer, such as Whisper's
 
 
-class Recognition(Task):
+class AsrTask(Task):
     """Speech recognition."""
 
     model_name = "speech recognizer"
@@ -32,7 +32,7 @@ class Recognition(Task):
     hub_task = "automatic-speech-recognition"
 
     def model_class(self) -> Any:
-        from sbkit.tasks.recognition.model import AsrModel
+        from sbkit.tasks.asr.model import AsrModel
 
         return AsrModel
 
@@ -57,13 +57,15 @@ class Recognition(Task):
     @property
     def decodes_frames(self) -> bool:
         """Whether `predict` is the one below; set it to True in a task that calls this one."""
-        return type(self).predict is Recognition.predict
+        return type(self).predict is AsrTask.predict
 
-    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Recognized]:
+    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[RecognizedClip]:
         """Decode CTC's log-probabilities of clips with the decoder of a `sbkit.bundle.Bundle`."""
         inputs = bundle.decoder_inputs(batch.clips) if batch.encode is None else batch.encode()
         inputs = [replace(item, phrases=batch.phrases, nbest=batch.nbest) for item in inputs]
-        recognized: list[Recognized] = bundle.decoder_pool.decode(inputs, with_times=batch.times)
+        recognized: list[RecognizedClip] = bundle.decoder_pool.decode(
+            inputs, with_times=batch.times
+        )
         if not batch.with_greedy or bundle.decoder is None:
             return recognized
         greedy = bundle.greedy_pool.decode(inputs, with_times=batch.times)
@@ -71,7 +73,7 @@ class Recognition(Task):
 
     def result(
         self,
-        prediction: Recognized,
+        prediction: RecognizedClip,
         row: Mapping[str, Any],
         *,
         config: BundleConfig,
@@ -113,12 +115,12 @@ class Recognition(Task):
         return replace(utterance, greedy=greedy)
 
 
-class TextRecognition(Recognition):
+class TextOnlyAsrTask(AsrTask):
     """Speech recognition by a model whose `predict` returns texts, such as one of transformers."""
 
     label_file = None
 
-    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[Recognized]:
+    def predict(self, bundle: Any, batch: ClipBatch) -> Sequence[RecognizedClip]:
         """Write texts as the training transcripts of the bundle would be."""
         texts = bundle.model.predict(batch.clips)
-        return [*map(Recognized, map(bundle.normalizer(), texts))]
+        return [*map(RecognizedClip, map(bundle.normalizer(), texts))]

@@ -20,8 +20,8 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.machine import usable_cores
 from sbkit.logs.progress import progress_bar, shows_progress
 from sbkit.runtime.runtimes import model_options
-from sbkit.tasks.detection.predict import open_detector
-from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.asr.predict import Transcriber
+from sbkit.tasks.vad.predict import open_detector
 
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
