@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "09a39a2d689bb16c"),
+    "corpus": CodeVersion(2, "77d452bb78a3ca93"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(8, "32f46d2590b7e7a0"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),

@@ -274,8 +274,7 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
         fill_output_layer(hparams)
     if sources := init_sources(settings):
         with concerning("init_from"):
-            parts = (*run.data.recipe.brain.parts, *run.data.recipe.brain.optional_parts)
-            lines += initialize_from(sources, hparams, run.data.recipe, run.spec.tree, parts)
+            lines += initialize_from(sources, hparams, run.data.recipe, run.spec.tree)
     return lines
 
 
