@@ -27,7 +27,6 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "symbols": CodeVersion(2, "3c4b8ce29d2b5921"),
     "pitch": CodeVersion(1, "f5ab4d9fa7780908"),
     "speech": CodeVersion(1, "e30d75ec7f21935c"),
-    "statistics": CodeVersion(1, "7963c45d5ed534db"),
     "data_report": CodeVersion(2, "8e120832d9303225"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
@@ -48,7 +47,6 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
     "speech": (
         *("recipes/vad/data.py", "sbkit/audio/segments.py", "sbkit/tasks/detection/task.py"),
     ),
-    "statistics": ("sbkit/models/frontend.py", "sbkit/train/model_state.py"),
     "data_report": ("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
 }
 
