@@ -238,7 +238,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             freezing=freezing,
             find_unused=self.find_unused_parameters,
             ema_decay=settings.get("ema_decay", 0.0),
-            run_folder=self.run_folder,
         )
         self.training_metrics = TrainingMetrics(self.device)
         interval = settings.get("valid_interval_steps", 0)

@@ -21,7 +21,6 @@ train_log.jsonl        figures of logged steps, epochs and tests; a test has its
 tensorboard/           the same figures for TensorBoard, with the extra `curves`
 curves.png             the curves of training, with the extra `curves`
 figures/               the pictures that a Brain logs, `NAME-STEP.png`
-nonfinite/             a step whose loss was not finite, for debugging
 heartbeat-N            while process N trains: where it is; after a hang, its stacks
 checkpoints/           the last checkpoint and the best ones
 bundle/                the exported model with its fitted decoder, which the test measured
