@@ -20,14 +20,13 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "09a39a2d689bb16c"),
+    "corpus": CodeVersion(2, "77d452bb78a3ca93"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(8, "32f46d2590b7e7a0"),
     "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
     "symbols": CodeVersion(2, "73c82238571e1d47"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
     "speech": CodeVersion(1, "f3712007c8b53acb"),
-    "statistics": CodeVersion(1, "7963c45d5ed534db"),
     "data_report": CodeVersion(2, "4b6135245a8c52cb"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
@@ -46,7 +45,6 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
     ),
     "pitch": ("recipes/tts/data.py", "sbkit/tasks/tts/recordings.py"),
     "speech": (*("recipes/vad/data.py", "sbkit/audio/segments.py", "sbkit/tasks/vad/task.py"),),
-    "statistics": ("sbkit/models/frontend.py", "sbkit/train/model_state.py"),
     "data_report": ("sbkit/data/data_report.py", "sbkit/data/normalization_report.py"),
 }
 

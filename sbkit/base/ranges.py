@@ -212,7 +212,7 @@ KEYS: Mapping[str, Key] = {
     "init_from_differs": Key(
         TEXTS,
         None,
-        "settings that may differ from those of init_from, such as [sample_rate]",
+        "those of sample_rate, compute_features, language and text that init_from need not share",
         needs={"init_from": "set"},
     ),
     "lr_scale": Key(MAPPING, {}, "factors of lr by part, such as {CNN: 0.1}"),

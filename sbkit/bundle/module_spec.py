@@ -36,7 +36,6 @@ from sbkit.bundle.config import Plain
 from sbkit.config.document import TUPLE, read_tuple, tag_of
 
 GETATTR_TAG = "!apply:getattr"  # HyperPyYAML's form of `!ref <tokenizer.vocab_size>`
-TAG_KEYS = ("new", "name")
 ARGUMENTS_KEY = "arguments"
 TUPLE_KEY = "tuple"
 RESERVED_KEYS = {"new", TUPLE_KEY, ARGUMENTS_KEY}  # a mapping may have a key `name`
@@ -106,31 +105,6 @@ def _is_scalar(value: object) -> TypeGuard[bool | int | float | str]:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, bool | int | str)
-
-
-# ---- comparing
-
-
-class UnknownSize(int):
-    """Stands for a value that only running code knows, such as the number of labels."""
-
-
-COMPUTED = UnknownSize(8)  # a size: any will do to build a part
-
-
-def node_to_comparable(node: object) -> Plain:
-    """Turn a node of a resolved YAML into a specification, whatever it holds; run no code."""
-    value = getattr(node, "value", node)
-    if isinstance(value, str) and TUPLE.fullmatch(value):
-        return {TUPLE_KEY: list(read_tuple(value))}
-    if isinstance(value, dict):
-        value = {str(name): node_to_comparable(child) for name, child in value.items()}
-    elif isinstance(value, list):
-        value = [node_to_comparable(child) for child in value]
-    keyword, _, name = tag_of(node)[1:].partition(":")
-    if keyword in TAG_KEYS:
-        return {keyword: canonical(name), ARGUMENTS_KEY: value or {}}
-    return COMPUTED if keyword else value
 
 
 # ---- loading

@@ -21,8 +21,6 @@ from typing import Any, ClassVar, NoReturn, Self
 
 import datasets
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -36,10 +34,9 @@ from sbkit.data.corpus import SettingValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
 from sbkit.data.mix import require_utterances, sources_of
 from sbkit.data.sampler import EvalSampler, Example, RankSampler, TrainSampler
-from sbkit.data.shard import AUDIO, Row, read_rows
-from sbkit.data.splits import Splits, sample_counts, shard_numbers, take_columns
+from sbkit.data.shard import Row, read_rows
+from sbkit.data.splits import Splits, sample_counts, shard_numbers
 from sbkit.data.store_cache import StoreCache
-from sbkit.data.units import stat_files
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.decoder_tokenizer import DecoderTokenizer
@@ -139,16 +136,6 @@ class UtteranceDataset(Dataset[Row]):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def lazy_files(self) -> list[tuple[int, int]]:
-        """Return the sizes and times of the files of lazy clips."""
-        audio = take_columns(self.rows, AUDIO)[AUDIO]
-        paths, starts = (pc.struct_field(audio, name) for name in ("file", "start"))
-        lazy_paths = paths.filter(starts.is_null()).cast(pa.large_binary())  # may exceed 2 GB
-        files = stat_files(pc.unique(lazy_paths))
-        return [
-            *zip(*(files[name].to_pylist() for name in ("file_size", "file_time")), strict=True)
-        ]
 
 
 def _join(rows: Sequence[Row], example: Example) -> Row:

@@ -43,7 +43,7 @@ def keep_fact(
     write: writes the file, whose path it is given.
     read: reads it; raises OSError or ValueError if it is damaged.
     """
-    fact = find_fact(rows, name, made_from, read)
+    fact = _find_fact(rows, name, made_from, read)
     if fact is not None:
         return fact
     for file in _places_of(rows, name, made_from):
@@ -64,7 +64,7 @@ def keep_fact(
     raise failure
 
 
-def find_fact(
+def _find_fact(
     rows: Dataset, name: str, made_from: Mapping[str, object], read: Callable[[Path], Fact]
 ) -> Fact | None:
     """Return what `keep_fact` has kept, None if there is nothing, or if it is damaged."""

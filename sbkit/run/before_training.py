@@ -104,7 +104,7 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
     """Replace the bundle of a run by what the run started from, if that is better; say whether.
 
     It is better if it has fewer errors on the validation sets, decoded greedily. Only the same kind
-    of model takes part: Whisper, if its decoder was trained; or a bundle with the same tensors and
+    of model takes part: Whisper, if its decoder was trained; or a bundle with the same parts and
     labels, if no `init_from_differs` names a difference.
     """
     folder, settings = run.spec.folder, run.spec.settings
@@ -129,7 +129,7 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
         return False
     with main_rank_first():
         opened = _open_start(start, run, brain)
-        if opened is None or not (is_whisper or _has_same_tensors(bundle, opened)):
+        if opened is None or not (is_whisper or _has_same_parts(bundle, opened)):
             return False
         if rank() == 0:
             with replacing_bundle(folder / BUNDLE) as new:
@@ -157,13 +157,9 @@ def ends_with_start(run: PreparedRun, bundle: TorchBundle | None) -> bool:
     return bundle.digests["weights"] == weights
 
 
-def _has_same_tensors(one: TorchBundle, other: TorchBundle) -> bool:
-    one_shapes, other_shapes = (
-        {name: tensor.shape for name, tensor in bundle.model.state_dict().items()}
-        for bundle in (one, other)
-    )
+def _has_same_parts(one: TorchBundle, other: TorchBundle) -> bool:
     one_names, other_names = (bundle.task.label_names(bundle.labels) for bundle in (one, other))
-    return one_shapes == other_shapes and [*one_names] == [*other_names]
+    return one.config.parts == other.config.parts and [*one_names] == [*other_names]
 
 
 def _find_start(run: PreparedRun) -> dict[str, Any] | None:

@@ -66,7 +66,6 @@ from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
     agree_on_buffers,
-    inputs_of_statistics,
     measure_normalization,
 )
 from sbkit.train.nonfinite import ids_of, memory_errors
@@ -239,7 +238,6 @@ class Brain(sb.Brain):  # type: ignore[misc]
             freezing=freezing,
             find_unused=self.find_unused_parameters,
             ema_decay=settings.get("ema_decay", 0.0),
-            run_folder=self.run_folder,
         )
         self.training_metrics = TrainingMetrics(self.device)
         interval = settings.get("valid_interval_steps", 0)
@@ -790,10 +788,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if compute is None or not norms:
             return
         assert self.loaders is not None, "make the Brain by run.make_brain()"
-        loader = self.loaders.measure
-        inputs = inputs_of_statistics(loader, compute, type(self).__module__, self.device)
-        batches = self.watched(loader, "measure")
-        measure_normalization(norms, compute, batches, self.device, inputs)
+        batches = self.watched(self.loaders.measure, "measure")
+        measure_normalization(norms, compute, batches, self.device)
 
     # -- after a stage ------------------------------------------------------------------------
 

@@ -3,24 +3,20 @@
 `init_from`: weights that fit by name and shape are loaded, of several models their mean. Names
 follow the YAML's parts, such as `CNN.conv1.weight`, so the other model may have other parts, or
 list them in another order. If its vocabulary is another one, heads and embeddings are loaded token
-by token, also if the sizes agree: characters are numbered by how often they occur. Settings that no
-shape reveals, such as the number of heads, must be equal or declared. Nothing from the other folder
-is built.
+by token, also if the sizes agree: characters are numbered by how often they occur. The sample rate,
+the features, and the language and form of texts must be equal or declared. Other settings that no
+shape reveals, such as the number of heads, are not compared. Nothing from the other folder is
+built.
 
 `pretrained` names the folder of an encoder, or a model of Hugging Face's hub. Its sizes become the
 plain data `encoder_config` when the run begins: the resolved YAML, the run configuration and the
 bundle hold every size, and the run no longer needs the folder.
 """
 
-import json
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load as load_safetensors
@@ -31,14 +27,7 @@ from sbkit.base.files import RUN_YAML, parsing_errors, read_file
 from sbkit.base.messages import listed, short_value
 from sbkit.base.ranges import require_in_range
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleFiles, Plain
-from sbkit.bundle.module_spec import (
-    ARGUMENTS_KEY,
-    CLASS_MODULES,
-    COMPUTED,
-    TAG_KEYS,
-    build_from_spec,
-    node_to_comparable,
-)
+from sbkit.bundle.module_spec import SpecWriter
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS, has_checkpoint, read_description
@@ -50,7 +39,7 @@ from sbkit.checkpoint.weights import (
     tensors_by_part,
     to_part_name,
 )
-from sbkit.config.document import Keys, dotted, holds_object, plain_value, read_document
+from sbkit.config.document import holds_object, plain_value, read_document
 from sbkit.config.hparams import read_spec
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import text_tokens_of
@@ -65,13 +54,8 @@ FIX = "Name another one."
 MAX_LISTED_NAMES = 4
 # Keys of the YAML
 PRETRAINED, REVISION, ENCODER_CONFIG = "pretrained", "pretrained_revision", "encoder_config"
-FEATURES, DIFFERS = "compute_features", "init_from_differs"
-# Settings that take effect in training only, or name where a pretrained encoder came from.
-TRAINING_ONLY = re.compile(
-    ".*drop.*|mask_(time|channel)_.*|gradient_checkpointing|lora|intermediate_layer|momentum|source"
-)
-
-PartSettings = Mapping[str, Plain]  # by key of the YAML; parts as specifications
+DIFFERS, SAMPLE_RATE, FEATURES = "init_from_differs", "sample_rate", "compute_features"
+LANGUAGE, TEXT = "language", "text"
 
 
 def init_sources(settings: Mapping[str, Any]) -> list[Path]:
@@ -85,13 +69,11 @@ def initialize_from(
     hparams: Mapping[str, Any],
     task: Task,
     root: Mapping[str, Any],
-    parts: Collection[str] = (),
 ) -> list[str]:
     """Load the weights of a run or bundle into the model of a task, as far as they fit.
 
     sources: if there are several, of one model, tokenizer and text table, their mean is loaded.
     root: the resolved YAML of this run.
-    parts: those that the model is made from.
 
     Returns lines that list which tensors are loaded, which by token, which are new and why, and
     which of the source's are not used.
@@ -132,9 +114,11 @@ def initialize_from(
         raise BundleError(
             f"`init_from`: none of the tensors in {place} fits by name and shape ({names})."
         )
-    settings, used = settings_of_yaml(root), [*loaded, *by_token]
-    without_tensors = {*parts} - {name.partition(".")[0] for name in ours}
-    declared = [check_same_meaning(s, settings, task, without_tensors, used) for s in sources]
+    loaded_parts = {name.partition(".")[0] for name in (*loaded, *by_token)}
+    compared = [SAMPLE_RATE, FEATURES]
+    if task.label_file == TOKENIZER_FILE and not loaded_parts.isdisjoint(task.heads):
+        compared += [LANGUAGE, TEXT]
+    declared = [check_same_settings(source, root, compared) for source in sources]
     lines = [f"init_from {place}: {len(loaded)} tensors are loaded{_names(loaded)}"]
     if by_token:
         count = f"{len(rows)} of {len(our_tokens)} rows"
@@ -232,36 +216,48 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 # ---- settings that decide what weights mean
 
 
-class SettingDifference(NamedTuple):
-    """A setting that differs; ``path`` leads to it, such as Transformer, arguments, nhead."""
+def check_same_settings(
+    source: Path, root: Mapping[str, Any], compared: Sequence[str]
+) -> list[str]:
+    """Compare settings of `init_from` with ours; return lines about declared differences.
 
-    path: Keys
-    theirs: Plain
-    ours: Plain
+    root: the resolved YAML of this run.
+    compared: the keys of the settings.
+    """
+    theirs, ours = _settings_of_source(source), _settings_of_yaml(root)
+    differences = {
+        key: f"`{key}` is {short_value(theirs[key])} there and {short_value(ours[key])} here"
+        for key in compared
+        if key in theirs and key in ours and _differs(key, theirs[key], ours[key])
+    }
+    names = plain_value(root.get(DIFFERS)) or []
+    declared = {names} if isinstance(names, str) else {*names}
+    if undeclared := [key for key in differences if key not in declared]:
+        raise ConfigError(
+            f"`init_from`: {source} was trained with other settings: "
+            f"{'; '.join(differences[key] for key in undeclared)}. To change them, write "
+            f"`{DIFFERS}: [{', '.join(undeclared)}]`."
+        )
+    lines = [f"{DIFFERS}: {difference}" for difference in differences.values()]
+    unused = sorted(declared.difference(differences))
+    return lines + [f"{DIFFERS}: `{key}` does not differ" for key in unused]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(key for key in self.path if isinstance(key, str) and key != ARGUMENTS_KEY)
 
-    def __str__(self) -> str:
-        theirs, ours = short_value(self.theirs), short_value(self.ours)
-        return f"`{dotted(self.names)}` is {theirs} there and {ours} here"
-
-
-def settings_of_yaml(root: Mapping[str, Any]) -> PartSettings:
-    """Return the settings of a run from its resolved YAML."""
-    settings = {str(key): node_to_comparable(node) for key, node in root.items()}
-    if "language" in root:
-        settings["text"] = _text(text_table(str(root["language"]), settings.get("text")))
-    return settings
-
-
-def _settings_of_source(source: Path) -> PartSettings:
+def _settings_of_source(source: Path) -> dict[str, Plain]:
     if not (source / WEIGHTS_FILE).is_file():
-        return settings_of_yaml(read_spec(source / RUN_YAML).tree)
+        return _settings_of_yaml(read_spec(source / RUN_YAML).tree)
     config = BundleFiles(source).config
-    facts = {"sample_rate": config.sample_rate, "language": config.language}
-    return {**config.parts, **facts, "text": _text(config.text_table)}
+    settings = {SAMPLE_RATE: config.sample_rate, LANGUAGE: config.language or "und"}
+    features = {FEATURES: config.parts[FEATURES]} if FEATURES in config.parts else {}
+    return {**settings, **features, TEXT: _text(config.text_table)}
+
+
+def _settings_of_yaml(root: Mapping[str, Any]) -> dict[str, Plain]:
+    keys = (SAMPLE_RATE, FEATURES, LANGUAGE)
+    settings = {key: SpecWriter(key, {}).write(root[key]) for key in keys if key in root}
+    if LANGUAGE in root:
+        settings[TEXT] = _text(text_table(str(root[LANGUAGE]), plain_value(root.get(TEXT))))
+    return settings
 
 
 def _text(table: Orthography) -> dict[str, Plain]:
@@ -270,106 +266,10 @@ def _text(table: Orthography) -> dict[str, Plain]:
     return {"case": case, "punctuation": [*table.punctuation], "numbers": numbers}
 
 
-def check_same_meaning(
-    source: Path,
-    ours: PartSettings,
-    task: Task,
-    without_tensors: Collection[str],
-    loaded: Collection[str],
-) -> list[str]:
-    """Compare the settings of `init_from` with ours; return lines about declared differences.
-
-    without_tensors: the parts of the model that have none.
-    loaded: the names of the tensors that are loaded.
-    """
-    names = ours.get(DIFFERS) or []
-    declared = {names} if isinstance(names, str) else {*names}
-    loaded_parts = {name.partition(".")[0] for name in loaded}
-    compared = {"sample_rate", FEATURES, *loaded_parts, *without_tensors}
-    differences = [*_all_differences(_settings_of_source(source), ours, compared, task)]
-    undeclared = [d for d in differences if declared.isdisjoint(d.names)]
-    if undeclared:
-        described = listed(_without_repeats(undeclared), separator="; ")
-        missing = dict.fromkeys(difference.names[-1] for difference in undeclared)
-        raise ConfigError(
-            f"`init_from`: {source} was trained with other settings: {described}. To change them, "
-            f"write `{DIFFERS}: [{', '.join(missing)}]`."
-        )
-    lines = [f"{DIFFERS}: {difference}" for difference in _without_repeats(differences)]
-    unused = declared.difference(*(difference.names for difference in differences))
-    return lines + [f"{DIFFERS}: `{name}` does not differ" for name in sorted(unused)]
-
-
-def _without_repeats(differences: Sequence[SettingDifference]) -> list[str]:
-    """Describe differences; of one setting that several parts have, only the first."""
-    first: dict[str, str] = {}
-    for difference in differences:
-        setting = json.dumps([difference.names[-1], *difference[1:]], default=str)
-        first.setdefault(setting, str(difference))
-    return [*first.values()]
-
-
-def _all_differences(
-    theirs: PartSettings, ours: PartSettings, compared: Collection[str], task: Task
-) -> Iterator[SettingDifference]:
-    for name in [name for name in ours if name in compared and name in theirs]:
-        for difference in _differences((name,), theirs[name], ours[name]):
-            is_training_only = any(map(TRAINING_ONLY.fullmatch, difference.names))
-            if not is_training_only and not _is_size(ours, difference):
-                yield difference
-    has_texts = task.label_file == TOKENIZER_FILE and "language" in ours and "language" in theirs
-    if has_texts and not {*task.heads}.isdisjoint(compared):
-        languages = [str(settings["language"] or "und") for settings in (theirs, ours)]
-        if orthography(languages[0]) != orthography(languages[1]):
-            yield SettingDifference(("language",), languages[0], languages[1])
-        yield from _differences(("text",), theirs["text"], ours["text"])
-
-
-def _is_size(ours: PartSettings, difference: SettingDifference) -> bool:
-    """Return whether a setting is a number that changes the shapes of a part's tensors."""
-    name = str(difference.path[0])
-    values = [value if isinstance(value, list) else [value] for value in difference[1:]]
-    # Whatever the source writes in the place of a number is not built.
-    is_number = all(item is None or type(item) in (int, float) for item in chain(*values))
-    if name == FEATURES or not isinstance(ours[name], dict) or not is_number:
-        return False
-    with_theirs = deepcopy(dict(ours))
-    *parents, last = difference.path
-    reduce(getitem, parents, with_theirs)[last] = difference.theirs  # type: ignore[index, arg-type]
-    shapes, their_shapes = _shapes(ours, name), _shapes(with_theirs, name)
-    return shapes is not None and their_shapes is not None and shapes != their_shapes
-
-
-def _shapes(settings: PartSettings, name: str) -> Mapping[str, torch.Size] | None:
-    """Return the shapes of a part's tensors; None if it cannot be built without memory."""
-    modules = frozenset(CLASS_MODULES.findall(json.dumps(settings[name], default=str)))
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            part = build_from_spec(settings[name], user_modules=modules)
-        return {name: tensor.shape for name, tensor in part.state_dict().items()}
-    except Exception:  # whatever a class raises for values that do not go together
-        return None
-
-
-def _differences(path: Keys, theirs: Plain, ours: Plain) -> Iterator[SettingDifference]:
-    """Yield where two values differ, down to the arguments of objects and the keys of mappings."""
-    are_lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
-    if theirs is COMPUTED or ours is COMPUTED or theirs == ours:
-        return
-    if are_lists and any(isinstance(item, dict) for item in ours):
-        for index, items in enumerate(zip(theirs, ours, strict=True)):
-            yield from _differences((*path, index), *items)
-    elif not isinstance(theirs, dict) or not isinstance(ours, dict):
-        yield SettingDifference(path, theirs, ours)
-    elif _class_name(theirs) != _class_name(ours):
-        yield SettingDifference(path, _class_name(theirs), _class_name(ours))
-    else:
-        for key in {**ours, **theirs}:
-            yield from _differences((*path, key), theirs.get(key), ours.get(key))
-
-
-def _class_name(spec: Mapping[str, Plain]) -> str | None:
-    return next((str(spec[key]) for key in TAG_KEYS if ARGUMENTS_KEY in spec and key in spec), None)
+def _differs(key: str, theirs: Plain, ours: Plain) -> bool:
+    if key == LANGUAGE:  # languages may share a text table
+        return orthography(str(theirs)) != orthography(str(ours))
+    return bool(theirs != ours)
 
 
 # ---- pretrained encoders

@@ -1,43 +1,22 @@
 """A model's state besides its weights: their moving average, and statistics of normalizations."""
 
-import hashlib
-import json
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from datasets import Dataset
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.nn.utils.rnn import pad_sequence
 
-from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import widest_float
 from sbkit.base.errors import ConfigError
-from sbkit.base.imports import user_sources
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
-from sbkit.data.batch import Batch, Loader, UtteranceDataset
-from sbkit.data.facts import find_fact, keep_fact, read_json
-from sbkit.data.splits import spread_rows
-from sbkit.distributed.ranks import (
-    from_main_rank,
-    gather_over_ranks,
-    rank,
-    sum_over_ranks,
-    world_size,
-)
+from sbkit.data.batch import Batch
+from sbkit.distributed.ranks import from_main_rank, sum_over_ranks, world_size
 from sbkit.models.layers import GlobalNorm
 
-logger = logging.getLogger(__name__)
-
-STATISTICS = "statistics"  # a fact about the measured rows
-NUM_PROBED_CLIPS, MAX_PROBED_SAMPLES = 3, 1 << 18
-PROBE_SAMPLES = 1 << 14  # of silence, and of a chirp
 ComputeFeatures = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -195,43 +174,24 @@ def agree_on_buffers(modules: nn.Module) -> None:
             from_main_rank(buffer)
 
 
+@torch.no_grad()
 def measure_normalization(
     norms: Sequence[GlobalNorm],
     compute: ComputeFeatures,
     batches: Iterable[Batch],
     device: torch.device,
-    inputs: "StatisticsInputs | None" = None,
 ) -> None:
-    """Set the mean and deviation of GlobalNorms, in one exact pass or as an earlier run did.
+    """Set the mean and deviation of GlobalNorms, in one exact pass.
 
     Each rank reads its own batches. The sums are in float64, so that the order of a million
     utterances does not matter.
 
     norms: at least one.
     compute: from audio (B, S) and lengths (B,) to features (B, T, M), zero past their lengths.
-    inputs: of the statistics, by which rank 0 keeps the sums.
     """
-
-    def write(file: Path) -> None:
-        file.write_text(json.dumps((sums, frames)))
-
-    known = inputs and find_fact(inputs.rows, STATISTICS, inputs.made_from, read_json)
-    earlier = gather_over_ranks(known)[0]
-    sums, frames = earlier or _sum_features(compute, batches, device, num_bins=len(norms[0].mean))
-    if earlier:
-        logger.info("The mean and deviation of the features are those of an earlier run.")
-    elif inputs is not None:
-        keep_fact(inputs.rows, STATISTICS, inputs.made_from, write, read_json)
-    for norm in norms:
-        norm.set_statistics(torch.tensor(sums, dtype=widest_float(device)), torch.tensor(frames))
-
-
-def _sum_features(
-    compute: ComputeFeatures, batches: Iterable[Batch], device: torch.device, *, num_bins: int
-) -> tuple[Any, int]:
-    """Return the sums of features and of their squares, as lists (2, M), and their frames."""
     frames = torch.zeros((), dtype=torch.int64, device=device)
-    sums = torch.zeros(2, num_bins, dtype=widest_float(device), device=device)
+    # Of features, and of their squares
+    sums = torch.zeros(2, len(norms[0].mean), dtype=widest_float(device), device=device)
     with preserve_rng(device):  # of which a loader draws a number
         for host_batch in batches:
             batch = host_batch.to(device)
@@ -240,45 +200,7 @@ def _sum_features(
             rows = features.flatten(0, 1)  # (B*T, M)
             sums += torch.stack([rows.sum(0), rows.square().sum(0)])
             frames += (lengths.to(device) * batch.weights).sum()
-    return sum_over_ranks(sums).tolist(), int(sum_over_ranks(frames))
-
-
-class StatisticsInputs(NamedTuple):
-    """All that sums of features depend on: rows, and plain data."""
-
-    rows: Dataset
-    made_from: Mapping[str, object]
-
-
-@torch.no_grad()
-def inputs_of_statistics(
-    loader: Loader, compute: ComputeFeatures, module_name: str, device: torch.device
-) -> StatisticsInputs | None:
-    """Return all that the sums of features depend on; None on other ranks, and without a dataset.
-
-    Settings of ``compute`` show in the features of a few clips, and of silence before a chirp that
-    grows louder. If it draws random numbers, their state shows there, too.
-    """
-    clips = getattr(loader, "dataset", None)  # a check has a list of batches
-    if rank() > 0 or not isinstance(clips, UtteranceDataset):
-        return None
-    ramp = torch.arange(PROBE_SAMPLES) / PROBE_SAMPLES
-    chirp = torch.sin(ramp.square() * (PROBE_SAMPLES * torch.pi / 2)) * FULL_SCALE**ramp
-    rows = clips.__getitems__(spread_rows(len(clips), NUM_PROBED_CLIPS))
-    signals = [torch.from_numpy(row["audio"][:MAX_PROBED_SAMPLES]).float() for row in rows]
-    signals.append(torch.cat([torch.zeros(PROBE_SAMPLES), chirp]))
-    lengths = torch.tensor([len(signal) for signal in signals])
-    audio = pad_sequence(signals, batch_first=True).to(device)
-    modules = {module_name}  # and those of the parts that compute the features
-    hook = register_module_forward_pre_hook(lambda part, _: modules.add(type(part).__module__))
-    with preserve_rng(device), hook:
-        features, num_frames = compute(audio, lengths)
-    made_from = {
-        "lazy_files": clips.lazy_files(),
-        "batches": [len(batch) for batch in loader.batch_sampler or ()],
-        "machine": (world_size(), torch.get_num_threads(), device.type),
-        "features": hashlib.sha256(features.cpu().double().numpy().tobytes()).hexdigest(),
-        "frames": num_frames.tolist(),
-        "sources": {name: user_sources(name) for name in modules},
-    }
-    return StatisticsInputs(clips.rows, made_from)
+    sum_over_ranks(sums)
+    sum_over_ranks(frames)
+    for norm in norms:
+        norm.set_statistics(sums, frames)

@@ -1,61 +1,55 @@
 """Steps whose loss or gradient is not finite, batches that exceed the memory, their utterances.
 
-Only the names and lengths of a micro-batch are kept until the host reads the step's flags.
+Only the ids of a micro-batch are kept until the host reads the step's flags.
 """
 
 import logging
 from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sbkit.base.errors import SbkitError, translate
-from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import listed
 from sbkit.data.batch import Batch
-from sbkit.distributed.ranks import rank
+from sbkit.distributed.ranks import gather_over_ranks
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "nonfinite"
 MAX_MICRO_BATCHES = 1024  # of a step; a recipe without an optimizer never ends one
+MAX_LISTED_IDS = 8
 
 
 @dataclass(frozen=True)
 class UnreadStep:
-    """A step whose flags the host has not read yet: its micro-batches with their summed losses ().
+    """A step whose flags the host has not read yet.
 
+    batches: the ids of each micro-batch, with its summed loss ().
     flags (2,), on the device: losses that are not finite, over all ranks; 1 if it was skipped.
     """
 
-    epoch: int
     step: int
-    batches: list[tuple[dict[str, Any], Tensor]]
+    batches: list[tuple[list[str], Tensor]]
     flags: Tensor
 
 
 class NonFiniteRecorder:
-    """Keep the last steps until the host reads their flags, and record the bad ones."""
+    """Keep the last steps until the host reads their flags, and log the bad ones."""
 
-    def __init__(self, run_folder: Path | None) -> None:
-        self._folder = run_folder and run_folder / FOLDER
-        self._batches: deque[tuple[dict[str, Any], Tensor]] = deque(maxlen=MAX_MICRO_BATCHES)
+    def __init__(self) -> None:
+        self._batches: deque[tuple[list[str], Tensor]] = deque(maxlen=MAX_MICRO_BATCHES)
         self._steps: list[UnreadStep] = []
-        self.epoch = 0
 
     def record(self, batch: Any, loss: Tensor) -> None:
         """Remember the utterances of a micro-batch and their summed loss ()."""
-        description: dict[str, Any] = {"ids": ids_of(batch)}
-        if isinstance(batch, Batch):
-            description["samples"] = batch.audio_lengths.tolist()
-        self._batches.append((description, loss.detach()))
+        self._batches.append((ids_of(batch), loss.detach()))
 
     def end_step(self, step: int, flags: Tensor) -> None:
-        self._steps.append(UnreadStep(self.epoch, step, list(self._batches), flags))
+        self._steps.append(UnreadStep(step, list(self._batches), flags))
         self._batches.clear()
 
     def flush(self, *, overflow_is_usual: bool) -> tuple[int, int]:
@@ -72,7 +66,7 @@ class NonFiniteRecorder:
         for step, (losses, was_skipped) in zip(steps, flags, strict=True):
             if losses or (was_skipped and not overflow_is_usual):
                 num_bad += 1
-                self._write(step, "loss" if losses else "gradient")
+                log_bad_step(step, "loss" if losses else "gradient")
         return int(sum(was_skipped for _, was_skipped in flags)), num_bad
 
     def check_count(self, count: int, patience: int) -> None:
@@ -83,19 +77,14 @@ class NonFiniteRecorder:
                 keys=("nonfinite_patience",),
             )
 
-    def _write(self, step: UnreadStep, fault: str) -> None:
-        """Record this rank's micro-batches; for a bad loss only on the ranks that have it."""
-        batches = [d | {"loss_is_finite": bool(loss.isfinite())} for d, loss in step.batches]
-        is_fine = batches and all(batch["loss_is_finite"] for batch in batches)
-        if self._folder is None or (fault == "loss" and is_fine):
-            return
-        file = self._folder / f"step-{step.step}-rank-{rank()}.json"
-        position = {"epoch": step.epoch, "step": step.step, "rank": rank()}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(file, to_json({"fault": fault, **position, "micro_batches": batches}))
-        logger.warning(
-            f"step {step.step} was skipped: its {fault} is not finite; its utterances are in {file}"
-        )
+
+def log_bad_step(step: UnreadStep, fault: str) -> None:
+    """Name utterances of a bad step of all ranks; for a bad loss, of the micro-batches with it."""
+    batches = [ids for ids, loss in step.batches if fault == "gradient" or not loss.isfinite()]
+    gathered = gather_over_ranks([*chain.from_iterable(batches)])
+    names = listed(chain.from_iterable(gathered), max_names=MAX_LISTED_IDS)
+    utterances = f" (utterances: {names})" if names else ""
+    logger.warning(f"step {step.step} was skipped: its {fault} is not finite{utterances}")
 
 
 def ids_of(batch: Any) -> list[str]:

@@ -109,7 +109,7 @@ class OwnerCheck:
 
     def check(self, *_: object) -> None:
         step = self._brain.training_step
-        position = step.nonfinite.epoch, self._brain.step
+        position = step.epoch, self._brain.step
         if self._position in (None, position):
             with failing_together(ConfigError) if step.ddp.is_shared else nullcontext():
                 self._position = position if check_owners(self._brain) else None

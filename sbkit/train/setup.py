@@ -20,7 +20,6 @@ train_log.jsonl        figures of logged steps, epochs and tests; a test has its
 tensorboard/           the same figures for TensorBoard, with the extra `curves`
 curves.png             the curves of training, with the extra `curves`
 figures/               the pictures that a Brain logs, `NAME-STEP.png`
-nonfinite/             a step whose loss was not finite, for debugging
 heartbeat-N            while process N trains: where it is; after a hang, its stacks
 checkpoints/           the last checkpoint and the best ones
 bundle/                the exported model with its fitted decoder, which the test measured
@@ -272,8 +271,7 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
         fill_output_layer(hparams)
     if sources := init_sources(settings):
         with concerning("init_from"):
-            parts = (*run.data.recipe.brain.parts, *run.data.recipe.brain.optional_parts)
-            lines += initialize_from(sources, hparams, run.data.recipe, run.spec.tree, parts)
+            lines += initialize_from(sources, hparams, run.data.recipe, run.spec.tree)
     return lines
 
 

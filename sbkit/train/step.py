@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,20 +51,19 @@ class TrainingStep:
         freezing: Freezing,
         find_unused: bool,
         ema_decay: float,
-        run_folder: Path | None,
     ) -> None:
         """Make a step of all modules that may learn, from the recipe's hooks.
 
         find_unused: whether a rank may leave a parameter out of a step.
         ema_decay: decay of the moving average of the weights; 0 for none.
-        run_folder: where the utterances of bad steps are listed; None for nowhere.
         """
         self._modules = modules
         self.freezing = freezing
         graph = ForwardLoss(modules, forward, compute_loss)
         self.ddp = DdpStep(graph, device, find_unused=find_unused)
         self.moving_average = MovingAverage(modules, ema_decay)
-        self.nonfinite = NonFiniteRecorder(run_folder)
+        self.nonfinite = NonFiniteRecorder()
+        self.epoch = 0
         self._buffers = BufferSnapshot(modules)
         self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._loss_names: list[str] = []
@@ -74,7 +72,7 @@ class TrainingStep:
     def start_epoch(self, epoch: int) -> None:
         """Forget the micro-batches of an unfinished step, and go to training mode."""
         self._counts = None
-        self.nonfinite.epoch = epoch
+        self.epoch = epoch
         self.train_mode()
 
     def train_mode(self) -> None:

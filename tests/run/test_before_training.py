@@ -68,10 +68,10 @@ def test_run_ends_with_a_better_bundle_that_it_started_from(
     first = tmp_path / "first"
     assert workplace.train_here(first, *ONE_EPOCH) == 0
     capsys.readouterr()
-    weights: dict[bool, bytes] = {}
-    for keeps in (True, False):
-        run = tmp_path / f"{keeps}"
-        start = (f"--init_from={first}", "--lr=0.1", f"--keep_better_start={keeps}")
+    weights: dict[str, bytes] = {}
+    for option in ("--keep_better_start=True", "--keep_better_start=False", "--nhead=4"):
+        run, keeps = tmp_path / option, option.endswith("True")
+        start = (f"--init_from={first}", "--lr=0.1", option)
         assert workplace.train_here(run, *start, *ONE_EPOCH) == 0  # the learning rate is too high
         summary, captured = read_json(run / "summary.json"), capsys.readouterr()
         before, after = summary["before_training"]["test"], summary["test"]["test"]
@@ -80,8 +80,10 @@ def test_run_ends_with_a_better_bundle_that_it_started_from(
         assert ("the run ends with the weights that it started from" in captured.err) == keeps
         assert ("the weights before training" in captured.out) == keeps
         assert ("the run ends worse than it began" in captured.err) != keeps
-        weights[keeps] = (run / "bundle" / WEIGHTS_FILE).read_bytes()
-    assert weights[True] == (first / "bundle" / WEIGHTS_FILE).read_bytes() != weights[False]
+        weights[option] = (run / "bundle" / WEIGHTS_FILE).read_bytes()
+    kept, *trained = weights.values()
+    assert kept == (first / "bundle" / WEIGHTS_FILE).read_bytes()
+    assert kept not in trained
 
 
 def test_run_ends_with_a_better_whisper_that_it_started_from(

@@ -20,10 +20,9 @@ from sbkit.config.hparams import read_spec
 from sbkit.config.overrides import parse_overrides
 from sbkit.models.layers import GlobalNorm
 from sbkit.tasks.asr.task import AsrTask
-from sbkit.tasks.tts.task import TtsTask
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.vocabulary import ensure_labels
-from sbkit.train.initialize import check_same_meaning, initialize_from, settings_of_yaml
+from sbkit.train.initialize import check_same_settings, initialize_from
 from tests.runs import ROOT
 
 ORDER = ("CNN", "ctc_lin")
@@ -197,83 +196,41 @@ def test_init_from_makes_new_head_for_other_classes(tmp_path: Path, has_labels: 
 # ---- settings that change what weights mean without changing a shape
 
 
-def compare(folder: Path, name: str, *overrides: str, loaded: str = "Transformer.x") -> list[str]:
+def compare(folder: Path, *overrides: str, compared: str = "compute_features") -> list[str]:
     """Compare a YAML as it is with the same under overrides."""
-    yaml_file = ROOT / f"hparams/{name}.yaml"
+    yaml_file = ROOT / "hparams/ctc.yaml"
     (folder / "hyperparams.yaml").write_text(read_spec(yaml_file).one_file)
-    ours = settings_of_yaml(read_spec(yaml_file, parse_overrides(overrides)).tree)
-    task = TtsTask() if name == "tts" else AsrTask()
-    return check_same_meaning(folder, ours, task, ["compute_features"], [loaded])
+    tree = read_spec(yaml_file, parse_overrides(overrides)).tree
+    return check_same_settings(folder, tree, [compared])
 
 
 @pytest.mark.parametrize(
-    ("name", "override", "difference"),
+    ("override", "key", "difference"),
     [
-        ("ctc", "--sample_rate=8000", "`sample_rate` is 16000 there and 8000 here"),
-        ("ctc", "--level=none", "`compute_features.level` is utterance there and none here"),
-        ("ctc_streaming", "--streaming.left_ms=640", "left_ms` is 2560 there and 640 here"),
-        ("ctc_speechbrain", "--Transformer.causal=True", "`Transformer.causal` is false there"),
-        ("ctc_speechbrain", "--Transformer.attention_type=RoPEMHA", "is RelPosMHAXL there and Ro"),
-        ("tts", "--hop=160", "`compute_features.hop` is 200 there and 160 here"),
+        ("--sample_rate=8000", "sample_rate", "is 16000 there and 8000 here"),
+        ("--level=none", "compute_features", 'is {"new": "sbkit.audio.fbank.Fbank"'),
+        ("--language=ru", "language", "is en there and ru here"),
+        ("--text.case=keep", "text", 'is {"case": "lower", "punctuation": []'),
     ],
 )
 def test_difference_that_is_not_declared_is_an_error(
-    tmp_path: Path, name: str, override: str, difference: str
+    tmp_path: Path, override: str, key: str, difference: str
 ) -> None:
-    setting = re.findall(r"(\w+)=", override)[0]
-    with pytest.raises(ConfigError, match=rf"{re.escape(difference)}.*_differs: \[{setting}\]"):
-        compare(tmp_path, name, override)
-    (line,) = compare(tmp_path, name, override, f"--init_from_differs=[{setting}]")
+    message = rf"`{key}` {re.escape(difference)}.*_differs: \[{key}\]"
+    with pytest.raises(ConfigError, match=message):
+        compare(tmp_path, override, compared=key)
+    declared = f"--init_from_differs=[{key}]"
+    (line,) = compare(tmp_path, override, declared, compared=key)
     assert difference in line
+    assert compare(tmp_path, declared, compared=key) == [
+        f"init_from_differs: `{key}` does not differ"
+    ]
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        *("--dropout=0.5", "--gradient_checkpointing=True", "--time_masks=9", "--lr=0.1"),
-        # Sizes change names or shapes of tensors, which are listed.
-        *("--num_encoder_layers=3", "--d_ffn=96", "--kernel_size=31"),
-        # Of parts that are not loaded.
-        *("--subsampling=8", "--CNN.normalize.n_mels=40", "--text.case=keep"),
-    ],
-)
-def test_other_settings_may_differ(tmp_path: Path, override: str) -> None:
-    assert compare(tmp_path, "ctc", override) == []
-
-
-def test_text_table_counts_where_outputs_are_loaded(tmp_path: Path) -> None:
-    for override, name in (("--text.case=keep", "case"), ("--language=ru", "language")):
-        with pytest.raises(ConfigError, match=rf"_differs: \[{name}\]"):
-            compare(tmp_path, "ctc", override, loaded="ctc_lin.x")
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours", "line"),
-    [
-        ("torch.nn.Linear [4, 4]", "torch.nn.Linear [4, 4]", None),
-        (
-            "sbkit.audio.fbank.Fbank {level: none}",
-            "sbkit.audio.fbank.Fbank {}",
-            "`Transformer.level` is none there and null here",
-        ),
-        (
-            "torch.nn.RNN {input_size: 4, hidden_size: 4, nonlinearity: relu}",
-            "torch.nn.RNN {input_size: 4, hidden_size: 4, nonlinearity: tanh}",
-            "`Transformer.nonlinearity` is relu there and tanh here",
-        ),
-        (
-            "torch.nn.Sequential [!new:torch.nn.GELU {}]",
-            "torch.nn.Sequential [!new:torch.nn.ReLU {}]",
-            "`Transformer` is torch.nn.modules.activation.GELU there and torch.nn.modules.activ",
-        ),
-    ],
-)
-def test_parts_are_compared_as_they_are_written(
-    tmp_path: Path, theirs: str, ours: str, line: str | None
-) -> None:
-    for name, part in (("hyperparams", theirs), ("ours", ours)):
-        yaml = f"Transformer: !new:{part}\ninit_from_differs: Transformer\n"
-        (tmp_path / f"{name}.yaml").write_text(yaml)
-    settings = settings_of_yaml(read_spec(tmp_path / "ours.yaml").tree)
-    (note,) = check_same_meaning(tmp_path, settings, AsrTask(), [], ["Transformer.x"])
-    assert (line or "`Transformer` does not differ") in note
+def test_settings_of_a_bundle_are_compared(tmp_path: Path) -> None:
+    """The text counts only where outputs are loaded."""
+    source = write_bundle(tmp_path / "source", parts(7.0))
+    root = {"language": "ru"}
+    initialize_from([source], parts(1.0, vocabulary=9), AsrTask(), root)
+    with pytest.raises(ConfigError, match="`language` is und there and ru here"):
+        initialize_from([source], parts(1.0), AsrTask(), root)

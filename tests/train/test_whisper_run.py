@@ -65,7 +65,7 @@ def test_run_resumes_without_the_folder_and_its_bundle_transcribes(
 
     other = {
         "text": {"case": "keep", "punctuation": ["."]},
-        "init_from_differs": ["case", "punctuation"],
+        "init_from_differs": "text",
     }
     start = {"init_from": str(tmp_path / "run"), "data_folder": str(workplace.release), **other}
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
