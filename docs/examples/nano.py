@@ -2,9 +2,9 @@
 
     python docs/examples/nano.py
 
-It does what `python train.py hparams/ctc.yaml` does, without augmentation, language models, and
-what serves a run: checkpoints, devices, several processes, exports. From the same seed, both have
-the same weights and losses, as a test compares. docs/how-it-works/code.md leads on from here.
+It is `python train.py hparams/ctc.yaml` without augmentation, language models, and what serves a
+run: checkpoints, devices, several processes, exports. If the augmentation there is off, both have
+the same losses from the same seed: a test checks this. docs/how-it-works/code.md leads on.
 
 Legend: B utterances, S samples, T features of 10 ms, U frames of 40 ms, M mel bins, D width of the
 model, H heads, L tokens of a text, V tokens of the vocabulary.
@@ -64,7 +64,7 @@ def read_clips(split: str) -> Iterator[Clip]:
 
 
 def normalize(sentence: str) -> str:
-    """Keep letters and apostrophes: "It's five P.M." becomes "it's five pm"."""
+    """Keep a to z and apostrophes: "It's five P.M." becomes "it's five pm"."""
     joined = re.sub(r"\b(\w)\.(?=\w\b)", r"\1", sentence.lower())
     return " ".join(re.sub("[^a-z']", " ", joined).split())
 
@@ -78,13 +78,13 @@ def rank_characters(texts: Iterable[str]) -> str:
 def plan_epoch(clips: Sequence[Clip], epoch: int, seed: int = SEED) -> Iterator[list[Clip]]:
     """Yield the clips of each step: similar lengths together, the steps in random order.
 
-    The plan depends on the seed and the epoch only, so any number of processes knows all of it.
+    It depends on the clips, the seed and the epoch only, so that each process knows all of it.
     """
     samples = np.array([len(clip.audio) for clip in clips])
     random = np.random.default_rng((seed, epoch))
     shuffled = random.permutation(len(samples))
-    random.random(len(samples))  # sbkit draws here which utterances are joined
-    jitter = random.uniform(0.98, 1.02, len(samples))  # so that epochs have other batches
+    random.random(len(samples))  # unused: the full recipe draws here which clips are joined
+    jitter = random.uniform(0.98, 1.02, len(samples))  # so that batches differ between epochs
     by_length = shuffled[np.argsort(samples[shuffled] * jitter, kind="stable")]
     steps: list[list[int]] = [[]]
     for row in by_length.tolist():
@@ -96,14 +96,14 @@ def plan_epoch(clips: Sequence[Clip], epoch: int, seed: int = SEED) -> Iterator[
         yield [clips[row] for row in steps[index]]
 
 
-# ---- features: log-mel filterbanks as Kaldi defines them, minus the level of the utterance
+# ---- features: log-mel filterbanks as Kaldi defines them, relative to the level of the utterance
 
 WINDOW, SHIFT, FFT = 400, 160, 512  # samples: 25 ms every 10 ms, transformed as 32 ms
 PREEMPHASIS = 0.97
 MIN_HZ = 20.0
-MIN_LEVEL = 17.0  # log power, below speech; quieter noise is not raised to the level of speech
-RANGE = 14.0  # what is further below the level becomes 0
-TAIL = SAMPLE_RATE // 5  # zeros after a clip that is transcribed: CTC writes after the sound
+MIN_LEVEL = 17.0  # of the log power of a frame; clips below it, such as noise, stay quieter
+RANGE = 14.0  # mel bins that are further below the level become 0
+TAIL = SAMPLE_RATE // 5  # zeros after a clip that is transcribed: CTC writes late
 
 
 def compute_features(audio: Tensor, lengths: Tensor, tail: int = 0) -> tuple[Tensor, Tensor]:
@@ -117,18 +117,18 @@ def compute_features(audio: Tensor, lengths: Tensor, tail: int = 0) -> tuple[Ten
     povey = torch.hann_window(WINDOW, periodic=False).pow(0.85)
     spectrum = torch.fft.rfft((windows - PREEMPHASIS * previous) * povey, FFT).abs()
     log_mels = (spectrum.square() @ mel_filters()).clamp(min=torch.finfo(torch.float32).eps).log()
-    num_frames = count_features(lengths + tail)
-    mask = length_mask(num_frames, log_mels.shape[1])
+    num_features = count_features(lengths + tail)
+    mask = length_mask(num_features, log_mels.shape[1])
     log_mels = log_mels * mask.unsqueeze(2)
     level = measure_level(log_mels, count_features(lengths))
-    return (log_mels - (level - RANGE)).relu() * mask.unsqueeze(2), num_frames
+    return (log_mels - (level - RANGE)).relu() * mask.unsqueeze(2), num_features
 
 
 def measure_level(log_mels: Tensor, lengths: Tensor) -> Tensor:
-    """Average the log power of frames, each weighted by its power: (B, T, M) -> (B, 1, 1)."""
-    height = log_mels.logsumexp(2).double() - MIN_LEVEL  # (B, T)
-    weights = height.exp() * length_mask(lengths, height.shape[1])
-    mean = (weights * height).sum(1) / weights.sum(1)
+    """Average the log power of features, weighted by their power: (B, T, M) -> (B, 1, 1)."""
+    above_minimum = log_mels.logsumexp(2).double() - MIN_LEVEL  # (B, T)
+    weights = above_minimum.exp() * length_mask(lengths, above_minimum.shape[1])
+    mean = (weights * above_minimum).sum(1) / weights.sum(1)
     return (MIN_LEVEL + mean.clamp(min=0)).float()[:, None, None]
 
 
@@ -174,14 +174,14 @@ class ConvFrontEnd(nn.Module):
 
     def measure_normalization(self, clips: Sequence[Clip]) -> None:
         """Set the mean and deviation of each mel bin over the training set."""
-        audio = ((clip.audio[None], count([clip.audio])) for clip in clips)
+        audio = ((clip.audio[None], lengths_of([clip.audio])) for clip in clips)
         features = torch.cat([compute_features(*clip)[0][0] for clip in audio]).double()
         self.mean.copy_(features.mean(0))
         self.std.copy_(features.std(0, correction=0))
 
 
 class FeedForward(nn.Sequential):
-    """Add half of: project up, SiLU, project down."""
+    """Residual feed-forward with half its weight: project up, SiLU, project down."""
 
     def __init__(self, dropout: float) -> None:
         up, down = nn.Linear(D_MODEL, D_FFN), nn.Linear(D_FFN, D_MODEL)
@@ -193,7 +193,7 @@ class FeedForward(nn.Sequential):
 
 
 class SelfAttention(nn.Module):
-    """Add what the other frames say, with rotary positions (Su et al. 2021)."""
+    """Residual attention over all frames, with rotary positions (Su et al. 2021)."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class SelfAttention(nn.Module):
 
 
 def rotate(x: Tensor) -> Tensor:
-    """Rotate each pair of channels by the angle of its position: (B, H, U, D / H) -> same."""
+    """Rotate channels i and i + size / 2 by the angle of their frame: (B, H, U, D / H) -> same."""
     frames, size = x.shape[-2:]
     frequencies = 10_000.0 ** (-torch.arange(0, size, 2) / size)
     angles = torch.arange(frames).unsqueeze(1) * frequencies  # (U, D / H / 2)
@@ -221,7 +221,7 @@ def rotate(x: Tensor) -> Tensor:
 
 
 class Convolution(nn.Module):
-    """Add a mix of neighboring frames: gate, depthwise convolution, norm, SiLU."""
+    """Residual convolution over neighboring frames: gate, depthwise convolution, norm, SiLU."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class Transformer(nn.Module):
 
 
 def make_model(vocab_size: int, dropout: float = DROPOUT, seed: int = SEED) -> nn.ModuleList:
-    """Make all layers with random weights; only attention decoders train seq_lin."""
+    """Make all layers with random weights; seq_lin is for an attention decoder, so unused here."""
     torch.manual_seed(seed)
     cnn, transformer = ConvFrontEnd(), Transformer(dropout)
     seq_lin, ctc_lin = nn.Linear(D_MODEL, vocab_size), nn.Linear(D_MODEL, vocab_size)
@@ -282,7 +282,7 @@ def make_model(vocab_size: int, dropout: float = DROPOUT, seed: int = SEED) -> n
 def run_model(
     model: nn.ModuleList, audio: Tensor, lengths: Tensor, tail: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Score the tokens in the middle and at the end: (B, S), (B,) -> 2 x (B, U, V), (B,)."""
+    """Return log p of the tokens, in the middle and at the end: -> 2 x (B, U, V), (B,)."""
     cnn, transformer, _, ctc_lin = model
     frames, num_frames = cnn(*compute_features(audio, lengths, tail))
     middle, end = (ctc_lin(x).log_softmax(-1) for x in transformer(frames, num_frames))
@@ -293,14 +293,14 @@ def run_model(
 def sum_of_losses(
     model: nn.ModuleList, clips: Sequence[Clip], characters: str
 ) -> tuple[Tensor, int]:
-    """Return the loss of a batch as a sum, and the number of its tokens.
+    """Return the loss of a batch as a sum, and the number of its tokens, which fit their frames.
 
     Sums and counts add up over batches, of one process or of many; means do not.
     """
     audio = pad_sequence([clip.audio for clip in clips], batch_first=True)  # (B, S)
-    middle, end, num_frames = run_model(model, audio, count([clip.audio for clip in clips]))
+    middle, end, num_frames = run_model(model, audio, lengths_of([clip.audio for clip in clips]))
     tokens = [NUM_SPECIAL + characters.index(letter) for clip in clips for letter in clip.text]
-    labels = torch.tensor(tokens), num_frames, count([clip.text for clip in clips])
+    labels = torch.tensor(tokens), num_frames, lengths_of([clip.text for clip in clips])
     middle_loss, loss = (
         ctc_loss(log_probs.transpose(0, 1), *labels, blank=BLANK, reduction="sum")
         for log_probs in (middle, end)
@@ -309,7 +309,7 @@ def sum_of_losses(
     return total, len(tokens)
 
 
-def count(rows: Sequence[Tensor | str]) -> Tensor:
+def lengths_of(rows: Sequence[Tensor | str]) -> Tensor:
     """Count the samples or letters of each row: -> (B,)."""
     return torch.tensor([*map(len, rows)])
 
@@ -343,17 +343,17 @@ def train(
     cnn: ConvFrontEnd = model[0]  # type: ignore[assignment]
     cnn.measure_normalization(clips)
     vectors = [p for p in model.parameters() if p.ndim == 1]
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    groups: Any = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices}]
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    groups: Any = [{"params": vectors, "weight_decay": 0.0}, {"params": weights}]
     optimizer = torch.optim.AdamW(groups, PEAK_RATE, (0.9, 0.98), weight_decay=WEIGHT_DECAY)
     model.train()
-    for epoch in range(num_epochs):
-        plan = [*plan_epoch(clips, epoch + 1)]
+    for epoch in range(1, num_epochs + 1):
+        plan = [*plan_epoch(clips, epoch)]
         for step, batch in enumerate(plan):
-            # Further batches of the same step would add their gradients, sums and counts here.
+            # A step in several batches would add up their gradients, sums and counts here.
             loss, num_tokens = sum_of_losses(model, batch, characters)
             loss.backward()  # type: ignore[no-untyped-call]
-            progress = (epoch + step / len(plan)) / num_epochs
+            progress = (epoch - 1 + step / len(plan)) / num_epochs
             divide_and_step(model, optimizer, num_tokens, learning_rate(progress))
             yield loss.item() / num_tokens
 
@@ -363,7 +363,7 @@ def train(
 def transcribe(model: nn.ModuleList, clip: Clip, characters: str) -> str:
     """Decode greedily: the best token of each frame, repeats merged, blanks dropped."""
     model.eval()
-    _, log_probs, _ = run_model(model, clip.audio[None], count([clip.audio]), TAIL)
+    _, log_probs, _ = run_model(model, clip.audio[None], lengths_of([clip.audio]), TAIL)
     best: list[int] = log_probs[0].argmax(1).tolist()
     tokens = [token for token, _ in groupby(best) if token >= NUM_SPECIAL]
     return " ".join("".join(characters[token - NUM_SPECIAL] for token in tokens).split())
