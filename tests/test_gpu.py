@@ -166,7 +166,7 @@ def test_bundle_has_the_log_probabilities_of_the_cpu(
     load = TorchModel.load if mode is None else CompiledModel.load
     make = partial(load, contents, bundle, placement=placement, **options)
     gpu_model, cpu_model = ModelThread(make), load_bundle(bundle).model
-    assert gpu_model.effective.device == str(placement.device)
+    assert gpu_model.runs_on.device == str(placement.device)
     with ThreadPoolExecutor(4) as threads:
         outputs = list(threads.map(lambda n: gpu_model.encode([clips[n % 3]])[0], range(24)))
     for number, output in enumerate(outputs):

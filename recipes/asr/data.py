@@ -32,7 +32,7 @@ from sbkit.models.pretrained.hub import find_folder
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE, DecoderTokenizer
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
-from sbkit.text.transcripts import check_tag_names
+from sbkit.text.transcripts import parse_tag_names
 from sbkit.train.initialize import init_sources, text_table_of
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
         kind=settings["token_type"],
         vocab_size=settings["vocab_size"],
         texts=lambda: chain.from_iterable(read_texts(splits.train)),
-        tags=check_tag_names(settings.get("keep_tags")),
+        tags=parse_tag_names(settings.get("keep_tags")),
         earlier=earlier,
     )
     if "decoder_task" in settings:

@@ -20,10 +20,10 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "77d452bb78a3ca93"),
+    "corpus": CodeVersion(2, "25e5e8cc80c1d833"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
-    "text": CodeVersion(8, "32f46d2590b7e7a0"),
-    "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
+    "text": CodeVersion(8, "a05f7e2bb032808c"),
+    "token_counts": CodeVersion(1, "0b4ad95ebb57b6ab"),
     "symbols": CodeVersion(2, "73c82238571e1d47"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
     "speech": CodeVersion(1, "f3712007c8b53acb"),

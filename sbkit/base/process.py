@@ -32,7 +32,7 @@ from sbkit.base.errors import (
 from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
 from sbkit.base.stores import is_temporary
-from sbkit.base.threads_and_memory import ThreadWaiting
+from sbkit.base.threads_and_memory import SpinSwitch
 from sbkit.base.user_folders import prepare_user
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -100,7 +100,7 @@ def is_command() -> bool:
 def _run_to_exit_code(main: Callable[[], int | None]) -> int:
     """Run a command, print its error if a user can fix it, and return its exit code."""
     try:
-        with handle_signals(STOP_SIGNALS, _stop), ThreadWaiting():
+        with handle_signals(STOP_SIGNALS, _stop), SpinSwitch():
             code = main() or 0
             sys.stdout.flush()  # a closed pipe raises here instead of when Python ends
             return code

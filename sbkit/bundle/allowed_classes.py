@@ -21,7 +21,7 @@ from sbkit.base.libraries import is_library
 
 # Left out on purpose: classes that take any callable (ParameterDict), have no size of their own
 # (Lazy*), or communicate with other processes.
-MODULES = {
+ALLOWED_CLASSES = {
     "torch.nn.modules.activation": "CELU ELU GELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh "
     "LeakyReLU LogSigmoid LogSoftmax Mish MultiheadAttention PReLU RReLU ReLU ReLU6 SELU SiLU "
     "Sigmoid Softmax Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink Threshold",
@@ -97,8 +97,8 @@ MODULES = {
     "Filterbank GlobalNorm ISTFT InputNormalization MinLevelNorm STFT",
 }
 for folder in iter_modules(import_module("sbkit.tasks").__path__, "sbkit.tasks."):
-    MODULES[f"{folder.name}.model"] = getattr(import_module(folder.name), "MODEL_PARTS", "")
-ACTIVATIONS = {  # functions that `!name:` may pass to a part
+    ALLOWED_CLASSES[f"{folder.name}.model"] = getattr(import_module(folder.name), "MODEL_PARTS", "")
+ALLOWED_FUNCTIONS = {  # functions that `!name:` may pass to a part
     "torch._C._nn": "gelu log_sigmoid softplus",
     "torch.nn.functional": "celu elu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax "
     "mish relu relu6 selu sigmoid silu softmax softsign tanh tanhshrink",
@@ -106,7 +106,7 @@ ACTIVATIONS = {  # functions that `!name:` may pass to a part
 
 ALLOWED_TAGS = {  # of each name
     f"{module}.{name}": tags
-    for table, tags in ((MODULES, ("!new", "!name")), (ACTIVATIONS, ("!name",)))
+    for table, tags in ((ALLOWED_CLASSES, ("!new", "!name")), (ALLOWED_FUNCTIONS, ("!name",)))
     for module, names in table.items()
     for name in names.split()
 }

@@ -36,7 +36,7 @@ from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
-from sbkit.bundle.protocols import Encoded, RunnableModel
+from sbkit.bundle.protocols import ClipModel, Encoded
 from sbkit.bundle.task import ClipBatch, Labels, Task, load_task
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
@@ -103,12 +103,12 @@ class Bundle(BundleContents):
     opening: how it was opened; None for one that no folder holds.
     """
 
-    model: RunnableModel
+    model: ClipModel
     refused_hotwords: tuple[str, ...] = ()
     opening: Opening | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def from_contents(cls, contents: BundleContents, model: RunnableModel) -> Self:
+    def from_contents(cls, contents: BundleContents, model: ClipModel) -> Self:
         """Combine the contents of a bundle with the model that runs it."""
         # Without `opening`: it would keep the model of the bundle that is taken over.
         names = {item.name for item in fields(cls)} & vars(contents).keys() - {"opening"}

@@ -17,7 +17,7 @@ from sbkit.decoding.word_times import Confidence, WordOffsets
 from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-FORMAT = 7
+BUNDLE_FORMAT = 7
 
 Plain = Any  # what JSON can hold
 
@@ -123,8 +123,8 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
     fix = "Export it again with this version of sbkit."
     with parsing_errors(file, "be what `sbkit export` writes", fix=fix, is_json=True):
         values = json.loads(content)
-        if values["format"] != FORMAT:
-            raise ValueError(f"its format is {values['format']}, not {FORMAT}")
+        if values["format"] != BUNDLE_FORMAT:
+            raise ValueError(f"its format is {values['format']}, not {BUNDLE_FORMAT}")
         if values.get("normalizer") is not None:
             values["normalizer"] = table_from_stored(values["normalizer"])
         values["confidence"] = {

@@ -71,11 +71,11 @@ class EffectiveRuntime:
         return ", ".join(words)
 
 
-class RunnableModel(Protocol):
+class ClipModel(Protocol):
     """The model of a recognizer, which takes whole clips."""
 
     @property
-    def effective(self) -> EffectiveRuntime: ...
+    def runs_on(self) -> EffectiveRuntime: ...
 
     @property
     def samples_per_frame(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.imports import dotted_path
-from sbkit.logs.metric import LOSS, Metrics
+from sbkit.logs.metric import LOSS_METRIC, Metrics
 
 Labels = Any  # the object that a task makes from its label file
 Result = Any  # of an utterance: what was predicted, beside the right answer
@@ -86,7 +86,9 @@ class Task:
     # each frame (`transcribe --vad`), codes (`encode`, `decode`) or audio (`speak`, `serve`).
     predicts: ClassVar[Prediction] = "other"
     uses: ClassVar[tuple[str, ...]] = ()  # example calls of commands, for messages and cards
-    metrics: ClassVar[Metrics] = LOSS  # what `measure` returns; the first one ranks checkpoints
+    metrics: ClassVar[Metrics] = (
+        LOSS_METRIC  # what `measure` returns; the first one ranks checkpoints
+    )
     label_file: ClassVar[str | None] = None  # its name in a run folder and in a bundle
     label_key: ClassVar[str] = "labels"  # in the YAML, of the object made from the label file
     heads: ClassVar[tuple[str, ...]] = ()  # keys of the parts with an output for each label

@@ -24,7 +24,6 @@ from sbkit.base.messages import nearest, plural
 from sbkit.check import causes, cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import (
     CPU_OPTIONS,
-    ON_CPU,
     CheckedRun,
     Finding,
     Measurements,
@@ -32,7 +31,8 @@ from sbkit.check.checked_run import (
 )
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
-from sbkit.distributed.ranks import single_rank
+from sbkit.distributed.device import ON_CPU
+from sbkit.distributed.ranks import as_single_process
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
@@ -108,7 +108,7 @@ def check_run(
             return CheckResult(findings=_unique(findings))
         with progress_bar("checking the run", len(checks)) as advance:
             for check in checks:
-                if run.trial.error is None or check not in CHECKS_OF_STEPS:
+                if run.dry_run.error is None or check not in CHECKS_OF_STEPS:
                     findings += _run(check, run)
                 advance(1)
     reported = {f.where for f in findings if f.stops and f.check not in CONSEQUENCES}
@@ -127,27 +127,27 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
         data = prepare_data(spec)
     with TemporaryDirectory(prefix="sbkit-check") as scratch:
         with quiet(), reporting(show_progress=False):
-            own_spec = spec.with_overrides(**{OUTPUT_FOLDER: scratch})
-            write_label_files(own_spec, data)
-            own = build_run(own_spec, data, placement)
-            if not isinstance(model := own.hparams["model"], nn.ModuleList):
+            scratch_spec = spec.with_overrides(**{OUTPUT_FOLDER: scratch})
+            write_label_files(scratch_spec, data)
+            built = build_run(scratch_spec, data, placement)
+            if not isinstance(model := built.hparams["model"], nn.ModuleList):
                 raise ConfigError(
                     f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}.",
                     keys=("model",),
                 )
-            brain = make_brain(own, **CPU_OPTIONS)
-            reached = [*reachable({**dict(own.hparams.items()), "brain": brain})]
+            brain = make_brain(built, **CPU_OPTIONS)
+            reached = [*reachable({**dict(built.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
-            trial = dry_run.take_small_steps(own, brain, reached)
+            steps = dry_run.take_small_steps(built, brain, reached)
         run = CheckedRun(
             spec=spec,
             data=data,
-            own=own,
+            built=built,
             brain=brain,
             optimizers=list((brain.optimizers_dict or {}).values()),
             reached=reached,
             helpers=helpers,
-            trial=trial,
+            dry_run=steps,
         )
         if run.sampler is not None:
             run.sampler.set_epoch(run.last_epoch)
@@ -156,7 +156,7 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
 
 def check_before_training(spec: RunSpec, data: RunData) -> None:
     """Check a run before its first step: log the notes, raise ConfigError for errors."""
-    with single_rank(), MainProcessContext():  # SpeechBrain would wait for the other ranks
+    with as_single_process(), MainProcessContext():  # SpeechBrain would wait for the other ranks
         findings = check_run(spec, data=data).findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:

@@ -24,7 +24,7 @@ from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
 from sbkit.base.threads_and_memory import return_freed_memory
-from sbkit.check.checked_run import ON_CPU, CheckedRun, Cost, Finding, has_device, megabytes
+from sbkit.check.checked_run import CheckedRun, Cost, Finding, has_device, megabytes
 from sbkit.check.dry_run import begin_training, small_batch, take_step
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -39,6 +39,7 @@ from sbkit.data.sampler import (
     step_sizes,
 )
 from sbkit.data.splits import sample_counts
+from sbkit.distributed.device import ON_CPU
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
 from sbkit.train.ownership import device_errors
 from sbkit.train.setup import build_again, make_brain
@@ -59,7 +60,7 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
         yield run.note(
             "precision",
             problem=f"On this CPU, the largest step takes {cost.step_seconds} s in "
-            f"{run.own.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
+            f"{run.built.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
             fix="Set `precision: fp32`.",
         )
     folder = run.spec.folder
@@ -83,7 +84,7 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     # Of the first process, whose first micro-batch of a step is the largest
     parts = range(0, micro_batches_per_step, num_processes)
     padded = [padded_part(steps_of_epoch, part, micro_batches_per_step) for part in parts]
-    valid_loaders = run.own.loaders.valid.values()
+    valid_loaders = run.built.loaders.valid.values()
     valid_batches = [batch for loader in valid_loaders for batch in _batches_of(loader)]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
     most_in_part = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
@@ -92,7 +93,7 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
 
-    placement = run.own.placement
+    placement = run.built.placement
     device_bytes = _memory_of(placement.device)
     with real_steps(run) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
@@ -158,7 +159,7 @@ def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, flo
 def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
     """Return the peak bytes of the largest batch of an evaluation, without recordings to cut."""
     to_cut = {id for ids in recordings_to_cut(run).values() for id in ids}
-    loaders = run.own.loaders
+    loaders = run.built.loaders
     evaluated = (*loaders.valid.values(), *loaders.test.values())
     batches = [(loader, batch) for loader in evaluated for batch in _batches_of(loader)]
     for loader, micro_batch in sorted(batches, key=lambda pair: -padded_samples(pair[1])):
@@ -208,12 +209,12 @@ class RealSteps:
 
     def __init__(self, run: CheckedRun) -> None:
         factor = min(2, run.accumulation)  # more micro-batches take the same memory
-        own = build_again(run.own)
-        self.brain = make_brain(own, compile=False, grad_accumulation_factor=factor)
+        built = build_again(run.built)
+        self.brain = make_brain(built, compile=False, grad_accumulation_factor=factor)
         # The other checks hold a model of their own, which training does not.
         self._checker_model_bytes = _tensor_bytes(run.model)
-        self._loader = run.own.loaders.train
-        begin_training(self.brain, run.own.loaders, small_batch(run.own))
+        self._loader = run.built.loaders.train
+        begin_training(self.brain, run.built.loaders, small_batch(run.built))
 
     def load(self, micro_batch: MicroBatch, loader: Loader | None = None) -> Batch:
         """Load a batch of a loader, by default of the training set."""
@@ -319,7 +320,7 @@ class RealSteps:
 @contextmanager
 def real_steps(run: CheckedRun) -> Iterator[RealSteps]:
     """Yield steps of a new Brain, on the device and in the precision of the run."""
-    with preserve_rng(run.own.placement.device):
+    with preserve_rng(run.built.placement.device):
         steps = RealSteps(run)
         try:
             steps.reset_peak()

@@ -112,7 +112,7 @@ def score(options: Namespace) -> None:
                 model=str(folder),
                 **{SETTINGS: run_config.get(SETTINGS, few_settings)},
                 provenance=provenance_of(bundle),
-                device=bundle.model.effective.device,
+                device=bundle.model.runs_on.device,
             )
 
 

@@ -22,7 +22,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import search_folders
-from sbkit.base.ranges import ARGUMENT, KEYS, REQUIRED, ranges_of, refusal, require_in_range
+from sbkit.base.ranges import ARGUMENT, KEYS, REQUIRED, range_error, ranges_of, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
     REFERENCE,
@@ -225,7 +225,7 @@ class RunSpec:
                 is_whole = REFERENCE.fullmatch(text_of(child))
                 path = referenced(child)[0] if is_whole else (*keys, name)
                 if not (holds_object(value) or value in range_):
-                    errors.setdefault(path, refusal(dotted(path), value, range_))
+                    errors.setdefault(path, range_error(dotted(path), value, range_))
         return errors
 
 

@@ -46,7 +46,7 @@ from sbkit.base.files import (
 )
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
-from sbkit.base.ranges import RANGES, Kind, Range, require_in_range
+from sbkit.base.ranges import RANGES, Range, ValueType, require_in_range
 from sbkit.base.user_folders import cache_folder
 from sbkit.config.hparams import Settings, read_spec
 from sbkit.data.audio_tables import AudioTable
@@ -87,7 +87,7 @@ UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # in a unit; 160 MB if 1000 last 5 s at 
 UNITS_PER_CORE = 4  # of a small corpus
 DATA_RANGES = {
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    "audio_store": Kind(
+    "audio_store": ValueType(
         STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
     ),
 }

@@ -45,6 +45,9 @@ class Placement:
         return GradScaler(self.device.type, enabled=self.precision == "fp16")
 
 
+ON_CPU = Placement(torch.device("cpu"), "fp32")
+
+
 def count_local_devices(device_type: str) -> int:
     """Count the devices of a type that torch finds on this machine."""
     if device_type == "cpu":

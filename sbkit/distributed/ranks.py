@@ -28,7 +28,7 @@ TIMEOUT_VARIABLE = "SBKIT_RENDEZVOUS_SECONDS"
 GROUP_TIMEOUT = timedelta(hours=24)
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # gloo sends objects
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that a launcher sets
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1  # between two looks for what another rank does
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def world_size() -> int:
 
 
 @contextmanager
-def single_rank() -> Iterator[None]:
+def as_single_process() -> Iterator[None]:
     """Make this rank a run of its own, while the others wait for it."""
     was_single, RANKS.is_single = RANKS.is_single, True
     try:
@@ -148,7 +148,7 @@ def drop_reducer(module: Any) -> None:
 
 
 @contextmanager
-def main_rank_first() -> Iterator[None]:
+def rank0_then_others() -> Iterator[None]:
     """Run the body on rank 0 first, so that the others find its results.
 
     If it fails, rank 0 raises its error, and the others OtherRankError, which no command prints.
@@ -233,7 +233,7 @@ def gather_on_main_rank(value: T) -> list[T]:
 
 
 @contextmanager
-def failing_together(errors: type[Exception]) -> Iterator[None]:
+def raise_on_all_ranks(errors: type[Exception]) -> Iterator[None]:
     """Stop all ranks if one raises such an error: it reports it, the others OtherRankError."""
     raised: Exception | None = None
     try:

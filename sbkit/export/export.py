@@ -46,7 +46,7 @@ from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.allowed_classes import ALLOWED_MODULES
-from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, require_run
+from sbkit.bundle.config import BUNDLE_FORMAT, CONFIG_FILE, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
@@ -308,13 +308,13 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
     if (file := run / DECODER_TOKENIZER_FILE).is_file():
         files[file.name] = read_file(file)
-    parts = describe_parts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))
+    parts = part_facts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
     files |= sources
     files[WEIGHTS_FILE] = save(bundle_weights(average(checkpoints, "model"), root, task))
     config = {
-        "format": FORMAT,
+        "format": BUNDLE_FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **parts,
@@ -363,7 +363,7 @@ def read_checkpoints(run: Path) -> list[Checkpoint]:
     return checkpoints
 
 
-def describe_parts(
+def part_facts(
     root: CommentedMap, built_objects: Mapping[str, object], task: Task, names: Sequence[str]
 ) -> dict[str, Any]:
     """Describe the parts of a model as plain data, as `model` and `parts` of a configuration.

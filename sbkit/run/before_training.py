@@ -23,7 +23,7 @@ from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import BUNDLE, has_checkpoint
 from sbkit.decoding.word_times import GREEDY
-from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
+from sbkit.distributed.ranks import gather_over_ranks, rank, rank0_then_others
 from sbkit.evaluate.intervals import Interval
 from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG, read_json
 from sbkit.evaluate.wer import FigureDict
@@ -52,7 +52,7 @@ def measure_start(run: PreparedRun, brain: Brain) -> None:
     folder, splits = run.spec.folder, run.loaders.splits
     if has_checkpoint(folder) or not isinstance(run.data.recipe, AsrTask):
         return
-    with main_rank_first():
+    with rank0_then_others():
         (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # of a try with another start
     start = _find_start(run)
     if start is None:
@@ -94,7 +94,7 @@ def _score(
         as_tested = splits.as_tested if name in splits.test else None
         count = brain.max_evaluated_batches
         scored = scorer.score(name, rows, as_tested=as_tested, max_batches=count)
-        brain.leave_if_asked()
+        brain.stop_if_signaled()
         if rank() == 0:
             report.describe(scored)  # which computes the figures
     return report.entries
@@ -127,7 +127,7 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
     ]
     if not gather_over_ranks(errors and errors[0] < errors[1])[0]:
         return False
-    with main_rank_first():
+    with rank0_then_others():
         opened = _open_start(start, run, brain)
         if opened is None or not (is_whisper or _has_same_parts(bundle, opened)):
             return False

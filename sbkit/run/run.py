@@ -52,7 +52,7 @@ from sbkit.data.batch import Loaders
 from sbkit.data.data_report import log_data, write_data_report
 from sbkit.data.read_manifests import store_rows
 from sbkit.data.splits import Splits
-from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
+from sbkit.distributed.ranks import process_group, rank, rank0_then_others, world_size
 from sbkit.distributed.same_on_ranks import require_same_code, require_shared
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import PROVENANCE, SUMMARY, read_json, read_results
@@ -208,7 +208,7 @@ class Run:
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
             if spec.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
-            with main_rank_first():  # which makes the labels, that the others find
+            with rank0_then_others():  # which makes the labels, that the others find
                 with spec.placing_errors():
                     data = wait_for_store(lambda: prepare_data(spec))
                 check_first(spec, data)
@@ -368,7 +368,7 @@ class Run:
         """Make all that the run needs, unless that is done, and write its labels, nothing else."""
         require_unedited_modules(self.spec)
         if self._prepared is None:
-            with main_rank_first():
+            with rank0_then_others():
                 data = prepare_data(self.spec)
                 write_labels(self.spec, data)
             self._prepared = build_run(self.spec, data, choose_placement(self.spec))
@@ -391,7 +391,7 @@ class Run:
         run_opts: take precedence over the YAML.
         """
         prepared = self.prepare()
-        with main_rank_first():
+        with rank0_then_others():
             check_first(self.spec, prepared.data)
         return open_run_folder(prepared, **run_opts)
 
@@ -408,7 +408,7 @@ class Run:
                     bundle = make_bundle(prepared, brain)  # opens what is there now
             # Not watched: an exporter may work for longer than `stall_seconds` without a sign of
             # life. A signal ends it at once, and no format is half-written.
-            with main_rank_first():
+            with rank0_then_others():
                 if rank() == 0 and bundle is not None:
                     write_formats(prepared)
             with brain.guarded():
@@ -438,7 +438,7 @@ class Run:
             isolated_rng(device),
             ExitStack() as lock,
         ):
-            with main_rank_first():
+            with rank0_then_others():
                 if rank() == 0:  # before anything in the folder is written
                     lock.enter_context(locked_folder(self.folder))
             require_shared(self.folder)
@@ -482,7 +482,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
     require_same_on_ranks(described)
     require_own_folder(spec, described)
     was_finished = is_finished(spec.folder, spec.settings)
-    with main_rank_first():
+    with rank0_then_others():
         if rank() == 0:
             if not was_finished:
                 set_results_aside(spec.folder)
@@ -526,7 +526,7 @@ def write_yaml(run: PreparedRun, described: Description, *, has_ended: bool) -> 
         described = describe_run(spec, run.data, before.helpers)
         is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, described))
         is_outdated = is_changed and not (folder / SUMMARY).exists()
-    with main_rank_first():
+    with rank0_then_others():
         if rank() == 0:
             if is_outdated:
                 shutil.rmtree(folder / BUNDLE, ignore_errors=True)

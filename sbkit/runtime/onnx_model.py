@@ -43,7 +43,7 @@ MIN_ONNXRUNTIME = "1.17.1"  # for graphs: in sherpa-onnx's library for Android. 
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
 WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
 SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
-MAX_MODEL_BYTES = 1 << 31  # the limit of a protobuf
+MAX_ONNX_BYTES = 1 << 31  # the limit of a protobuf
 MAX_SAMPLES = 1 << 20  # of a chunk or of padding; a minute at 16 kHz
 DEVICE_PATTERN = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
 GPU_INDEX = "device_id"  # an option of the provider
@@ -66,7 +66,7 @@ class BatchLogProbs(NamedTuple):
 
 
 class OnnxModel:
-    """A `RunnableModel`: a session that takes whole clips.
+    """A `ClipModel`: a session that takes whole clips.
 
     metadata: of the file: sample_rate, samples_per_frame, blank, weights, tokens.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
@@ -106,7 +106,7 @@ class OnnxModel:
             raise BundleError(
                 f"onnxruntime cannot load a model: {type(error).__name__} ({str(error)[:200]})."
             ) from error
-        self.effective = _read_back(self._session, provider)
+        self.runs_on = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
 
     @classmethod
@@ -151,7 +151,7 @@ class OnnxModel:
 
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
         """Run the encoder on batches of clips; on the CPU in parallel, each in a thread."""
-        threads = usable_cores() if self.effective.device == "cpu" else 1
+        threads = usable_cores() if self.runs_on.device == "cpu" else 1
         return run_batches(self.encode, batches, threads=threads)
 
     def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
@@ -287,7 +287,7 @@ class OnnxStreamingModel(OnnxModel):
 class OnnxGraphs:
     """The graphs of a task, each in a session of its own.
 
-    effective: where the nodes of all graphs run.
+    runs_on: where the nodes of all graphs run.
     metadata: of the first graph.
     settings: the plain data that callers of the graphs need.
     """
@@ -297,9 +297,9 @@ class OnnxGraphs:
         contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
         self._models = {name: OnnxModel(contents[name], device=device) for name in contents}
         first = next(iter(self._models.values()))
-        all_nodes = (Counter(model.effective.nodes) for model in self._models.values())
+        all_nodes = (Counter(model.runs_on.nodes) for model in self._models.values())
         nodes = sum(all_nodes, Counter[str]())
-        self.effective = replace(first.effective, nodes=dict(nodes))
+        self.runs_on = replace(first.runs_on, nodes=dict(nodes))
         self.metadata = first.metadata
         with parsing_errors("An ONNX model", "hold its settings", fix="Export it again."):
             self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
@@ -316,7 +316,7 @@ def read_graph(bundle: Path, name: str) -> bytes:
         raise BundleError(
             f"{bundle} has no {ONNX_FOLDER}/{name}: sbkit export RUN --out DIR --formats onnx"
         )
-    content = read_regular(folder / name, max_bytes=MAX_MODEL_BYTES, subject="An ONNX model")
+    content = read_regular(folder / name, max_bytes=MAX_ONNX_BYTES, subject="An ONNX model")
     sums = read_regular(folder / CHECKSUMS, subject="A list of checksums")
     check_unchanged({name: content}, sums, folder=folder)
     return content

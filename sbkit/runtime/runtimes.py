@@ -20,9 +20,9 @@ from sbkit.evaluate.run_results import BUNDLE_CONFIG
 from sbkit.runtime.model_thread import (
     LoadedModel,
     ModelThread,
-    PickledAsCall,
+    ReopenedWhenUnpickled,
     StreamingUse,
-    require_effective,
+    require_as_requested,
 )
 from sbkit.runtime.onnx_model import (
     ONNX_FOLDER,
@@ -162,7 +162,7 @@ def load_bundle(
             options["compilation"] = Compilation(mode=compile, streaming=streaming)
             network = CompiledModel.load(contents, folder, **options)
         bundle = TorchBundle.from_contents(contents, network)
-    if device == AUTO and bundle.model.effective.device == "cpu":
+    if device == AUTO and bundle.model.runs_on.device == "cpu":
         warn_once(runtime)
     bundle = bundle.with_decoder(decoder).with_hotwords_option(hotwords)
     lacks_decoder = runtime == ONNX and bundle.decoder_tokenizer is None
@@ -239,11 +239,11 @@ def _load_onnx(
     for session in (model, *sessions):
         if session.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
             raise BundleError(f"The ONNX model in {folder} has other weights. Export it again.")
-        require_effective(session.effective, device=device, precision=precision)
+        require_as_requested(session.runs_on, device=device, precision=precision)
     return model
 
 
-class GraphModel(PickledAsCall):
+class OpenBundle(ReopenedWhenUnpickled):
     """A bundle whose task has graphs, such as a codec's `encode` and `decode`.
 
     command, prediction: a command of sbkit, and what the task of its bundles predicts.
@@ -262,7 +262,7 @@ class GraphModel(PickledAsCall):
         self.bundle.task.require_prediction(self.prediction, command=self.command)
         self._thread = self.bundle.model
         self.sample_rate = self.bundle.config.sample_rate
-        self.effective = self._thread.effective
+        self.runs_on = self._thread.runs_on
         self.settings: dict[str, Any] = self._thread.call(lambda model: model.settings)
 
     @classmethod

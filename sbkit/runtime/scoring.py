@@ -121,7 +121,7 @@ def _rewritten(clip: RecognizedClip, rewrite: Callable[[str], str]) -> Recognize
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:
     """Return the decoder and its hotwords; and how much of the texts its language models know."""
-    facts = describe_decoding(bundle)
+    facts = decoder_facts(bundle)
     if bundle.decoder is not None:
         texts = read_column(scored.rows, "text")
         seen = bundle.decoder.language_models.count_seen(texts, bundle.config.text_table)
@@ -129,7 +129,7 @@ def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:
     return facts
 
 
-def describe_decoding(bundle: TorchBundle) -> FigureDict:
+def decoder_facts(bundle: TorchBundle) -> FigureDict:
     """Return the decoder of a recognizer and its hotwords, as plain data."""
     if not bundle.task.decodes_frames:
         return {}

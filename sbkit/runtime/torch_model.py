@@ -28,7 +28,7 @@ from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.weights import check_fits, limit_parameters, parameter_budget
-from sbkit.distributed.device import DTYPES, Placement
+from sbkit.distributed.device import DTYPES, ON_CPU, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import NetworkState, streaming_network
@@ -36,12 +36,11 @@ from sbkit.runtime.batch_shapes import BatchShapes, pad_clips, round_up
 from sbkit.runtime.model_thread import (
     StreamingUse,
     model_errors,
-    require_effective,
+    require_as_requested,
     run_batches,
 )
 
 NUM_WARM_UPS = 3  # of each shape: CUDA graphs first run it, then record it, then replay it
-CPU = Placement(torch.device("cpu"), "fp32")
 PRECISION_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the products' precision
 Row = TypeVar("Row")
@@ -50,7 +49,7 @@ Row = TypeVar("Row")
 class TorchModel(nn.ModuleList):
     """A model on its device; its methods take and return arrays, and calling it takes tensors.
 
-    It is a `RunnableModel`, and a `StreamingModel` if its encoder takes chunks. It lists the parts
+    It is a `ClipModel`, and a `StreamingModel` if its encoder takes chunks. It lists the parts
     that own the parameters, so its state_dict has the names of the bundle's weights.
 
     network: the model of a task, such as an AsrModel.
@@ -65,7 +64,7 @@ class TorchModel(nn.ModuleList):
         *,
         parts: Iterable[nn.Module],
         sample_rate: int,
-        placement: Placement = CPU,
+        placement: Placement = ON_CPU,
     ) -> None:
         """Move the model to its device, run it, and read back where and how it ran.
 
@@ -80,9 +79,9 @@ class TorchModel(nn.ModuleList):
             part.to(placement.device)
         self.eval()
         with model_errors("a second of silence"):
-            effective = self._read_back()
-        self.effective = require_effective(
-            effective, device=str(placement.device), precision=placement.precision
+            runs_on = self._read_back()
+        self.runs_on = require_as_requested(
+            runs_on, device=str(placement.device), precision=placement.precision
         )
 
     @classmethod
@@ -92,7 +91,7 @@ class TorchModel(nn.ModuleList):
         folder: Path,
         *,
         user_modules: frozenset[str] = frozenset(),
-        placement: Placement = CPU,
+        placement: Placement = ON_CPU,
         **options: Any,
     ) -> Self:
         """Build the model of a bundle, and load the weights that were read with it."""
@@ -105,7 +104,10 @@ class TorchModel(nn.ModuleList):
             ) from error
         if not user_modules:  # whose classes may not be made for it
             _require_size(contents.config.parts.values(), weights)
-        with preserve_rng(CPU.device), limit_parameters(weights):  # parts draw their first weights
+        with (
+            preserve_rng(ON_CPU.device),
+            limit_parameters(weights),
+        ):  # parts draw weights
             network, parts = assemble(contents, user_modules)
         modules: nn.ModuleList = network.model
         check_fits(weights, modules, source=str(file))
@@ -115,7 +117,7 @@ class TorchModel(nn.ModuleList):
 
     def __repr__(self) -> str:
         num_parameters = sum(parameter.numel() for parameter in self.parameters())
-        return f"{super().__repr__()}\n{num_parameters:,} parameters; {self.effective}"
+        return f"{super().__repr__()}\n{num_parameters:,} parameters; {self.runs_on}"
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> Any:
         """Return what the task's model predicts: audio (B, S) in the scale of int16, (B,)."""
@@ -289,7 +291,7 @@ class CompiledModel(TorchModel):
                 for clips, samples in self._shapes.all_shapes():
                     self.encode([np.zeros(samples, np.int16)] * clips)
         self._stance = "fail_on_recompile"
-        self.effective = replace(self.effective, compiled=compilation.mode)
+        self.runs_on = replace(self.runs_on, compiled=compilation.mode)
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
         """Pad clips to a shape of the table, with silent rows if there are fewer clips."""

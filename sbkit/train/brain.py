@@ -50,12 +50,12 @@ from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import (
-    failing_together,
     gather_over_ranks,
+    raise_on_all_ranks,
     rank,
     world_size,
 )
-from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
+from sbkit.logs.metric import LOSS_METRIC, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import Record
 from sbkit.models.compiling import compile_blocks
@@ -78,12 +78,12 @@ from sbkit.train.optimizers import (
     with_lr_scale,
 )
 from sbkit.train.ownership import OwnerCheck, all_within, device_errors, prepare_helpers
-from sbkit.train.schedule import Position, read_schedule, set_rate
+from sbkit.train.schedule import Position, parse_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, as_losses, detached
 from sbkit.train.stopping import (
     FIT_SECONDS,
     STALE_VALIDATIONS,
-    SaveOrLeave,
+    EpochSaver,
     TimeLimit,
     stale_validations,
     stops_early,
@@ -121,7 +121,7 @@ HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` c
 
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
 # Of a script of SpeechBrain's, whose other keys may mean something else.
-NUMBERS = {name: range_ for name, range_ in RANGES.items() if type(range_) is Range}
+NUMBERS = {name: range_ for name, range_ in RANGES.items() if isinstance(range_, Range)}
 PHASES = {  # titles of the progress bar
     "valid": "validating",
     "test": "testing",
@@ -216,8 +216,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         options["device"] = str(placement.device)
         options.setdefault("find_unused_parameters", not has_own_step(self))
         check_hooks(type(self), has_own_step=has_own_step(self))
-        ranking = best_key(type(self).metrics or LOSS)
-        self.schedule = read_schedule(settings, higher_is_better=ranking.max_key is not None)
+        ranking = best_key(type(self).metrics or LOSS_METRIC)
+        self.schedule = parse_schedule(settings, higher_is_better=ranking.max_key is not None)
         freezing = Freezing(settings)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, settings)
@@ -241,8 +241,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         )
         self.training_metrics = TrainingMetrics(self.device)
         interval = settings.get("valid_interval_steps", 0)
-        self.evaluator = Evaluator(type(self).metrics or LOSS, self.measure, interval=interval)
-        self.stopping = SaveOrLeave(
+        self.evaluator = Evaluator(
+            type(self).metrics or LOSS_METRIC, self.measure, interval=interval
+        )
+        self.stopping = EpochSaver(
             None if checkpointer is None else self._save_intra_epoch_ckpt,
             minutes=self.ckpt_interval_minutes,
             steps=self.ckpt_interval_steps,
@@ -359,7 +361,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 with self.stopping.signals, register_optimizer_step_pre_hook(self.owners.check):
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
                     self.training_step.moving_average.swap_in()
-                    self.leave_if_asked(in_training=True)  # of the last validation
+                    self.stop_if_signaled(in_training=True)  # of the last validation
         finally:
             self.stopping.time_limit.stop()
             self.step = 0  # without a checkpoint, the next `fit` starts an epoch
@@ -428,14 +430,14 @@ class Brain(sb.Brain):  # type: ignore[misc]
         with self.stopping.signals:
             with watching(self):
                 yield
-            self.leave_if_asked()  # not watched: rank 0 may be writing a report
+            self.stop_if_signaled()  # not watched: rank 0 may be writing a report
 
     def ping(self, phase: str, utterances: Sequence[str] = ()) -> bool:
         """Tell the watchdog that work goes on; return whether a signal asks to stop it."""
         self.watchdog.ping(phase, self.optimizer_step, utterances)
         return self.stopping.signals.received is not None
 
-    def leave_if_asked(self, *, in_training: bool = False) -> None:
+    def stop_if_signaled(self, *, in_training: bool = False) -> None:
         """Raise StopRequestedError if any rank has received a signal; all ranks call this."""
         if not any(gather_over_ranks(self.stopping.signals.received is not None)):
             return
@@ -788,7 +790,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if compute is None or not norms:
             return
         assert self.loaders is not None, "make the Brain by run.make_brain()"
-        batches = self.watched(self.loaders.measure, "measure")
+        batches = self.watched(self.loaders.for_statistics, "measure")
         measure_normalization(norms, compute, batches, self.device)
 
     # -- after a stage ------------------------------------------------------------------------
@@ -983,7 +985,7 @@ def evaluate_stage(
     """Evaluate after an epoch, or within one after micro-batch ``step``; return the mean loss."""
     brain.on_stage_start(stage, epoch)
     losses = brain.evaluate_splits(loaders, stage, phase=stage.name.lower())
-    brain.leave_if_asked(in_training=stage is Stage.VALID)
+    brain.stop_if_signaled(in_training=stage is Stage.VALID)
     mean = mean_over_ranks(losses)
     brain.step = len(losses) if stage is Stage.TEST else step  # as in SpeechBrain
     if stage is Stage.VALID and isinstance(brain.checkpointer, Checkpointer):
@@ -998,7 +1000,7 @@ def averaging_error(brain: Brain) -> float:
     epochs = getattr(brain.hparams, "epoch_counter", None)
     brain.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
     brain.evaluate_splits(brain.evaluator.loaders, Stage.VALID, phase="averaging")
-    brain.leave_if_asked()
+    brain.stop_if_signaled()
     return brain.evaluator.error()
 
 
@@ -1013,7 +1015,7 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
         epoch,
         brain.optimizer_step,
         valid_loss=loss,
-        values={name: value for name, value in values.items() if name not in LOSS},
+        values={name: value for name, value in values.items() if name not in LOSS_METRIC},
     )
     # Before the save: what ends by this share is finished by the seconds in its checkpoint.
     brain.stopping.time_limit.agree(brain.optimizer_step)
@@ -1031,7 +1033,7 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
     # After the save, which must not wait for a screen
     brain.training_metrics.progress.report_epoch(figures)
     if brain.on_epoch is not None:
-        with failing_together(Exception):  # of the user's code
+        with raise_on_all_ranks(Exception):  # of the user's code
             if rank() == 0:
                 brain.on_epoch(figures.as_record())
 

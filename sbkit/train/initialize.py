@@ -43,7 +43,12 @@ from sbkit.config.document import holds_object, plain_value, read_document
 from sbkit.config.hparams import read_spec
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import text_tokens_of
-from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
+from sbkit.models.pretrained.folder import (
+    MAX_LISTED_TENSORS,
+    check_weights,
+    complete_config,
+    read_encoder_config,
+)
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.text.normalization import TEXT_CHOICES, Orthography, orthography, text_table
@@ -51,7 +56,6 @@ from sbkit.text.tokenizer import TOKENIZER_FILE
 
 SOURCE = "be a run folder or a bundle for `init_from`"
 FIX = "Name another one."
-MAX_LISTED_NAMES = 4
 # Keys of the YAML
 PRETRAINED, REVISION, ENCODER_CONFIG = "pretrained", "pretrained_revision", "encoder_config"
 DIFFERS, SAMPLE_RATE, FEATURES = "init_from_differs", "sample_rate", "compute_features"
@@ -110,7 +114,7 @@ def initialize_from(
                 loaded.append(name)
     unused = [name for name in theirs if name not in ours]
     if not loaded and not by_token:
-        names = listed([*theirs], max_names=MAX_LISTED_NAMES)
+        names = listed([*theirs], max_names=MAX_LISTED_TENSORS)
         raise BundleError(
             f"`init_from`: none of the tensors in {place} fits by name and shape ({names})."
         )
@@ -153,7 +157,7 @@ def _misfit(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) ->
 
 
 def _names(names: list[str]) -> str:
-    return f": {listed(names, max_names=MAX_LISTED_NAMES)}." if names else "."
+    return f": {listed(names, max_names=MAX_LISTED_TENSORS)}." if names else "."
 
 
 def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ import torch
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from torch import Tensor, nn
 
-from sbkit.audio.lengths import widest_float
+from sbkit.audio.lengths import sum_dtype
 from sbkit.base.errors import ConfigError
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
@@ -191,7 +191,7 @@ def measure_normalization(
     """
     frames = torch.zeros((), dtype=torch.int64, device=device)
     # Of features, and of their squares
-    sums = torch.zeros(2, len(norms[0].mean), dtype=widest_float(device), device=device)
+    sums = torch.zeros(2, len(norms[0].mean), dtype=sum_dtype(device), device=device)
     with preserve_rng(device):  # of which a loader draws a number
         for host_batch in batches:
             batch = host_batch.to(device)

@@ -21,7 +21,7 @@ from sbkit.distributed.ranks import gather_over_ranks
 logger = logging.getLogger(__name__)
 
 MAX_MICRO_BATCHES = 1024  # of a step; a recipe without an optimizer never ends one
-MAX_LISTED_IDS = 8
+MAX_LOGGED_IDS = 8
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def log_bad_step(step: UnreadStep, fault: str) -> None:
     """Name utterances of a bad step of all ranks; for a bad loss, of the micro-batches with it."""
     batches = [ids for ids, loss in step.batches if fault == "gradient" or not loss.isfinite()]
     gathered = gather_over_ranks([*chain.from_iterable(batches)])
-    names = listed(chain.from_iterable(gathered), max_names=MAX_LISTED_IDS)
+    names = listed(chain.from_iterable(gathered), max_names=MAX_LOGGED_IDS)
     utterances = f" (utterances: {names})" if names else ""
     logger.warning(f"step {step.step} was skipped: its {fault} is not finite{utterances}")
 

@@ -20,7 +20,7 @@ from sbkit.base.errors import ConfigError, DeviceError, translate
 from sbkit.base.messages import listed
 from sbkit.config.document import Keys, dotted
 from sbkit.config.reached import NUM_HASH_DIGITS
-from sbkit.distributed.ranks import failing_together
+from sbkit.distributed.ranks import raise_on_all_ranks
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 LEAF_TYPES = (  # the walk does not look inside them
@@ -111,7 +111,7 @@ class OwnerCheck:
         step = self._brain.training_step
         position = step.epoch, self._brain.step
         if self._position in (None, position):
-            with failing_together(ConfigError) if step.ddp.is_shared else nullcontext():
+            with raise_on_all_ranks(ConfigError) if step.ddp.is_shared else nullcontext():
                 self._position = position if check_owners(self._brain) else None
 
 

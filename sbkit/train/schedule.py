@@ -47,7 +47,9 @@ Scheduler = Callable[[int], object]  # sets the rate of its optimizer for a step
 
 
 @concerning("lr_schedule")
-def read_schedule(hparams: Mapping[str, Any], *, higher_is_better: bool = False) -> Schedule | None:
+def parse_schedule(
+    hparams: Mapping[str, Any], *, higher_is_better: bool = False
+) -> Schedule | None:
     """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the setting.
 
     It is a function of progress, or a scheduler of SpeechBrain's or torch's that needs only the

@@ -172,8 +172,8 @@ class RankConsensus:
         return Consensus(any(stops), any(saves), time_shares[0])
 
 
-class SaveOrLeave:
-    """Save within an epoch when it is time, and leave after a signal to any rank."""
+class EpochSaver:
+    """Save within an epoch when it is time, and stop after a signal to any rank."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class SaveOrLeave:
         """Count from now on.
 
         save: writes a checkpoint within an epoch; None for a run without a checkpointer.
-        minutes, steps: between two such checkpoints, steps as micro-batches; 0 or less for never.
+        minutes, steps: between two such checkpoints, as optimizer steps; 0 or less for never.
         max_steps: optimizer steps of the run.
         """
         self.stops_early = False  # as the last validation has shown
@@ -199,7 +199,7 @@ class SaveOrLeave:
         self._steps = steps
         self._max_steps = math.inf if max_steps is None else max_steps
         self._last_save = time.monotonic()
-        self._micro_batches = 0
+        self._unsaved_steps = 0
 
     def is_over(self, step: int) -> bool:
         """Return whether the run ends, perhaps within an epoch, which is then validated."""
@@ -213,18 +213,18 @@ class SaveOrLeave:
         step: optimizer steps so far, for the log.
         ends_step, is_last: whether the micro-batch was the last of its step, and of its epoch.
         """
-        self._micro_batches += 1
         if not ends_step:
             return
+        self._unsaved_steps += 1
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
         is_stopping = self.signals.received is not None
         stops, saves, time_share = self._consensus.ask(
             stop=is_stopping, save=is_due, time_share=self.time_limit.measure(), at_once=is_last
         )
         self.time_limit.after_step(step, time_share)
-        saves = saves or 0 < self._steps <= self._micro_batches
+        saves = saves or 0 < self._steps <= self._unsaved_steps
         if is_last:
-            self._micro_batches, saves = 0, False
+            self._unsaved_steps, saves = 0, False
         if stops or saves:
             self.save()
         if stops:
@@ -232,7 +232,7 @@ class SaveOrLeave:
 
     def save(self) -> None:
         self._last_save = time.monotonic()
-        self._micro_batches = 0
+        self._unsaved_steps = 0
         if self._save is not None:
             self._save()
 

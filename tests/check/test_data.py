@@ -65,9 +65,9 @@ def run_on(
     spec = declare_run(ROOT / "hparams/ctc.yaml", settings, recipe=AsrRecipe)
     labels, files = prepare_labels(spec, AsrRecipe(), splits)
     data = RunData(recipe=recipe(), splits=splits, labels=labels, label_files=files)
-    own: Any = SimpleNamespace(hparams={})
-    parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "helpers", "trial"))
-    return CheckedRun(spec=spec, data=data, own=own, **parts)
+    built: Any = SimpleNamespace(hparams={})
+    parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "helpers", "dry_run"))
+    return CheckedRun(spec=spec, data=data, built=built, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"

@@ -24,13 +24,13 @@ folder = Path(sys.argv[1])
 seen = {}
 with process_group(torch.device("cpu")):
     me = rank()
-    with main_rank_first():
+    with rank0_then_others():
         if me == 0:
             time.sleep(0.2)
             (folder / "built").touch()
         seen["found"] = (folder / "built").exists()
     try:
-        with main_rank_first():
+        with rank0_then_others():
             raise ValueError
     except ValueError:
         seen["left"] = "with its error"

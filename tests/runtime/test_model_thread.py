@@ -24,7 +24,7 @@ from tests.runtime.tones import RATE, ToneModel, noise
 
 
 def test_model_thread_makes_and_calls_the_model_in_one_thread_despite_errors() -> None:
-    thread = ModelThread(lambda: SimpleNamespace(effective=None, made_in=threading.get_ident()))
+    thread = ModelThread(lambda: SimpleNamespace(runs_on=None, made_in=threading.get_ident()))
     with ThreadPoolExecutor(8) as callers:
         get_thread = partial(thread.call, lambda _: threading.get_ident())
         called_in = {*callers.map(lambda _: get_thread(), range(50))}

@@ -106,7 +106,7 @@ class ToneSpeaker:
     """Say a text in tones, sentence by sentence."""
 
     sample_rate, language = RATE, "en"
-    effective = EffectiveRuntime(runtime="tones", device="cpu", precision="fp32")
+    runs_on = EffectiveRuntime(runtime="tones", device="cpu", precision="fp32")
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -24,7 +24,7 @@ from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
-from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Kind, Range, require_in_range
+from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Range, ValueType, require_in_range
 from sbkit.base.units import seconds_to_samples
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.features import NormalizedAudio, WhisperFeatures
@@ -274,7 +274,7 @@ class PretrainedTransformer(PretrainedEncoder):
 
     RANGES: ClassVar = {
         **PretrainedEncoder.RANGES,
-        "decoder_task": Kind(("transcribe", "translate")),
+        "decoder_task": ValueType(("transcribe", "translate")),
         "context_seconds": Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on."),
     }
     decoding_modules = ("decoder",)
