@@ -115,7 +115,7 @@ def with_fingerprints(splits: Splits, column: str) -> Splits:
 def with_column(
     splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
 ) -> Splits:
-    """Add a column to each split, computed once and kept in the corpus; one of a table is replaced.
+    """Add a column to each split, or replace it; it is computed once and cached in the corpus.
 
     identity: plain data that names what else than a split and the code of sbkit or of ``compute``
         decides the texts.

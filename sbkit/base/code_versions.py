@@ -1,4 +1,4 @@
-"""Version numbers of code whose results are kept between two starts.
+"""Version numbers of code whose results are cached between two starts.
 
 Whoever changes such code decides: if its results may change, its number goes up. A test compares
 the digests with the files (tests/base/test_code_versions.py), and prints the new ones.
@@ -18,9 +18,9 @@ class CodeVersion(NamedTuple):
     digest: str
 
 
-# By what is kept
+# By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "25e5e8cc80c1d833"),
+    "corpus": CodeVersion(2, "87cc45196654b1ed"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(8, "a05f7e2bb032808c"),
     "token_counts": CodeVersion(1, "0b4ad95ebb57b6ab"),
@@ -50,12 +50,12 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def audio_state() -> dict[str, Any]:
-    """Return what changes when the code that decodes and stores audio, or its packages, do."""
+    """Return the versions of the code that decodes and stores audio, and of its packages."""
     return {"code": CODE_VERSIONS["corpus"].number, "packages": package_versions(AUDIO_PACKAGES)}
 
 
 def code_state(name: str = "corpus") -> dict[str, Any]:
-    """Return what changes when code, Python, or a package that reads rows or texts does."""
+    """Return the versions of code, of Python, and of the packages that read rows or texts."""
     packages = package_versions((*AUDIO_PACKAGES, *TEXT_PACKAGES))
     python = ".".join(platform.python_version_tuple()[:2])
     number = CODE_VERSIONS[name].number if name in CODE_VERSIONS else 0  # of a recipe's own fact

@@ -93,7 +93,7 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
 
 
 def is_command() -> bool:
-    """Return whether `run_main` called what runs: a command, not a notebook or other program."""
+    """Return whether this process is a command of `run_main`, not a notebook or other program."""
     return any(frame.f_code is run_main.__code__ for frame, _ in traceback.walk_stack(None))
 
 
@@ -157,7 +157,7 @@ class _DroppingStream:
 
 @contextmanager
 def drop_unwritable(*names: str) -> Iterator[None]:
-    """Drop what cannot be written to a stream inside the block: a disk is full, a terminal lost.
+    """Drop text that a stream cannot take inside the block: a disk is full, a terminal lost.
 
     names: of the streams that hold no result, `stdout` or `stderr`.
     """

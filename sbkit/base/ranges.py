@@ -101,7 +101,7 @@ VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
     "[]": lambda value: value == [],
     "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
     "a mapping with names as keys": lambda value: isinstance(value, Mapping) and _are_texts(value),
-    "a mapping of texts": lambda value: isinstance(value, Mapping),  # also to lists of them
+    "a mapping of texts": lambda value: isinstance(value, Mapping),  # or of lists of texts
     "a mapping to shares above 0": lambda value: (
         VALUE_FORMS["a mapping with names as keys"](value)
         and all(share in SHARE and share > 0 for share in value.values())
@@ -145,7 +145,7 @@ REQUIRED = object()  # the default of a key that a YAML must have
 class Key:
     """A key of a run's YAML.
 
-    values: the kind and the range of its values.
+    values: the allowed values.
     default: what holds if the YAML leaves it out, or REQUIRED.
     meaning: of a key with a default, for `sbkit config --all` and the page of keys.
     needs: other keys and the form of their values; without any of these, this one has no effect.

@@ -3,7 +3,7 @@
 A name may mislead: `speechbrain.core.os.system` is `posix.system`. So a bundle names everything by
 the module that defines it, and a name is looked up on this list before anything is imported.
 
-The list has no prefixes. The source of each entry was read: building and calling it only computes
+The list has no prefixes. The code of each entry was read: building and calling it only computes
 on tensors. No entry opens a file, a connection or a pickle. An entry that takes names looks them up
 in a fixed table only: `PretrainedEncoder` the `model_type`, which may be that of an encoder that
 transformers runs, in `sbkit/models/pretrained/transformers_encoder.py`.
@@ -104,13 +104,13 @@ ALLOWED_FUNCTIONS = {  # functions that `!name:` may pass to a part
     "mish relu relu6 selu sigmoid silu softmax softsign tanh tanhshrink",
 }
 
-ALLOWED_TAGS = {  # of each name
+ALLOWED_TAGS = {  # that may stand before each name
     f"{module}.{name}": tags
     for table, tags in ((ALLOWED_CLASSES, ("!new", "!name")), (ALLOWED_FUNCTIONS, ("!name",)))
     for module, names in table.items()
     for name in names.split()
 }
-ALLOWED_MODULES = {  # with their packages
+ALLOWED_MODULES = {  # of these classes, with their packages
     module
     for name in ALLOWED_TAGS
     for module in accumulate(name.split(".")[:-1], lambda package, part: f"{package}.{part}")

@@ -5,7 +5,7 @@
     tokenizer.model         the labels of the task, if it has any (sentencepiece for a recognizer)
     lm.safetensors          the language models of the decoder, if it has any
     decoder_tokenizer.json  the tokens of an attention decoder that has its own
-    MODULE.py               the source of user modules, which only `--import MODULE` runs
+    MODULE.py               the code of user modules, which only `--import MODULE` runs
     checksums.json          SHA-256 of the other files
     README.md               the model card: data, results, licenses, how to run it
     card.json               the facts of the model card
@@ -268,18 +268,18 @@ class Bundle(BundleContents):
             )
         return self
 
-    def with_hotwords_option(self, source: str | Path | Sequence[str] | None) -> Self:
+    def with_hotwords_option(self, hotwords: str | Path | Sequence[str] | None) -> Self:
         """Return the bundle with hotwords: separated by commas, in a list, or in a file.
 
         Phrases that the model's tokens cannot spell are logged and listed in ``refused_hotwords``.
         """
-        if source is None:
+        if hotwords is None:
             return self
         if self.decoder is None:
             raise ConfigError(
                 "`hotwords` need a decoder with language models, but decoding is greedy."
             )
-        phrases = read_hotwords(str(source)) if isinstance(source, str | Path) else source
+        phrases = read_hotwords(str(hotwords)) if isinstance(hotwords, str | Path) else hotwords
         spelled, refused = self.split_phrases(phrases)
         for phrase in refused:
             logger.warning(
@@ -287,7 +287,7 @@ class Bundle(BundleContents):
             )
         if not spelled:
             raise ConfigError(
-                f"`hotwords` has no phrase that the model can spell: {str(source)[:100]}"
+                f"`hotwords` has no phrase that the model can spell: {str(hotwords)[:100]}"
             )
         return self.with_more_hotwords(phrases)
 
@@ -340,7 +340,7 @@ def encode_in_segments(
         end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
         if segment.next_start < len(clip):  # only the last segment keeps the zeros after it
             end = min(end, segment.num_frames(segmenter.frame_samples))
-        parts.append(encoded.part(skipped, end))
+        parts.append(encoded.frames(skipped, end))
         skipped = skipped_by_next
     log_probs = np.concatenate([part.log_probs for part in parts])
     states = [part.states for part in parts]

@@ -113,7 +113,7 @@ class BundleFiles:
         return content
 
     def read_modules(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Read the source of those modules that the bundle holds."""
+        """Read the code of those modules that the bundle holds."""
         stored = [name for name in names if (self.folder / f"{name}.py").exists()]
         return {name: self.read(f"{name}.py") for name in stored}
 

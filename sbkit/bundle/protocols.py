@@ -27,7 +27,7 @@ class Encoded:
     log_probs: LogProbs
     states: DeviceArray = None
 
-    def part(self, first: int, end: int) -> "Encoded":
+    def frames(self, first: int, end: int) -> "Encoded":
         states = None if self.states is None else self.states[first:end]
         return Encoded(self.log_probs[first:end], states)
 

@@ -51,7 +51,7 @@ Findings = Iterable[Finding] | None  # None: the check only raises
 Check = Callable[[CheckedRun], Findings]
 Checked = TypeVar("Checked", RunSpec, CheckedRun)
 
-# Nothing is built for them.
+# Nothing is built for these checks.
 CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement, settings.check_needs)
 CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(settings.check_formats, settings.check_batches),
@@ -191,7 +191,7 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
     name = check.__name__.removeprefix("check_")
     spec = checked.spec if isinstance(checked, CheckedRun) else checked
     try:
-        # What hooks log in its steps is not of the run.
+        # Messages that hooks log in its steps are not of the run.
         with preserve_rng(ON_CPU.device), quiet(), reporting(show_progress=False):
             findings = [*(check(checked) or ())]
         for finding in findings:
@@ -210,7 +210,7 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
 def _to_finding(error: Exception, spec: RunSpec, check: str) -> Finding:
     """Turn an error into a finding at the file or the key that it concerns.
 
-    An error of the data without any is at the key of the data.
+    An error of the data without file and key is at the key of the data.
     """
     if not isinstance(error, SbkitError):
         *_, call = traceback.extract_tb(error.__traceback__)

@@ -81,7 +81,7 @@ def has_device(spec: RunSpec) -> bool:
 
 @dataclass
 class DryRun:
-    """What small steps show.
+    """The results of small steps of training.
 
     running: the modules whose `forward` is running, or has failed, outermost first.
     created: parts that `forward` made.
@@ -167,7 +167,7 @@ class CheckedRun:
     brain: a Brain of these objects on the CPU, made as that of the run is.
     reached: every object within the objects and the Brain, before any step, with its path.
     helpers: hashes of the frozen modules beside the model, before any step.
-    dry_run: what small steps of the Brain show.
+    dry_run: the results of small steps of the Brain.
     """
 
     spec: RunSpec

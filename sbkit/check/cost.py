@@ -46,7 +46,7 @@ from sbkit.train.setup import build_again, make_brain
 
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
-# Of the largest batch, on the CPU. From steps with one and two such shares, its memory was
+# A share of the largest batch, on the CPU. From steps with one and two of these, its memory was
 # predicted within 10 % with ctc.yaml, ctc_speechbrain.yaml and ctc_large.yaml (32 to 300 s).
 PROBED_SHARE = 1 / 8
 
@@ -81,7 +81,7 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     num_processes = run.num_processes
     micro_batches_per_step = num_processes * run.accumulation
     steps_of_epoch = sampler.steps()
-    # Of the first process, whose first micro-batch of a step is the largest
+    # Those of the first process, whose first micro-batch of a step is the largest
     parts = range(0, micro_batches_per_step, num_processes)
     padded = [padded_part(steps_of_epoch, part, micro_batches_per_step) for part in parts]
     valid_loaders = run.built.loaders.valid.values()
@@ -237,7 +237,7 @@ class RealSteps:
     def run_step(self, batch: Batch) -> float:
         """Run a step, and return the seconds of a micro-batch."""
         brain = self.brain
-        brain.nonfinite_count = 0  # what such a step takes counts as well
+        brain.nonfinite_count = 0  # a step that is not finite costs as much
         start = time.perf_counter()
         try:
             with device_errors(brain):
@@ -266,27 +266,27 @@ class RealSteps:
     ) -> None:
         """Raise OutOfMemoryError if a step would not fit on the CPU: Linux kills such a process.
 
-        The memory is extrapolated from two parts of the batch, because some of it, such as that of
+        The memory is extrapolated from two shares of the batch, because some of it, such as that of
         converted weights, does not grow with the batch.
 
-        loader, run: of the batch, and what it is for; by default a step of training.
+        loader: that of the batch. run: uses the batch; by default for a step of training.
         """
         if self.brain.device.type != "cpu":
             return
         run = run or self.run_step
         longest_first = sorted(micro_batch, key=lambda example: example.samples, reverse=True)
         num_rows = max(1, int(PROBED_SHARE * len(micro_batch)))
-        parts = [self.load(longest_first[: count * num_rows], loader) for count in (1, 2)]
-        run(parts[0])  # makes gradients and optimizer states
+        shares = [self.load(longest_first[: count * num_rows], loader) for count in (1, 2)]
+        run(shares[0])  # makes gradients and optimizer states
         free_bytes = available_memory()
         growths: list[int] = []  # of a step, in bytes beyond those that are held
-        for part in parts:
+        for share in shares:
             self.reset_peak()
             held_bytes = self.peak_bytes
-            run(part)
+            run(share)
             growths.append(self.peak_bytes - held_bytes)
-        one_part, two_parts = growths
-        needed_bytes = one_part + (len(micro_batch) / num_rows - 1) * (two_parts - one_part)
+        one_share, two_shares = growths
+        needed_bytes = one_share + (len(micro_batch) / num_rows - 1) * (two_shares - one_share)
         if needed_bytes > free_bytes:
             raise torch.OutOfMemoryError(f"{needed_bytes:.0f} of {free_bytes} bytes")
 

@@ -62,7 +62,7 @@ MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in a
 def take_small_steps(
     built: PreparedRun, brain: Brain, reached: Sequence[tuple[Keys, object]]
 ) -> DryRun:
-    """Take small steps, and return what they show.
+    """Take small steps, and return their results.
 
     reached: what can be reached from the objects and the Brain, before `forward` makes parts.
     """
@@ -81,9 +81,9 @@ def take_small_steps(
             _run_epoch(built, brain, batch, run)
         except Exception as error:  # whatever a part or a hook raises
             run.error = error
-        brain.modules.zero_grad(set_to_none=True)  # as large as the model
+        brain.modules.zero_grad(set_to_none=True)  # gradients are as large as the model
         for optimizer in (brain.optimizers_dict or {}).values():
-            optimizer.state.clear()  # twice as large
+            optimizer.state.clear()  # often twice as large
         if run.error is None:
             copy = make_brain(build_again(built), **CPU_OPTIONS)
             begin_training(copy, built.loaders, batch)
@@ -119,7 +119,7 @@ def _run_epoch(built: PreparedRun, brain: Brain, batch: object, run: DryRun) -> 
     The rate is 0, because the other checks need the initial weights, and no checkpoint is saved.
     """
 
-    def note(optimizer: Optimizer, *_: object) -> None:
+    def record_trained(optimizer: Optimizer, *_: object) -> None:
         run.trained |= {id(p) for p in brain.modules.parameters() if p.grad is not None}
         for group in optimizer.param_groups:
             group["lr"] = 0.0
@@ -127,10 +127,10 @@ def _run_epoch(built: PreparedRun, brain: Brain, batch: object, run: DryRun) -> 
     try:
         begin_training(brain, built.loaders, batch)
     except Exception:
-        training_loss(brain, batch)  # of a part that does not fit, this error names it
+        training_loss(brain, batch)  # its error names a part that does not fit
         raise
     learning = {id(p) for p in brain.modules.parameters() if p.requires_grad}
-    with register_optimizer_step_pre_hook(note):
+    with register_optimizer_step_pre_hook(record_trained):
         for index in range(MAX_STEPS):
             if index < 2 or not learning <= run.trained:
                 loss = take_step(brain, batch)
@@ -329,12 +329,12 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     named = named_parameters(brain.modules, brain.hparams.settings)
     is_zero: dict[str, bool] = {}  # in all steps; one that is not finite is skipped
 
-    def note(*_: object) -> None:
+    def record_zeros(*_: object) -> None:
         for name, parameter in named.items():
             if parameter.grad is not None:
                 is_zero[name] = is_zero.get(name, True) and not parameter.grad.any()
 
-    with register_optimizer_step_pre_hook(note):
+    with register_optimizer_step_pre_hook(record_zeros):
         for _ in range(2):
             count = take_step(brain, batch).counts.sum()
     after = _losses_of(brain, batch).sum()
@@ -392,7 +392,7 @@ def _relative_change(value: Tensor, reference: Tensor) -> float:
 
 
 def check_causality(run: CheckedRun) -> Iterator[Finding]:
-    """Find a decoder whose scores of a token depend on later tokens: it learns to copy them."""
+    """Find a decoder whose logits of a token depend on later tokens: it learns to copy them."""
     brain = run.brain
     batch = small_batch(run.built)
     if not isinstance(batch, TextBatch) or not batch.decoder_tokens.numel():
@@ -403,7 +403,7 @@ def check_causality(run: CheckedRun) -> Iterator[Finding]:
     before, after = _logits(brain, batch), _logits(brain, replace(batch, decoder_tokens=tokens))
     if before is None or after is None:
         return
-    num_earlier = tokens.shape[1]  # (B, L + 1, V): the last scores follow the last token
+    num_earlier = tokens.shape[1]  # (B, L + 1, V): the last logits follow the last token
     change = (before - after)[:, :num_earlier].abs().max() / before.abs().max()
     if change > MAX_LOGIT_CHANGE:
         yield run.finding(

@@ -58,7 +58,7 @@ def check_ranges(spec: RunSpec) -> Iterator[Finding]:
     An argument is not reported again if the key that holds it is out of range.
     """
     ranges = dict(RANGES)
-    with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
+    with suppress(SbkitError):  # a recipe that cannot be imported is found later
         ranges |= load_recipe(spec).ranges
     setting_problems = dict(out_of_range(spec.settings, ranges))
     for key, problem in setting_problems.items():
@@ -73,7 +73,7 @@ def check_needs(spec: RunSpec) -> Iterator[Finding]:
     """Note the values of the user that other values turn off, unless they themselves are off."""
     values = dict(spec.settings.items())  # marks no key as read
     all_needs = {name: key.needs for name, key in KEYS.items()}
-    with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
+    with suppress(SbkitError):  # a recipe that cannot be imported is found later
         all_needs |= load_recipe(spec).needs
     for key, needs in all_needs.items():
         forms = {name: ValueType((*form.split(" or "),)) for name, form in needs.items()}
@@ -278,7 +278,7 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         config = BundleConfig(task.name, rate, described["model"], described["parts"])
         network, parts = assemble(BundleContents(config, task, labels), modules)
         weights = bundle_weights(run.model.state_dict(), root, task)
-        check_same_model(weights, network.model.state_dict(), source=f"{spec.folder}/bundle")
+        check_same_model(weights, network.model.state_dict(), place=f"{spec.folder}/bundle")
         model = TorchModel(network, parts=parts, sample_rate=rate)
         yield from _try_task(run, TorchBundle(config, task, labels, model=model))
     except SbkitError as error:

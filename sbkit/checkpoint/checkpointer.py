@@ -39,11 +39,11 @@ from sbkit.checkpoint.folder import (
 from sbkit.checkpoint.weights import (
     CHECKPOINT_CONTENT,
     DECLARED,
+    add_declared,
     average,
     check_fits,
     check_weights,
     modules_of,
-    note_declared,
     restore_declared,
 )
 from sbkit.distributed.ranks import gather_over_ranks, raise_on_all_ranks, rank, rank0_then_others
@@ -62,7 +62,7 @@ class AveragedCheckpoints:
 
     The mean of the last weights of a converged run beats each of them; the mean over a run that was
     still learning is worse than its best checkpoint. So the mean of all, of half of them, and so on
-    down to the best one, are scored on the validation set, and the best of these is taken
+    down to the best one, are validated, and the best of these is taken
     (model soups, Wortsman et al. 2022, with fewer tries: a validation set is small).
 
     Attributes:
@@ -109,7 +109,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     Attributes:
         meta: values that are written into every checkpoint's meta file.
-        is_within_epoch: whether whatever is saved is of a position within an epoch.
+        is_within_epoch: whether a saved position lies within an epoch.
 
     >>> from tempfile import TemporaryDirectory
     >>> from torch import nn
@@ -136,7 +136,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def add_recoverable(self, name: str, obj: Any, *hooks: Any, **options: Any) -> None:
         super().add_recoverable(name, obj, *hooks, **options)
         if isinstance(obj, Optimizer):
-            note_declared(obj)
+            add_declared(obj)
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 except SAVE_ERRORS as error:  # a disk may fail for a moment
                     logger.warning(f"Saving failed ({error}); it is tried once more.")
                     checkpoint = wait_for_store(save)
-        if SAVED_FILE in os.environ and self.recoverables:  # the check saves one without any
+        if SAVED_FILE in os.environ and self.recoverables:  # the check saves without recoverables
             Path(os.environ[SAVED_FILE]).touch()
         return checkpoint
 
@@ -213,7 +213,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def find_checkpoints(
         self, *, max_key: str | None = None, min_key: str | None = None, **keys: Any
     ) -> list[Checkpoint]:
-        """Rank by a number of the meta file; NaN, the score of data without labels, comes last."""
+        """Rank by a number of the meta file; NaN, the metric of data without labels, comes last."""
         if key := max_key or min_key:
 
             def rank_by_key(checkpoint: Checkpoint) -> float:
@@ -298,7 +298,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def _load_mean(self, checkpoints: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():
             mean = average(checkpoints, name)
-            check_fits(mean, module, source=str(self.checkpoints_dir))
+            check_fits(mean, module, place=str(self.checkpoints_dir))
             module.load_state_dict(mean)
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:

@@ -150,7 +150,7 @@ def _open(
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.runs_on)
     return RecognitionService(
         bundle=bundle,
-        shapes=BatchShapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
+        shapes=BatchShapes.grid(bundle.config.sample_rate, batch_seconds=batch_seconds),
         wait_seconds=options.max_wait_ms / 1000,
         limits=limits,
         detector=detector,

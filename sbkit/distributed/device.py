@@ -70,7 +70,7 @@ def device_counter_for(target: str | None) -> DeviceCounter:
     return lambda device_type: count if device_type == device.type else int(device_type == "cpu")
 
 
-def resolve(
+def resolve_placement(
     device: str | torch.device | None,
     precision: str,
     *,

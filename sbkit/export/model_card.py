@@ -23,7 +23,7 @@ from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric, percent
 from sbkit.models.pretrained.transformers_encoder import CLASSES
 from sbkit.runtime.onnx_model import MIN_ONNXRUNTIME
-from sbkit.train.initialize import init_sources
+from sbkit.train.initialize import init_folders
 
 CARD_FILE = "README.md"
 FACTS_FILE = "card.json"
@@ -45,7 +45,7 @@ def card_facts(
     config: the content of the bundle's config.json.
     """
     settings = read_spec(run / RUN_YAML).settings if (run / RUN_YAML).is_file() else {}
-    init_from = ", ".join(map(str, init_sources(settings)))
+    init_from = ", ".join(map(str, init_folders(settings)))
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     named = config["parts"].items()
     parts = {name: part for name, part in named if isinstance(part, dict) and "new" in part}

@@ -338,7 +338,7 @@ def _write_decoder(
 def _decoder_log_probs(
     model: OnnxModel, text: Sequence[int], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Score the tokens after each of a text, in every clip: -> (B, L + 1, V), (B,)."""
+    """Compute log-probabilities of the tokens of a text, in every clip: -> (B, L + 1, V), (B,)."""
     decoder = model.decoder
     assert decoder is not None
     _, frames, states = model.run(audio, lengths)

@@ -152,7 +152,7 @@ def _renamed_weights(network: Any) -> dict[str, Tensor]:
 def _trained_log_probs(
     network: Any, text: Tensor, context: int, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Score the tokens after each of a text, in clips that silence fills: -> (B, L + 1, V), (B,).
+    """Read a text in clips that silence fills: -> log-probabilities (B, L + 1, V), (B,).
 
     transformers fills clips in this way, however long the context of the model is.
     """

@@ -3,8 +3,8 @@
     averaged weights -> decoder and confidences, fitted with the weights in memory -> `RUN/bundle`
     -> formats -> results of the test sets -> figures and pages
 
-A run that was killed before its bundle was there averages and fits again. What is tested is what
-`sbkit export` copies.
+A run that was killed before its bundle was there averages and fits again. The tested bundle is
+the one that `sbkit export` copies.
 """
 
 import logging
@@ -60,19 +60,19 @@ def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
     fitted: FittedDecoder | None = None
     bundle: TorchBundle | None = None
 
-    def load(source: Path) -> TorchBundle:
+    def load(folder: Path) -> TorchBundle:
         device, precision = brain.device, placement.precision
         modules = user_modules_of(run.spec)
-        return load_bundle(source, device=device, precision=precision, user_modules=modules)
+        return load_bundle(folder, device=device, precision=precision, user_modules=modules)
 
     brain.ping("export")
-    with rank0_then_others(), noting_unexportable():
+    with rank0_then_others(), logging_unexportable():
         if rank() == 0 and not (folder / BUNDLE).exists():
             files = collect_files(folder)
     if decodes_frames and gather_over_ranks(files is not None)[0]:
         fitted = fit(run, brain, decoder, placement)
     brain.ping("export")
-    with rank0_then_others(), noting_unexportable():
+    with rank0_then_others(), logging_unexportable():
         if files is not None:
             bundle = write_and_load(folder, files, fitted, load)
     if bundle is None and (folder / BUNDLE).exists():
@@ -81,7 +81,7 @@ def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
 
 
 @contextmanager
-def noting_unexportable() -> Iterator[None]:
+def logging_unexportable() -> Iterator[None]:
     """Log why no bundle can hold the model of a run."""
     try:
         yield

@@ -2,7 +2,7 @@
 
     values -> data, labels -> check -> objects, loaders -> run folder -> training -> bundle -> test
 
-`Run.train` has all steps in their order. Each can also be taken alone.
+`Run.train` has all stages in their order. Each can also be called alone.
 """
 
 import gc
@@ -123,7 +123,7 @@ class Run:
             corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
                 YAML's `manifest`: mappings, a DataFrame or a dataset of `datasets`, with the
                 columns of a table, such as `path` and `sentence`. Audio is a path, a mapping with
-                `array` and `sampling_rate`, or what else a Transcriber takes.
+                `array` and `sampling_rate`, or whatever else a Transcriber takes.
             title: the first line of the run's log; by default this call.
         """
         prepare_user()
@@ -162,7 +162,7 @@ class Run:
         return self._call
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to another process, or into a copy, without what has been made so far."""
+        """Return the state for another process or a copy, without the objects made so far."""
         return {**vars(self), "_prepared": None}
 
     @classmethod
@@ -178,7 +178,7 @@ class Run:
         """Open a finished or stopped run, wherever its folder lies now.
 
         Its results and its model are read as data: no module that they name is imported, except for
-        sbkit's. What prepares or trains, such as `train` and `check`, runs the YAML as a program.
+        sbkit's. Methods that prepare or train (`train`, `check`, ...) run the YAML as a program.
 
         user_modules: modules that you trust, of parts, a task, a recipe or a corpus of your own.
         """
@@ -195,7 +195,7 @@ class Run:
         """Check, train, export and test the run; one that was stopped goes on.
 
         on_epoch: is called after each validation with the record that `history` gets, on rank 0.
-            What it raises ends the run, and the next call goes on.
+            An exception that it raises ends the run, and the next call goes on.
 
         Raises KeyboardInterrupt after Ctrl-C or another signal: the next call goes on. Raises
         ExportError, with all results written, if no bundle can hold the model.
@@ -203,12 +203,12 @@ class Run:
         spec = self.spec
         require_unedited_modules(spec)
         require_in_range(spec.settings, {**RANGES, **load_recipe(spec).ranges})
-        with self._session() as text_log:
+        with self._exclusive_run() as text_log:
             placement = choose_placement(spec)
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
             if spec.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
-            with rank0_then_others():  # which makes the labels, that the others find
+            with rank0_then_others():  # rank 0 makes the labels, and the others find them
                 with spec.placing_errors():
                     data = wait_for_store(lambda: prepare_data(spec))
                 check_first(spec, data)
@@ -238,7 +238,7 @@ class Run:
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
-        with self._session() as text_log:
+        with self._exclusive_run() as text_log:
             prepared = self.prepare()
             described = describe_run(self.spec, prepared.data)
             require_resumable(self.folder, described, has_ended=True)
@@ -272,7 +272,7 @@ class Run:
         self._require_model()
         return export_run(self.folder, Path(out), user_modules=self._user_modules(), **options)
 
-    # -- what a run has -------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------
 
     @property
     def history(self) -> list[Record]:
@@ -362,7 +362,7 @@ class Run:
             raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
         self._require_unchanged()
 
-    # -- its steps ------------------------------------------------------------------------------
+    # -- its stages -----------------------------------------------------------------------------
 
     def prepare(self) -> PreparedRun:
         """Make all that the run needs, unless that is done, and write its labels, nothing else."""
@@ -428,7 +428,7 @@ class Run:
         return bool(summary) and is_whole and (self.folder / REPORT).is_file()
 
     @contextmanager
-    def _session(self) -> Iterator[TextLog]:
+    def _exclusive_run(self) -> Iterator[TextLog]:
         """Log to the screen and the run folder, lock it, join the other processes."""
         device = choose_placement(self.spec).device
         with (
@@ -447,7 +447,7 @@ class Run:
             yield text_log
 
 
-# -- steps of a run, in their order ----------------------------------------------------------------
+# -- stages of a run, in their order ---------------------------------------------------------------
 
 
 def check_first(spec: RunSpec, data: RunData) -> None:

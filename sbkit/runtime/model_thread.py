@@ -156,7 +156,7 @@ class ModelThread:
         return self.call(lambda model: model.streaming.advance(chunks, states))
 
     def warm_up(self, shapes: BatchShapes) -> None:
-        """Run every shape of a closed table; later clips are padded to its lengths."""
+        """Run every shape of a closed grid; later clips are padded to its lengths."""
 
         def run(model: LoadedModel) -> None:
             model.padded_lengths = shapes.padded_lengths

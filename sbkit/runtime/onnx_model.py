@@ -1,6 +1,6 @@
 """The ONNX models of a bundle, run by onnxruntime without torch.
 
-A session that does not run as requested is refused. onnxruntime falls back to the CPU with only a
+A graph that does not run as requested is refused. onnxruntime falls back to the CPU with only a
 warning, so the provider of each node, the index of the GPU and the precision of the nodes are read
 back. Only this file and `SileroModel` call onnxruntime; tested with version 1.31.1.
 
@@ -66,7 +66,7 @@ class BatchLogProbs(NamedTuple):
 
 
 class OnnxModel:
-    """A `ClipModel`: a session that takes whole clips.
+    """A `ClipModel`: an onnxruntime session that takes whole clips.
 
     metadata: of the file: sample_rate, samples_per_frame, blank, weights, tokens.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
@@ -173,7 +173,7 @@ class OnnxModel:
 
 
 class OnnxDecoder:
-    """An attention decoder with its own tokens: two sessions, which read frames, then tokens.
+    """An attention decoder with its own tokens: two graphs, which read frames, then tokens.
 
     Each call of the second one returns the memories of all tokens so far, so that the next call
     reads new tokens only.
@@ -202,17 +202,17 @@ class OnnxDecoder:
         return keys, values, keys[:, :, :, :0], values[:, :, :, :0]
 
     def read(self, tokens: Int64s, memories: Memories) -> tuple[Float32s, Memories]:
-        """Read tokens (B, L); return the scores of what follows each, (B, L, V), and memories."""
+        """Read tokens (B, L); return the logits of what follows each, (B, L, V), and memories."""
         logits, *read = self.sessions[1].run(tokens, *memories)
         return logits, (*memories[:2], *read)
 
     def log_probs(self, text: Sequence[int], memories: Memories) -> Float32s:
-        """Score every next token of a text: (L,) -> (L + 1, V)."""
+        """Compute the log-probabilities of every next token of a text: (L,) -> (L + 1, V)."""
         start = self._settings.start
         logits, _ = self.read(np.array([[*start, *text]]), memories)
-        scores = logits[0, len(start) - 1 :]
-        scores = scores - scores.max(1, keepdims=True)
-        log_probs: Float32s = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+        logits = logits[0, len(start) - 1 :]
+        logits = logits - logits.max(1, keepdims=True)
+        log_probs: Float32s = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         return log_probs
 
     def score_texts(self, states: Float32s, texts: Int64s) -> Float64s:
@@ -235,11 +235,11 @@ class OnnxDecoder:
 
         def read(tokens: Int64s, memories: Memories, is_first: bool) -> tuple[Int64s, Memories]:
             logits, memories = self.read(tokens, memories)
-            scores = logits[:, -1]
-            scores[:, self._settings.suppressed] = -np.inf
+            logits = logits[:, -1]
+            logits[:, self._settings.suppressed] = -np.inf
             if is_first:
-                scores[:, self._settings.suppressed_first] = -np.inf
-            return scores.argmax(1), memories
+                logits[:, self._settings.suppressed_first] = -np.inf
+            return logits.argmax(1), memories
 
         frames = np.array([len(states)])
         (text,) = generate(read, self.remember(states), frames, self._settings)
@@ -247,7 +247,7 @@ class OnnxDecoder:
 
 
 class OnnxStreamingModel(OnnxModel):
-    """A `StreamingModel`: a session that takes one chunk, and the state as arrays."""
+    """A `StreamingModel`: a graph that takes one chunk, and the state as arrays."""
 
     files: ClassVar = {"fp32": "streaming.onnx", "int8": "streaming.int8.onnx"}
 
@@ -285,7 +285,7 @@ class OnnxStreamingModel(OnnxModel):
 
 
 class OnnxGraphs:
-    """The graphs of a task, each in a session of its own.
+    """The graphs of a task, each in an onnxruntime session.
 
     runs_on: where the nodes of all graphs run.
     metadata: of the first graph.

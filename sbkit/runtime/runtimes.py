@@ -144,11 +144,11 @@ def load_bundle(
         model: LoadedModel = _load_onnx(contents, folder, str(device), precision, streaming)
         bundle = Bundle.from_contents(contents, model)
     else:
-        from sbkit.distributed.device import resolve
+        from sbkit.distributed.device import resolve_placement
         from sbkit.runtime.torch_model import Compilation, CompiledModel, TorchBundle, TorchModel
 
         chosen: Any = None if device == AUTO else device
-        placement = resolve(chosen, precision)
+        placement = resolve_placement(chosen, precision)
         options: dict[str, Any] = {"user_modules": user_modules, "placement": placement}
         if not contents.config.model:
             from sbkit.runtime.transformers_folder import load_transformers

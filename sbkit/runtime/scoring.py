@@ -155,7 +155,7 @@ def sample_validation(
     with_attention: bool,
     batch_seconds: float = BATCH_SECONDS,
 ) -> list[ValidationUtterance]:
-    """Return this rank's part of a sample of the validation sets, with log-probabilities.
+    """Return this rank's share of a sample of the validation sets, with log-probabilities.
 
     At most MAX_FITTED_SECONDS of each set are encoded. Long recordings are left out, because a
     decoder is fitted to utterances.

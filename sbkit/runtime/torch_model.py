@@ -110,7 +110,7 @@ class TorchModel(nn.ModuleList):
         ):  # parts draw weights
             network, parts = assemble(contents, user_modules)
         modules: nn.ModuleList = network.model
-        check_fits(weights, modules, source=str(file))
+        check_fits(weights, modules, place=str(file))
         modules.load_state_dict(weights)
         rate = contents.config.sample_rate
         return cls(network, parts=parts, sample_rate=rate, placement=placement, **options)
@@ -221,14 +221,14 @@ class TorchModel(nn.ModuleList):
         """Run a second of silence; return the devices used and the types of the products."""
         types: set[torch.dtype] = set()
 
-        def note(module: nn.Module, inputs: object, output: object) -> None:
+        def record_output(module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor):
                 types.add(output.dtype)
 
         with ExitStack() as hooks:
             for module in self.network.model.modules():
                 if isinstance(module, MATRIX_LAYERS):
-                    hooks.enter_context(module.register_forward_hook(note))
+                    hooks.enter_context(module.register_forward_hook(record_output))
             self.predict([np.zeros(self._rate, np.int16)])
         tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
         used = {tensor.device for tensor in tensors}
@@ -253,7 +253,7 @@ class Compilation:
 
 
 class CompiledModel(TorchModel):
-    """A model whose repeated blocks are compiled for a closed table of shapes; it has one thread.
+    """A model whose repeated blocks are compiled for a closed grid of shapes; it has one thread.
 
     Compiling takes seconds per shape. So every shape is compiled while the model is loaded, clips
     are padded to the next larger shape, and torch raises an error instead of compiling more later.
@@ -262,7 +262,7 @@ class CompiledModel(TorchModel):
     def __init__(
         self, network: Any, *, compilation: Compilation, sample_rate: int, **options: Any
     ) -> None:
-        """Make the model, compile its blocks, and run each shape of the table."""
+        """Make the model, compile its blocks, and run each shape of the grid."""
         self._mode = compilation.mode
         self._stance = "default"
         lengths = [seconds_to_samples(seconds, sample_rate) for seconds in compilation.seconds]
@@ -276,7 +276,7 @@ class CompiledModel(TorchModel):
             own_cuda_graphs()
             compile_options["mode"] = compilation.mode
         keep_device_guard()
-        set_recompile_limit(1000)  # for a class of blocks; in effect the table is the limit
+        set_recompile_limit(1000)  # for a class of blocks; in effect the grid is the limit
         block: Any
         for block in find_blocks([self.network.model]):
             block.compile(**compile_options)
@@ -294,13 +294,13 @@ class CompiledModel(TorchModel):
         self.runs_on = replace(self.runs_on, compiled=compilation.mode)
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
-        """Pad clips to a shape of the table, with silent rows if there are fewer clips."""
+        """Pad clips to a shape of the grid, with silent rows if there are fewer clips."""
         num_rows = round_up(len(clips), self._shapes.batch_sizes)
         samples = round_up(max(map(len, clips)), self._shapes.padded_lengths)
         return self._to_device(*pad_clips(clips, samples, num_rows))
 
     @contextmanager
-    def _step(self) -> Iterator[None]:
+    def _running_compiled(self) -> Iterator[None]:
         """Run compiled code, and compile nothing more once the model is warm."""
         if self._mode == "reduce-overhead":
             # Otherwise each block is a step of its own, and its graph may overwrite its input.
@@ -309,10 +309,10 @@ class CompiledModel(TorchModel):
             yield
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,), in batches of the table; refuses longer ones."""
+        """Run the encoder on clips (S,), in batches of the grid; refuses longer ones."""
         outputs: list[Encoded] = []
         for batch in self._split(list(clips)):
-            with self._step():
+            with self._running_compiled():
                 encoded = super().encode(batch)[: len(batch)]
             # CUDA graphs write the states of the next batch to the same memory.
             outputs += [Encoded(clip.log_probs, clip.states.clone()) for clip in encoded]
@@ -321,12 +321,12 @@ class CompiledModel(TorchModel):
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[NetworkState]
     ) -> list[tuple[LogProbs, NetworkState]]:
-        """Run one chunk (S,) of each session, in batches of the table."""
+        """Run one chunk (S,) of each session, in batches of the grid."""
         outputs: list[tuple[LogProbs, NetworkState]] = []
         for batch in self._split(list(zip(chunks, states, strict=True))):
             num_added = round_up(len(batch), self._shapes.batch_sizes) - len(batch)
             padded = batch + batch[:1] * num_added
-            with self._step():
+            with self._running_compiled():
                 outputs += super().advance(*zip(*padded, strict=True))[: len(batch)]
         return outputs
 
@@ -340,7 +340,7 @@ class CompiledModel(TorchModel):
 
     @cached_property
     def samples_per_frame(self) -> int:
-        with torch.compiler.set_stance("force_eager"):  # its shapes are not in the table
+        with torch.compiler.set_stance("force_eager"):  # its shapes are not in the grid
             return super().samples_per_frame
 
     def score_texts(self, states: Tensor, texts: Int64s) -> Float64s:

@@ -72,7 +72,7 @@ class RecognitionService:
     """
 
     bundle: ThreadedBundle
-    shapes: BatchShapes  # a closed table
+    shapes: BatchShapes  # a closed grid
     wait_seconds: float  # for which a segment waits for others to share its batch
     limits: Limits
     workers: Workers

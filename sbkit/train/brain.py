@@ -44,11 +44,17 @@ from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
+from sbkit.checkpoint.rng import (
+    State,
+    isolated_rng,
+    random_state,
+    restore_random_state,
+    seed_micro_batch,
+)
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
-from sbkit.distributed.device import Placement, check_precision, resolve
+from sbkit.distributed.device import Placement, check_precision, resolve_placement
 from sbkit.distributed.ranks import (
     gather_over_ranks,
     raise_on_all_ranks,
@@ -157,10 +163,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         evaluates_segments: whether a recording longer than `eval_batch_seconds` is evaluated in
             segments.
         loaders: loaders of the run, if `Run.make_brain` made the Brain.
-        epoch_share: share of the current epoch before the current step.
-        step: micro-batches of the current epoch or evaluation so far, and 0 in between. A resumed
-            epoch continues from where it was saved.
-        optimizer_step: steps of the run so far.
+        epoch_share: share of the current epoch before the current optimizer step.
+        step: SpeechBrain's name for the micro-batches of the current epoch or evaluation so far; 0
+            in between. A resumed epoch continues from where it was saved.
+        optimizer_step: optimizer steps of the run so far.
         nonfinite_count: bad steps of the epoch that the host has read so far.
         on_epoch: takes the record of each validation that `run.history` gets, on the first rank.
         tested: the meta data of the checkpoints whose mean is tested, once it is loaded.
@@ -208,7 +214,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         settings = hparams if isinstance(hparams, Settings) else Settings(hparams or {})
         options = read_run_options(settings, run_opts)
-        placement = resolve(options.get("device"), options.get("precision", "fp32"))
+        placement = resolve_placement(options.get("device"), options.get("precision", "fp32"))
         if options.get("device") is None and placement.device.type == "cpu":
             warn_of_unused_gpu("torch")
         eval_precision = options.get("eval_precision", "fp32")
@@ -423,7 +429,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Note signals and watch for a hang, while other work than `fit` calls `ping`.
+        """Catch signals and watch for a hang, while other work than `fit` calls `ping`.
 
         Raises StopRequestedError at the end if a signal came that the work did not obey.
         """
@@ -718,7 +724,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         metrics.unread = metrics.meter.peek()
         self.evaluator.validated_step = self.optimizer_step
         with isolated_rng(self.device):
-            evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, step=self.step)
+            evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, micro_batch=self.step)
         self.training_step.train_mode()
         metrics.start_epoch(afresh=False)
         patience = getattr(self.hparams, "early_stopping", 0)
@@ -933,7 +939,7 @@ def seeded(brain: Brain, batch: object) -> AbstractContextManager[None]:
     `draw_uniform` is seeded by utterance, and torch by rank.
     """
     seed, epoch = brain.hparams.seed, brain.hparams.epoch_counter.current
-    seed_step(seed, epoch=epoch, step=brain.step)
+    seed_micro_batch(seed, epoch=epoch, micro_batch=brain.step)
     step = (brain.step - 1) // brain.grad_accumulation_factor
     return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
 
@@ -980,18 +986,18 @@ def training_loss(brain: Brain, batch: object) -> Loss:
 
 
 def evaluate_stage(
-    brain: Brain, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, step: int = 0
+    brain: Brain, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, micro_batch: int = 0
 ) -> float:
-    """Evaluate after an epoch, or within one after micro-batch ``step``; return the mean loss."""
+    """Evaluate after an epoch, or within one after ``micro_batch``; return the mean loss."""
     brain.on_stage_start(stage, epoch)
     losses = brain.evaluate_splits(loaders, stage, phase=stage.name.lower())
     brain.stop_if_signaled(in_training=stage is Stage.VALID)
     mean = mean_over_ranks(losses)
-    brain.step = len(losses) if stage is Stage.TEST else step  # as in SpeechBrain
+    brain.step = len(losses) if stage is Stage.TEST else micro_batch  # as in SpeechBrain
     if stage is Stage.VALID and isinstance(brain.checkpointer, Checkpointer):
-        brain.checkpointer.is_within_epoch = step > 0
+        brain.checkpointer.is_within_epoch = micro_batch > 0
     brain.on_stage_end(stage, mean, epoch)
-    brain.step = step
+    brain.step = micro_batch
     return mean
 
 

@@ -90,7 +90,7 @@ class MetricTotals:
 
 
 NO_TOTALS = MetricTotals({}, 0.0, 0.0, 0.0)
-KEPT = ("so_far", "unread", "of_run")  # in checkpoints
+SAVED_TOTALS = ("so_far", "unread", "of_run")  # in checkpoints
 
 
 class Meter:
@@ -340,9 +340,9 @@ class TrainingMetrics:
     # -- with the run's checkpoints -----------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {name: vars(getattr(self, name)) for name in KEPT}
+        return {name: vars(getattr(self, name)) for name in SAVED_TOTALS}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
-        for name in KEPT:
+        for name in SAVED_TOTALS:
             setattr(self, name, MetricTotals(**state.get(name, vars(NO_TOTALS))))

@@ -14,7 +14,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Batch
-from sbkit.distributed.ranks import from_main_rank, sum_over_ranks, world_size
+from sbkit.distributed.ranks import copy_from_rank0, sum_over_ranks, world_size
 from sbkit.models.layers import GlobalNorm
 
 ComputeFeatures = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -171,7 +171,7 @@ def agree_on_buffers(modules: nn.Module) -> None:
         sum_over_ranks(statistic).div_(world_size())
     for buffer in modules.buffers():
         if id(buffer) not in averaged and buffer.numel():
-            from_main_rank(buffer)
+            copy_from_rank0(buffer)
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Steps whose loss or gradient is not finite, batches that exceed the memory, their utterances.
 
-Only the ids of a micro-batch are kept until the host reads the step's flags.
+Only the ids of a micro-batch are stored until the host reads the step's flags.
 """
 
 import logging

@@ -306,7 +306,7 @@ def frozen_steps(declared: Any) -> tuple[float, float] | None:
 
 
 class FreezablePart(NamedTuple):
-    """What one path of `freeze` leads to."""
+    """The module or parameter at one path of `freeze`."""
 
     start: float  # the steps before it is frozen, and before it learns again
     end: float  # infinite for always

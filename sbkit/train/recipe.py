@@ -24,7 +24,7 @@ from sbkit.train.brain import Brain
 
 
 class Recipe(Task):
-    """A task with what prepares and trains its runs, in their order.
+    """A task, and the methods that prepare and train its runs, in their order.
 
     Derive a class from a recipe, such as `AsrRecipe`, or from this one and a task. Bundles store
     the first base class that is no recipe, so the methods of a task belong there.

@@ -48,7 +48,7 @@ LAST_FAILURE = "last_failure.txt"  # in the folder of a run that may start again
 
 
 class StopSignals:
-    """Note SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
+    """Record SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
     A second Ctrl-C interrupts at once. Outside the main thread nothing is received. An exception
     that leaves the block ends the request, so that the next call goes on.

@@ -37,7 +37,7 @@ with process_group(torch.device("cpu")):
     except OtherRankError as silent:
         seen["left"] = silent.exit_code
     seen["ranks"] = gather_over_ranks([me, world_size()])
-    seen["for the first"] = gather_on_main_rank(me)
+    seen["for the first"] = gather_on_rank0(me)
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
     module = DistributedDataParallel(torch.nn.Linear(2, 2))
     module(torch.ones(1, 2)).sum().backward()

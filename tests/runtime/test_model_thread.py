@@ -101,7 +101,7 @@ def test_encode_batches_equals_encode_and_restores_torch_threads(
 @pytest.mark.parametrize("fewest", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_shapes_batches_fit_the_table(seed: int, fewest: int) -> None:
-    table, random = BatchShapes.table(RATE, batch_seconds=10.0), np.random.default_rng(seed)
+    table, random = BatchShapes.grid(RATE, batch_seconds=10.0), np.random.default_rng(seed)
     lengths = random.integers(1, 30 * RATE, random.integers(1, 60)).tolist()
     batches = list(table.batches(lengths, min_batches=fewest))
     assert sorted(index for batch in batches for index in batch) == [*range(len(lengths))]
@@ -117,7 +117,7 @@ def test_padding_to_the_table_changes_no_output(plain_bundle: Path) -> None:
     thread = load_in_thread(plain_bundle, device="cpu").model
     clips = noise(0.5, 0.56)
     before = thread.encode(clips)
-    thread.warm_up(BatchShapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
+    thread.warm_up(BatchShapes.grid(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
     for clip, padded in zip(before, thread.encode(clips), strict=True):
         np.testing.assert_allclose(clip.log_probs, padded.log_probs, atol=1e-4)
     assert thread.call(lambda model: model.padded_lengths) == (8000, 16_000)

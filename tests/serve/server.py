@@ -37,7 +37,7 @@ from sbkit.tasks.vad.predict import VoiceDetector
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
-SHAPES = BatchShapes.table(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1, 2, 5, 30))
+SHAPES = BatchShapes.grid(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1, 2, 5, 30))
 Tones = tuple[Bundle, Tokenizer, ToneModel]
 
 

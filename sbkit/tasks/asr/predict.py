@@ -87,7 +87,7 @@ class OverlapJoiner:
             last_sample = end * frame_samples if segment.overlap else len(segment.samples)
             inputs.append(
                 bundle.decoder_input(
-                    encoded.part(self.frames_to_skip, end),
+                    encoded.frames(self.frames_to_skip, end),
                     samples=last_sample - first_sample,
                     start=samples_to_seconds(segment.start + first_sample, rate),
                 )
