@@ -32,7 +32,7 @@ from sbkit.data.splits import (
 from sbkit.distributed.device import Placement
 from sbkit.train.recipe import Recipe
 
-COMMON_RANGES = {  # of the keys that every recipe here reads
+COMMON_RANGES = {  # the keys that every recipe here reads
     **TrainSampler.RANGES,
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),
@@ -124,8 +124,8 @@ def with_column(
     named = splits.named()
     for name, split in named.items():
         texts = keep_column(split, column, made_from, partial(compute, split))
-        kept = split.select_columns([other for other in split.column_names if other != column])
-        named[name] = kept.add_column(column, to_texts(texts.table[column]))
+        others = split.select_columns([other for other in split.column_names if other != column])
+        named[name] = others.add_column(column, to_texts(texts.table[column]))
     return with_fingerprints(splits.with_named(named), column)
 
 

@@ -58,5 +58,5 @@ def code_state(name: str = "corpus") -> dict[str, Any]:
     """Return the versions of code, of Python, and of the packages that read rows or texts."""
     packages = package_versions((*AUDIO_PACKAGES, *TEXT_PACKAGES))
     python = ".".join(platform.python_version_tuple()[:2])
-    number = CODE_VERSIONS[name].number if name in CODE_VERSIONS else 0  # of a recipe's own fact
+    number = CODE_VERSIONS[name].number if name in CODE_VERSIONS else 0  # a recipe's own fact
     return {"code": number, "python": python, "packages": packages}

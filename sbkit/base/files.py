@@ -29,7 +29,7 @@ from uuid import uuid4
 from sbkit.base.errors import CODE_FAULTS, SbkitError, translate
 
 RUN_YAML = "hyperparams.yaml"  # in a run folder
-RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
+RUN_CONFIG_FILE = "run_config.json"  # the configuration that a run began with
 HUGGINGFACE = "huggingface"  # in a bundle: a model that transformers runs
 TEMPORARY_NAMES = ".sbkit-*.tmp"  # of unfinished files and folders
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
@@ -41,8 +41,8 @@ FSYNC_REFUSALS = (
     *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
-MAX_TEXT_BYTES = 1 << 31  # of a text, a table of Kaldi for example
-MAX_FILE_BYTES = 1 << 25  # of a bundle or a run, except for these suffixes
+MAX_TEXT_BYTES = 1 << 31  # the largest text, such as a table of Kaldi
+MAX_FILE_BYTES = 1 << 25  # the largest file of a bundle or a run, except for these suffixes
 MAX_BYTES = {".yaml": 1 << 20, ".jsonl": 1 << 31, ".ckpt": 1 << 36, ".safetensors": 1 << 36}
 LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
 POINTER_FAULT = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository."

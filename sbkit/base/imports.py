@@ -61,7 +61,7 @@ def explain_torchaudio(error: Exception) -> str:
 
 # -- the user's modules ----------------------------------------------------------------------------
 
-_code: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # that each module runs
+_code: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # the code that each module runs
 _yaml_folders: list[str] = []  # the entries of sys.path that YAMLs brought, the last one's first
 
 
@@ -143,7 +143,7 @@ def _find(name: str) -> ModuleSpec | None:
         return None
     spec = PathFinder.find_spec(name)
     if spec is None and name not in sys.modules:
-        spec = find_spec(name)  # of a package that is installed from its checkout
+        spec = find_spec(name)  # finds packages that are installed from a checkout
     return spec or _variables(name).get("__spec__")
 
 
@@ -161,7 +161,7 @@ def imported_modules(code: bytes, package: str = "") -> frozenset[str]:
     package: in which relative imports are looked up; without it they are left out.
     """
     nodes: list[ast.AST] = []
-    with suppress(SyntaxError):  # which importing it will raise, with its file
+    with suppress(SyntaxError):  # importing it will raise the error, with its file
         nodes += ast.walk(ast.parse(code))
     guards = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     skipped = {id(child) for guard in guards for child in ast.walk(guard)}
@@ -308,7 +308,7 @@ def _import_bundled(name: str, loaders: Mapping[str, BundledModule]) -> None:
     _import_bundled(parent, loaders)
     loader = loaders.get(name)
     if loader is None and _find(name) is not None:
-        import_module(name)  # of this package, the bundle has other modules
+        import_module(name)  # the bundle has only other modules of this package
         return
     origin = None if loader is None else loader.path
     spec: Any = ModuleSpec(name, loader, origin=origin, is_package=is_package)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ONNX = "onnx"
-PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # of each runtime
+PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # by runtime
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # a container without GPUs has it, too
@@ -100,7 +100,7 @@ def cpu_name() -> str:
 class NvidiaDriver:
     """The facts that NVIDIA's driver reports; an empty text for each that it does not."""
 
-    version: str = ""  # of its kernel module
+    version: str = ""  # that of its kernel module
     cuda: str = ""  # the newest CUDA that its library supports
     failure: str = ""  # why it shows this process no GPU
 

@@ -3,9 +3,9 @@
 import math
 import pydoc
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sbkit.base.errors import ConfigError
@@ -19,13 +19,10 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constraint(ABC):
+class Constraint(Container[object]):
     """The values that a key may have; ``advice`` says how to correct others."""
 
     advice: str
-
-    @abstractmethod
-    def __contains__(self, value: object) -> bool: ...
 
     @abstractmethod
     def advice_for(self, value: object) -> str: ...
@@ -137,6 +134,7 @@ TEXT = ValueType(("null", "text"))
 TEXTS = ValueType(("null", "text", "a list of texts"))
 LIST = ValueType(("null", "[]", "a list of texts"), advice="Write [] for none.")
 MAPPING = ValueType(("null", "a mapping with names as keys"), advice="Write {} for none.")
+TEXT_MAPPING = ValueType(("null", "a mapping of texts"))
 
 REQUIRED = object()  # the default of a key that a YAML must have
 
@@ -168,12 +166,10 @@ KEYS: Mapping[str, Key] = {
     "corpus": Key(TEXT),
     **dict.fromkeys(("data_folder", "language"), Key(TEXTS)),
     "lm_text": Key(TEXTS, needs={"word_lm_order": "above 0", "token_lm_order": "above 0"}),
-    **dict.fromkeys(
-        ("manifest", "splits", "where"), Key(ValueType(("null", "a mapping of texts")))
-    ),
+    **dict.fromkeys(("manifest", "splits", "where"), Key(TEXT_MAPPING)),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "columns": Key(
-        ValueType(("null", "a mapping of texts"), advice="Write {text: COLUMN}."),
+        replace(TEXT_MAPPING, advice="Write {text: COLUMN}."),
         {},
         "{text: wrd, path: file}, or {b.csv: {text: wrd}} for one table; {text: null}: no text",
     ),

@@ -41,7 +41,7 @@ from sbkit.base.machine import allowed_cores, usable_cores
 
 OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
 CHECK_SECONDS = 0.25
-BUSY_SHARE = 0.1  # of the time that threads wait for a core; an idle machine has 0.01 to 0.04
+BUSY_SHARE = 0.1  # of the threads' time, waiting for a core; an idle machine has 0.01 to 0.04
 QUIET_CHECKS = 8  # in a row, before threads spin again
 LIBRARY_PATHS = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece has its own libgomp
 

@@ -104,13 +104,13 @@ ALLOWED_FUNCTIONS = {  # functions that `!name:` may pass to a part
     "mish relu relu6 selu sigmoid silu softmax softsign tanh tanhshrink",
 }
 
-ALLOWED_TAGS = {  # that may stand before each name
+ALLOWED_TAGS = {  # the tags that may stand before each name
     f"{module}.{name}": tags
     for table, tags in ((ALLOWED_CLASSES, ("!new", "!name")), (ALLOWED_FUNCTIONS, ("!name",)))
     for module, names in table.items()
     for name in names.split()
 }
-ALLOWED_MODULES = {  # of these classes, with their packages
+ALLOWED_MODULES = {  # that define these names, with their packages
     module
     for name in ALLOWED_TAGS
     for module in accumulate(name.split(".")[:-1], lambda package, part: f"{package}.{part}")

@@ -156,12 +156,12 @@ class Bundle(BundleContents):
             return [*task.predict(self, batch)]
         recognized: list[RecognizedClip] = []
         for clip in batch.clips:
-            parts: list[RecognizedClip] = []
+            segments: list[RecognizedClip] = []
             for segment in Segmenter(rate, overlaps=False).split([clip]):
                 ping("test")
-                (part,) = task.predict(self, replace(batch, clips=[segment.samples]))
-                parts.append(part.later(samples_to_seconds(segment.start, rate)))
-            recognized.append(join_recognitions(parts))
+                (text,) = task.predict(self, replace(batch, clips=[segment.samples]))
+                segments.append(text.later(samples_to_seconds(segment.start, rate)))
+            recognized.append(join_recognitions(segments))
         return recognized
 
     def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:
@@ -333,17 +333,17 @@ def encode_in_segments(
     encode: Callable[[Segment], Encoded],
 ) -> Encoded:
     """Run a model on the segments of a clip (S,), and join its outputs to those of one clip."""
-    parts: list[Encoded] = []
+    outputs: list[Encoded] = []
     skipped = 0  # frames of the segment that belong to the previous one
     for segment in segmenter.split([clip]):
         encoded = encode(segment)
         end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
-        if segment.next_start < len(clip):  # only the last segment keeps the zeros after it
+        if segment.next_start < len(clip):  # only the last segment includes the zeros after it
             end = min(end, segment.num_frames(segmenter.frame_samples))
-        parts.append(encoded.frames(skipped, end))
+        outputs.append(encoded.frames(skipped, end))
         skipped = skipped_by_next
-    log_probs = np.concatenate([part.log_probs for part in parts])
-    states = [part.states for part in parts]
+    log_probs = np.concatenate([output.log_probs for output in outputs])
+    states = [output.states for output in outputs]
     if states[0] is None:
         return Encoded(log_probs)
     if isinstance(states[0], np.ndarray):

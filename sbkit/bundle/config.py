@@ -62,7 +62,7 @@ class BundleConfig:
 def is_of_transformers(folder: Path) -> bool:
     """Return whether a folder's config.json is one of transformers, not of a bundle."""
     file = folder / CONFIG_FILE
-    if (folder / CHECKSUMS).exists():  # those of a bundle
+    if (folder / CHECKSUMS).exists():  # only a bundle has them
         return False
     with suppress(SbkitError), parsing_errors(file, "be JSON", fix="Restore it.", is_json=True):
         content = read_regular(file, subject=f"The {CONFIG_FILE}", follow_links=True)

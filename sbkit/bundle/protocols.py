@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Float64s, Int64s, LogProbs
 
-ModelState = Any  # of a session between two chunks, for the model that returned it
+ModelState = Any  # a session's state between two chunks, for the model that returned it
 DeviceArray = Any  # an array on the device of a model, for that model only
 
 

@@ -12,7 +12,7 @@ from sbkit.train.schedule import highest_factor, parse_schedule
 # The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
 # at 1.0, ctc.yaml writes only blanks.
 SCRATCH_RATES = (5e-5, 1e-3, 0.02)
-TUNING_RATES = (1e-6, 1e-4, 0.02)  # of weights that were trained before
+TUNING_RATES = (1e-6, 1e-4, 0.02)  # for weights that were trained before
 # Mean uses of a token in the training transcripts, for a vocabulary that is not of characters.
 # A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
 MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200

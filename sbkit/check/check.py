@@ -172,8 +172,8 @@ def check_before_training(spec: RunSpec, data: RunData) -> None:
 def summary(findings: Sequence[Finding]) -> str:
     """Write how many errors and notes there are: "2 errors and 1 note"."""
     counts = Counter(finding.severity for finding in findings)
-    parts = [plural(counts[word], word) for word in ("error", "note") if counts[word]]
-    return " and ".join(parts) or "Nothing found."
+    texts = [plural(counts[word], word) for word in ("error", "note") if counts[word]]
+    return " and ".join(texts) or "Nothing found."
 
 
 def _unique(findings: Iterable[Finding]) -> list[Finding]:

@@ -82,13 +82,13 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     micro_batches_per_step = num_processes * run.accumulation
     steps_of_epoch = sampler.steps()
     # Those of the first process, whose first micro-batch of a step is the largest
-    parts = range(0, micro_batches_per_step, num_processes)
-    padded = [padded_part(steps_of_epoch, part, micro_batches_per_step) for part in parts]
+    indices = range(0, micro_batches_per_step, num_processes)
+    padded = [padded_part(steps_of_epoch, index, micro_batches_per_step) for index in indices]
     valid_loaders = run.built.loaders.valid.values()
     valid_batches = [batch for loader in valid_loaders for batch in _batches_of(loader)]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
-    most_in_part = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
-    chosen = np.argmax(padded[0]), np.argmax(most_in_part)
+    most_in_batch = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
+    chosen = np.argmax(padded[0]), np.argmax(most_in_batch)
     largest, most_utterances = (
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
@@ -279,7 +279,7 @@ class RealSteps:
         shares = [self.load(longest_first[: count * num_rows], loader) for count in (1, 2)]
         run(shares[0])  # makes gradients and optimizer states
         free_bytes = available_memory()
-        growths: list[int] = []  # of a step, in bytes beyond those that are held
+        growths: list[int] = []  # bytes of each run beyond those that were held
         for share in shares:
             self.reset_peak()
             held_bytes = self.peak_bytes
@@ -296,7 +296,7 @@ class RealSteps:
             torch.cuda.reset_peak_memory_stats(self.brain.device)
             return
         gc.collect()
-        return_freed_memory()  # what earlier checks have freed would count as held
+        return_freed_memory()  # memory that earlier checks freed would count as held
         with suppress(OSError):  # only Linux can reset it
             Path("/proc/self/clear_refs").write_text("5")
 

@@ -372,7 +372,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
             f"`language: {language}`: {listed(examples, max_names=MAX_LISTED_CHARACTERS)}",
             fix=f"Set `language` to that of the transcripts{spoken and f', such as {spoken}'}.",
         )
-    if replacements := by_kind.get(REPLACED):  # of letters, by the text table of the language
+    if replacements := by_kind.get(REPLACED):  # letters that the text table replaces
         replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
         count = replaced.total()
         share = count / letters.total()

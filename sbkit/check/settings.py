@@ -47,8 +47,8 @@ from sbkit.train.setup import (
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
-MIN_HIGHEST_FACTOR = 0.5  # of `lr`
-MAX_COMPARED_STEPS = 100  # of two plans
+MIN_HIGHEST_FACTOR = 0.5  # a factor of `lr`
+MAX_COMPARED_STEPS = 100  # steps of two plans
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 
 

@@ -174,10 +174,9 @@ def differences(before: Description, now: Description) -> list[Difference]:
         *_hash_differences("the helper `{}`", before.helpers, now.helpers),
     ]
     for name in sorted(before.modules.keys() & now.modules.keys()):
-        if before.modules[name] != now.modules[name]:
-            differing.append(
-                Difference(f"the module {name}", before.modules[name], now.modules[name])
-            )
+        old, new = before.modules[name], now.modules[name]
+        if old != new:
+            differing.append(Difference(f"the module {name}", old, new))
     # An object within another is a part of the model, such as the `decoder` of a codec.
     texts = [*before.values.values(), *now.values.values()]
     allowed = {key for key in MAY_CHANGE if f"<{key}>" not in texts}
@@ -185,12 +184,10 @@ def differences(before: Description, now: Description) -> list[Difference]:
         allowed -= {"audio_store"}  # its lengths of clips are those of the tables
     if before.data and now.data:
         allowed |= DATA_SETTINGS
-    kept = {path for path, text in now.references.items() if before.references.get(path) == text}
-    for difference in _compare(_replace_unchanged(before.values, now.values, kept), now.values):
-        is_of_optimizer = OPTIMIZER_KEY in difference.name.split(".")[:-1]
-        differing.append(
-            difference._replace(is_allowed=difference.key in allowed or is_of_optimizer)
-        )
+    same = {path for path, text in now.references.items() if before.references.get(path) == text}
+    for difference in _compare(_replace_at(before.values, now.values, same), now.values):
+        is_allowed = difference.key in allowed or OPTIMIZER_KEY in difference.name.split(".")[:-1]
+        differing.append(difference._replace(is_allowed=is_allowed))
     return differing
 
 
@@ -334,20 +331,20 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
             yield from _leaves(child, (*keys, key), seen)
 
 
-def _replace_unchanged(before: Any, now: Any, unchanged: Set[str], path: str = "") -> Any:
+def _replace_at(before: Any, now: Any, paths: Set[str], path: str = "") -> Any:
     """Return an earlier value with the present ones at the paths of unchanged references."""
-    if path in unchanged:
+    if path in paths:
         return now
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return {
-            key: _replace_unchanged(value, now[key], unchanged, f"{path}.{key}".removeprefix("."))
+            key: _replace_at(value, now[key], paths, f"{path}.{key}".removeprefix("."))
             if key in now
             else value
             for key, value in before.items()
         }
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         pairs = enumerate(zip(before, now, strict=True))
-        return [_replace_unchanged(*pair, unchanged, f"{path}.{index}") for index, pair in pairs]
+        return [_replace_at(*pair, paths, f"{path}.{index}") for index, pair in pairs]
     return before
 
 

@@ -139,7 +139,7 @@ def limit_aliases(root: object) -> None:
 
     def size(node: Any) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = MAX_YAML_VALUES  # of one that contains itself
+            sizes[id(node)] = MAX_YAML_VALUES  # for a node that contains itself
             nodes: Any = node if isinstance(node, tuple) else getattr(node, "value", None)
             is_parsed = isinstance(nodes, list | tuple)  # and not yet constructed
             parts = nodes if is_parsed else [child for _, child in children(node)]
@@ -272,9 +272,9 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
     text = read_yaml_text(path)
     try:
         root = deepcopy(parse_yaml(text))
-    except (YAMLError, ValueError, LookupError, RecursionError) as error:  # of ruamel.yaml
+    except (YAMLError, ValueError, LookupError, RecursionError) as error:  # ruamel.yaml's
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
-        if "expected ':'" in str(problem):  # of a key, which may end many lines above
+        if "expected ':'" in str(problem):  # the key may end many lines above
             mark = getattr(error, "context_mark", mark)
         place = f"{path}:{mark.line + 1}" if mark else path
         advice = " Indent it with spaces." if r"'\t'" in str(problem) else ""

@@ -186,7 +186,7 @@ class RunSpec:
     def place(self, *keys: str | int) -> str:
         """Return "override of KEY" if the user has overridden the key, else FILE:LINE."""
         if keys == ("data_folder",) and self.settings.get("manifest"):
-            keys = ("manifest",)  # which is read instead
+            keys = ("manifest",)  # `manifest` is read instead
         override: object = self.given
         for depth, key in enumerate(keys, start=1):
             if not isinstance(override, Mapping) or key not in override:
@@ -327,7 +327,7 @@ def build_hparams(spec: RunSpec) -> Settings:
 
     try:
         return Settings(load_hyperpyyaml(spec.text, loader=TracingLoader))
-    except Exception as error:  # of any class or function that the YAML names
+    except Exception as error:  # any class or function that the YAML names may fail
         raise _explain(error, path, spec.document) from error
 
 

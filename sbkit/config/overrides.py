@@ -147,7 +147,7 @@ def _from_python(value: Any) -> object:
         return [_from_python(item) for item in value]
     if hasattr(value, "tolist"):  # numbers and arrays of NumPy, tensors
         return value.tolist()
-    is_device = type(value).__module__ == "torch"  # which the command line does not import
+    is_device = type(value).__module__ == "torch"  # the command line does not import torch
     return str(value) if is_device or isinstance(value, PurePath) else value
 
 
@@ -220,7 +220,7 @@ def _replace(
     document: Document, parent: Container, defaults: Container, keys: Keys, value: object
 ) -> None:
     """Replace the value at ``keys[-1]`` of its parent; of a mapping, only some keys."""
-    if "mapping" in str(RANGES.get(dotted(keys[:-1]))):  # whose keys are the user's
+    if "mapping" in str(RANGES.get(dotted(keys[:-1]))):  # the user chooses its keys
         parent[keys[-1]] = value
         return
     key = _existing_key(document, parent, keys)

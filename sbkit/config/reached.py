@@ -13,7 +13,7 @@ from sbkit.config.hparams import OUTPUT_FOLDER, RunSpec
 # Other keys of every run name no file, or the data, which has fingerprints, or initial weights.
 FILE_KEY = "lm_text"
 NUM_HASH_DIGITS = 12
-MAX_READ_BYTES = 1 << 32  # of more, sizes stand for contents
+MAX_READ_BYTES = 1 << 32  # beyond it, sizes stand for contents
 
 
 def list_reached(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
@@ -38,7 +38,7 @@ def list_reached(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
 
 def _lies_apart(text: str, run: Path, *, is_argument: bool) -> bool:
     """Return whether a text names a file or folder that is neither in the run folder nor above."""
-    with suppress(OSError):  # of a text that is too long for a path
+    with suppress(OSError):  # a text may be too long for a path
         path = Path(text).resolve()
         is_bundle = (path / "config.json").is_file()  # such as that of a teacher
         if path.is_file() or is_bundle or (is_argument and path.is_dir()):

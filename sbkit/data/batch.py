@@ -241,9 +241,7 @@ class Loaders:
     train: Loader  # this rank's share of the global batches of the epoch
     valid: Mapping[str, Loader]  # by split
     test: Mapping[str, Loader]  # by split
-    for_statistics: (
-        Loader  # the training set in order, or drawn clips of it, for its mean and deviation
-    )
+    for_statistics: Loader  # the training set in order, or drawn clips of it
     splits: Splits
 
 

@@ -27,7 +27,7 @@ TIMEOUT_VARIABLE = "SBKIT_RENDEZVOUS_SECONDS"
 # in its heartbeat.
 GROUP_TIMEOUT = timedelta(hours=24)
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # gloo sends objects
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that a launcher sets
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # a launcher sets them
 POLL_SECONDS = 0.1  # between two looks for what another rank does
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.is_single = False
-        self.store: Store | None = None  # of the rendezvous
+        self.store: Store | None = None  # that of the rendezvous
         self.num_turns = 0  # how often the ranks have waited for rank 0
 
 

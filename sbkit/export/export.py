@@ -114,7 +114,7 @@ def export_run(
         facts = card_facts(run, bundle.task, config, written_formats, license=license)
         if weights is not None:
             facts |= {"weights": Path(weights).name, "run": "FOLDER test.csv"}
-        if weights is not None or source != run / BUNDLE:  # which the test measured
+        if weights is not None or source != run / BUNDLE:  # the test measured that bundle
             facts |= {"results": []}
         write_card(folder, facts)
         for name in written_formats:
@@ -446,8 +446,9 @@ def bundle_weights(
     weights: Mapping[str, Tensor], root: CommentedMap, task: Task
 ) -> dict[str, Tensor]:
     """Return the weights of a bundle, whose parts are numbered anew, with adapters merged."""
-    kept = [i for i, name in enumerate(part_names_of_yaml(root)) if name not in task.training_parts]
-    new_index = {str(old): new for new, old in enumerate(kept)}
+    names = part_names_of_yaml(root)
+    indices = [index for index, name in enumerate(names) if name not in task.training_parts]
+    new_index = {str(old): new for new, old in enumerate(indices)}
     renumbered = {}
     for name, value in merge_adapters(weights).items():
         index, _, path = name.partition(".")  # a name is the index of the part, a dot and a path

@@ -1,7 +1,7 @@
 """Write the model card of a bundle, README.md, about the model, its data, results and license.
 
 The text is in `card.md.j2`, with a YAML header that model hubs read. All facts come from the task
-and the files of the run folder; a fact that is missing there is called unknown. They are kept in
+and the files of the run folder; a fact that is missing there is called unknown. They are stored in
 card.json, so that a bundle that gets another decoder gets another card.
 """
 

@@ -169,7 +169,7 @@ def _to_float32(model: Proto) -> None:
             values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
     for attribute in attributes:
-        if attribute.name == "to" and attribute.i == double:  # of Cast
+        if attribute.name == "to" and attribute.i == double:  # the type of a Cast
             attribute.i = single
 
 

@@ -40,7 +40,7 @@ RunBatch = Callable[[Float32s, Counts], BatchLogProbs]
 Transcribe = Callable[[Sequence[Float32s]], list[str]]
 BATCH_SIZES = (1, 3)
 SECONDS = (0.3, 2.0, 10.0)
-EXTRA_SECONDS = 1.0  # of zeros past the longest clip; one more sample avoids a round number
+EXTRA_SECONDS = 1.0  # zeros past the longest clip; one more sample avoids a round number
 # The limit for outputs of a format in float32, and for the share of integers that differ,
 # because a value between two may be rounded to either. Whisper needs it: its states reach 500, so
 # on noise, log-probabilities of `base` differ by 5e-4 in onnxruntime.
@@ -114,7 +114,7 @@ def largest_difference(trained: Array, written: Array) -> float:
 
     Raises ValueError if their shapes differ.
     """
-    if trained.shape != written.shape:  # which could broadcast
+    if trained.shape != written.shape:  # other shapes could broadcast
         raise ValueError(f"shape {written.shape} instead of {trained.shape}")
     difference = float(np.abs(trained - written).max(initial=0))
     return math.inf if math.isnan(difference) else difference

@@ -42,7 +42,7 @@ from sbkit.text.decoder_tokenizer import END, DecoderTokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 EARLIER_TEXT = "<|startofprev|>"  # begins the text of what was said before
-OTHER_KEYS = (  # of the encoder's config, but not of `config.json`
+OTHER_KEYS = (  # keys of the encoder's config that `config.json` lacks
     *("source", "text_tokens", "do_normalize", "sample_rate", "n_fft", "hop_length"),
 )
 
@@ -124,7 +124,7 @@ def _generation_settings(
         "alignment_heads": tokens.get("alignment_heads"),
         "max_length": config["max_target_positions"],
         "is_multilingual": bool(languages),
-        "num_beams": 1,  # which `pipeline` would set to 5
+        "num_beams": 1,  # `pipeline` would set 5
     }
     if (earlier := tokenizer.token_id(EARLIER_TEXT)) is not None:
         settings["prev_sot_token_id"] = earlier

@@ -38,7 +38,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "marked": {"linewidth": 2, "marker": "o", "markersize": 4},
     "level": {"linewidth": 1, "linestyle": "--"},  # horizontal, over the whole panel
 }
-CURVES = "curves.png"  # of a run
+CURVES = "curves.png"  # the curves of a run
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from sbkit.base.files import (
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "train_log.jsonl"
-FIGURES_FOLDER = "figures"  # of pictures that a recipe logs
+FIGURES_FOLDER = "figures"  # pictures that a recipe logs
 # Beginnings of the names of logged figures
 SOURCE_LOSS = "source_loss/"  # and the name of a training source
 VALID = "valid_"  # and the name of a figure that was logged in a validation

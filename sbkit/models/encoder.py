@@ -18,7 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.models.encoder_parts import Backbone, EncoderPart, FeatureExtractor
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
-AUDIO_PART_KEYS = ("compute_features", ENCODER, "wave_augment")  # of parts that take audio
+AUDIO_PART_KEYS = ("compute_features", ENCODER, "wave_augment")  # keys of parts that take audio
 
 
 class Encoder:

@@ -123,9 +123,8 @@ class Dropout(nn.Module):
         dropped = min(round(self.p * DRAW_RANGE), DRAW_RANGE - 1)
         draw = _draw_compiled if torch.compiler.is_compiling() else _draw
         draws = draw(torch.randint(MAX_SEED, ()), x.numel()).view(x.shape).to(torch.float32)
-        factors = draws.ge_(dropped - DRAW_RANGE // 2).mul_(
-            weight * DRAW_RANGE / (DRAW_RANGE - dropped)
-        )
+        scale = weight * DRAW_RANGE / (DRAW_RANGE - dropped)
+        factors = draws.ge_(dropped - DRAW_RANGE // 2).mul_(scale)
         return factors.to(x.dtype)
 
 

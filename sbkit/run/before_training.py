@@ -96,7 +96,7 @@ def _score(
         scored = scorer.score(name, rows, as_tested=as_tested, max_batches=count)
         brain.stop_if_signaled()
         if rank() == 0:
-            report.describe(scored)  # which computes the figures
+            report.describe(scored)  # computes the figures
     return report.entries
 
 

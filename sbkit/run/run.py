@@ -495,7 +495,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
                 language=spec.settings.get("language"),
                 corpus=corpus and corpus.describe(),
             )
-            return_freed_memory()  # of the report, which training does not need
+            return_freed_memory()  # memory of the report, which training does not need
     write_yaml(run, described, has_ended=was_finished)
     return brain
 
@@ -507,7 +507,7 @@ def set_results_aside(folder: Path) -> None:
     for file in (folder / BUNDLE, folder / SUMMARY):
         if file.exists():
             renamed = file.with_stem(f"{file.stem}-{epoch}")
-            shutil.rmtree(renamed, ignore_errors=True)  # of an earlier try
+            shutil.rmtree(renamed, ignore_errors=True)  # an earlier start may have left it
             file.rename(renamed)
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 

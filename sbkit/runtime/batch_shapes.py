@@ -30,7 +30,7 @@ class BatchShapes:
     [[3, 2], [0], [1, 4]]
     """
 
-    max_samples: int  # of padded audio in a batch of several clips
+    max_samples: int  # padded audio of a batch of several clips
     batch_sizes: tuple[int, ...] = ()  # clips that a batch may have, ascending from 1
     padded_lengths: tuple[int, ...] = ()  # the samples that clips are padded to, ascending
 

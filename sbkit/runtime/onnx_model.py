@@ -38,13 +38,13 @@ from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
 from sbkit.text.decoder_tokenizer import GenerationSettings
 
-ONNX_FOLDER = "onnx"  # of a bundle
+ONNX_FOLDER = "onnx"  # in a bundle
 MIN_ONNXRUNTIME = "1.17.1"  # for graphs: in sherpa-onnx's library for Android. sbkit needs a newer
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
 WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
 SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
 MAX_ONNX_BYTES = 1 << 31  # the limit of a protobuf
-MAX_SAMPLES = 1 << 20  # of a chunk or of padding; a minute at 16 kHz
+MAX_SAMPLES = 1 << 20  # the longest chunk or padding; a minute at 16 kHz
 DEVICE_PATTERN = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
 GPU_INDEX = "device_id"  # an option of the provider
 HEAVY_OPERATIONS = ("MatMul", "Gemm", "Conv", "Attention")  # also parts of fused operations' names
@@ -81,7 +81,7 @@ class OnnxModel:
     decoder: "OnnxDecoder | None" = None
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
-        """Make a session from the bytes of a file, on cpu, cuda (the first GPU) or cuda:N."""
+        """Load the bytes of a file with onnxruntime, on cpu, cuda (the first GPU) or cuda:N."""
         onnxruntime = require_package("onnxruntime", extra="export")
         if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
             raise DeviceError(
@@ -94,7 +94,7 @@ class OnnxModel:
         options.log_severity_level = 4  # errors are raised; they need not be printed
         if provider == PROVIDERS["cuda"]:
             with redirect_stdout(sys.stderr):
-                onnxruntime.preload_dlls()  # of CUDA's wheels, which only torch finds by itself
+                onnxruntime.preload_dlls()  # CUDA's wheels, which only torch finds by itself
         try:
             self._session = onnxruntime.InferenceSession(
                 content,
@@ -185,25 +185,25 @@ class OnnxDecoder:
     }
 
     def __init__(self, frames: OnnxModel, tokens: OnnxModel) -> None:
-        self.sessions = (frames, tokens)
+        self.graphs = (frames, tokens)
         fix = "Export it again."
         with parsing_errors("An ONNX model", "hold its settings", fix=fix, is_json=True):
             self._settings = GenerationSettings(**json.loads(tokens.metadata[SETTINGS_JSON]))
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
-        """Load the sessions from ``onnx/`` of a bundle."""
+        """Load the graphs from ``onnx/`` of a bundle."""
         contents = (read_graph(bundle, file) for file in cls.files[precision])
         return cls(*(OnnxModel(content, device=device) for content in contents))
 
     def remember(self, states: Float32s) -> Memories:
         """Begin to decode the frames of a clip: (U, D)."""
-        keys, values = self.sessions[0].run(states[None])
+        keys, values = self.graphs[0].run(states[None])
         return keys, values, keys[:, :, :, :0], values[:, :, :, :0]
 
     def read(self, tokens: Int64s, memories: Memories) -> tuple[Float32s, Memories]:
         """Read tokens (B, L); return the logits of what follows each, (B, L, V), and memories."""
-        logits, *read = self.sessions[1].run(tokens, *memories)
+        logits, *read = self.graphs[1].run(tokens, *memories)
         return logits, (*memories[:2], *read)
 
     def log_probs(self, text: Sequence[int], memories: Memories) -> Float32s:

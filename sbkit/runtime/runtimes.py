@@ -223,7 +223,7 @@ def _load_onnx(
     device = FIRST_GPU if device == "cuda" else device
     options = {"device": device, "precision": precision}
     model: OnnxModel | OnnxGraphs
-    sessions: list[OnnxModel | OnnxGraphs] = []
+    decoder_graphs: list[OnnxModel | OnnxGraphs] = []
     if graphs:
         model = OnnxGraphs(graphs, folder, device=device)
     elif streaming == "only":
@@ -232,14 +232,14 @@ def _load_onnx(
         model = OnnxModel.load(folder, **options)
         if contents.decoder_tokenizer is not None:
             model.decoder = OnnxDecoder.load(folder, **options)
-            sessions += model.decoder.sessions
+            decoder_graphs += model.decoder.graphs
         chunk_file = folder / ONNX_FOLDER / OnnxStreamingModel.files[precision]
         if streaming == "also" and chunk_file.exists():
             model.chunk_model = OnnxStreamingModel.load(folder, **options)
-    for session in (model, *sessions):
-        if session.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
+    for graph in (model, *decoder_graphs):
+        if graph.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
             raise BundleError(f"The ONNX model in {folder} has other weights. Export it again.")
-        require_as_requested(session.runs_on, device=device, precision=precision)
+        require_as_requested(graph.runs_on, device=device, precision=precision)
     return model
 
 

@@ -69,7 +69,7 @@ class ScoreReport:
         report_by: Sequence[str] = (),
     ) -> None:
         self.folder = folder
-        self.entries: dict[str, FigureDict] = {}  # of `summary.json`, by test set
+        self.entries: dict[str, FigureDict] = {}  # entries of `summary.json`, by test set
         self._task = task
         self._metrics = metrics or task.metrics
         self._measure = measure or task.measure

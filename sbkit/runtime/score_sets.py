@@ -30,7 +30,7 @@ from sbkit.train.recipe import load_recipe
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS = 120.0  # of padded audio
+BATCH_SECONDS = 120.0  # padded audio
 
 
 def batch_seconds_of(settings: Mapping[str, Any]) -> float:

@@ -84,7 +84,7 @@ class BundleScorer:
         as_tested: that of `Splits`, for a test set of a run.
         max_batches: of each rank, to debug; None for all.
         """
-        own_results: dict[int, Any] = {}  # of this rank, by row
+        own_results: dict[int, Any] = {}  # results of this rank, by row
         rate, seconds = self._bundle.config.sample_rate, self._batch_seconds
         batches = read_whole_clips(rows, rate, batch_seconds=seconds)
         total = float(sample_counts(rows).sum())

@@ -40,7 +40,7 @@ from sbkit.runtime.model_thread import (
     run_batches,
 )
 
-NUM_WARM_UPS = 3  # of each shape: CUDA graphs first run it, then record it, then replay it
+NUM_WARM_UPS = 3  # runs of each shape: CUDA graphs first run it, then record it, then replay it
 PRECISION_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the products' precision
 Row = TypeVar("Row")
@@ -102,12 +102,9 @@ class TorchModel(nn.ModuleList):
             raise BundleError(
                 f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
             ) from error
-        if not user_modules:  # whose classes may not be made for it
+        if not user_modules:  # their classes may not support the device meta
             _require_size(contents.config.parts.values(), weights)
-        with (
-            preserve_rng(ON_CPU.device),
-            limit_parameters(weights),
-        ):  # parts draw weights
+        with preserve_rng(ON_CPU.device), limit_parameters(weights):  # parts draw weights
             network, parts = assemble(contents, user_modules)
         modules: nn.ModuleList = network.model
         check_fits(weights, modules, place=str(file))
@@ -215,7 +212,7 @@ class TorchModel(nn.ModuleList):
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device  # that of a run, for its frozen helper
+        return next(self.parameters()).device  # a run may have moved a frozen helper
 
     def _read_back(self) -> EffectiveRuntime:
         """Run a second of silence; return the devices used and the types of the products."""
@@ -356,7 +353,7 @@ class CompiledModel(TorchModel):
 class TorchBundle(Bundle):
     """A bundle with its model in torch."""
 
-    model: TorchModel = field(repr=False)  # which is many lines
+    model: TorchModel = field(repr=False)  # its text has many lines
 
 
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:
@@ -368,7 +365,7 @@ def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None
                 part = build_from_spec(spec)
             except SbkitError:
                 raise
-            except Exception:  # of a class that computes with values, of which "meta" has none
+            except Exception:  # a class may compute with values, and "meta" has none
                 continue
             for module in part.modules() if isinstance(part, nn.Module) else ():
                 tensors = [*vars(module).values(), *vars(module)["_buffers"].values()]

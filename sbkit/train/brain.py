@@ -44,13 +44,7 @@ from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import (
-    State,
-    isolated_rng,
-    random_state,
-    restore_random_state,
-    seed_micro_batch,
-)
+from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_torch
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
@@ -139,7 +133,7 @@ PHASES = {  # titles of the progress bar
 class ResumedPosition(NamedTuple):
     """What a checkpoint says of its position, until the resumed epoch goes on."""
 
-    random: State | None = None  # of the generators
+    random: State | None = None  # the state of the generators
     accumulation: int | None = None  # micro-batches of a step
     is_trained: bool = False  # whether the epoch had its last micro-batch
 
@@ -247,9 +241,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         )
         self.training_metrics = TrainingMetrics(self.device)
         interval = settings.get("valid_interval_steps", 0)
-        self.evaluator = Evaluator(
-            type(self).metrics or LOSS_METRIC, self.measure, interval=interval
-        )
+        metrics = type(self).metrics or LOSS_METRIC
+        self.evaluator = Evaluator(metrics, self.measure, interval=interval)
         self.stopping = EpochSaver(
             None if checkpointer is None else self._save_intra_epoch_ckpt,
             minutes=self.ckpt_interval_minutes,
@@ -362,12 +355,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 open_metrics(self, epoch_counter, loader)
                 for _, part in all_within(self):
                     if isinstance(part, nn.Parameter):
-                        part.grad = None  # those from before must not count
+                        part.grad = None  # gradients from before must not count
                 self.owners.begin()
                 with self.stopping.signals, register_optimizer_step_pre_hook(self.owners.check):
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
                     self.training_step.moving_average.swap_in()
-                    self.stop_if_signaled(in_training=True)  # of the last validation
+                    self.stop_if_signaled(in_training=True)  # a signal in the last validation
         finally:
             self.stopping.time_limit.stop()
             self.step = 0  # without a checkpoint, the next `fit` starts an epoch
@@ -909,7 +902,7 @@ def open_metrics(brain: Brain, epochs: Iterable[int], train_set: Batches) -> Non
     num_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
     next_epoch = getattr(epochs, "current", 0) + 1
     sampler = getattr(train_set, "batch_sampler", None)
-    if isinstance(sampler, RankSampler):  # whose plan of this epoch is needed anyway
+    if isinstance(sampler, RankSampler):  # its plan of this epoch is needed anyway
         sampler.set_epoch(next_epoch)
     num_steps = num_epochs * -(-(length_of(train_set) or 0) // brain.grad_accumulation_factor)
     if brain.optimizer_step and (brain.step or next_epoch <= num_epochs):
@@ -939,7 +932,7 @@ def seeded(brain: Brain, batch: object) -> AbstractContextManager[None]:
     `draw_uniform` is seeded by utterance, and torch by rank.
     """
     seed, epoch = brain.hparams.seed, brain.hparams.epoch_counter.current
-    seed_micro_batch(seed, epoch=epoch, micro_batch=brain.step)
+    seed_torch(seed, epoch=epoch, micro_batch=brain.step)
     step = (brain.step - 1) // brain.grad_accumulation_factor
     return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
 
@@ -1039,7 +1032,7 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
     # After the save, which must not wait for a screen
     brain.training_metrics.progress.report_epoch(figures)
     if brain.on_epoch is not None:
-        with raise_on_all_ranks(Exception):  # of the user's code
+        with raise_on_all_ranks(Exception):  # the user's code may raise any
             if rank() == 0:
                 brain.on_epoch(figures.as_record())
 

@@ -13,7 +13,7 @@ from sbkit.train.schedule import Validations
 
 
 class Evaluator:
-    """Keep the results of evaluated splits, and measure them; know when to validate again.
+    """Collect the results of evaluated splits, and measure them; know when to validate again.
 
     Attributes:
         metrics: what `measure` computes; the first one ranks checkpoints.

@@ -199,7 +199,7 @@ class TrainingMetrics:
     def __init__(self, device: torch.device) -> None:
         self.meter = Meter(device)
         self.so_far = self.unread = self.of_run = NO_TOTALS
-        self._log: RunLog | None = None  # of the first rank
+        self._log: RunLog | None = None  # open on the first rank only
         self._has_warned, self._num_steps = False, 0.0
         self.progress = TrainingProgress(total_epochs=0, total_steps=0)
 

@@ -192,7 +192,7 @@ def measure_normalization(
     frames = torch.zeros((), dtype=torch.int64, device=device)
     # Of features, and of their squares
     sums = torch.zeros(2, len(norms[0].mean), dtype=sum_dtype(device), device=device)
-    with preserve_rng(device):  # of which a loader draws a number
+    with preserve_rng(device):  # a loader draws a number
         for host_batch in batches:
             batch = host_batch.to(device)
             features, lengths = compute(batch.audio.float(), batch.audio_lengths)

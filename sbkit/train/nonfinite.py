@@ -20,7 +20,7 @@ from sbkit.distributed.ranks import gather_over_ranks
 
 logger = logging.getLogger(__name__)
 
-MAX_MICRO_BATCHES = 1024  # of a step; a recipe without an optimizer never ends one
+MAX_MICRO_BATCHES = 1024  # those of a step; a recipe without an optimizer never ends one
 MAX_LOGGED_IDS = 8
 
 
@@ -38,7 +38,7 @@ class UnreadStep:
 
 
 class NonFiniteRecorder:
-    """Keep the last steps until the host reads their flags, and log the bad ones."""
+    """Hold the last steps until the host reads their flags, and log the bad ones."""
 
     def __init__(self) -> None:
         self._batches: deque[tuple[list[str], Tensor]] = deque(maxlen=MAX_MICRO_BATCHES)

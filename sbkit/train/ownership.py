@@ -102,7 +102,7 @@ class OwnerCheck:
 
     def __init__(self, brain: sb.Brain) -> None:
         self._brain = brain
-        self._position: tuple[int, int] | None = (0, -1)  # of the first step, None before it
+        self._position: tuple[int, int] | None = (0, -1)  # the first step's, None before it
 
     def begin(self) -> None:
         self._position = None

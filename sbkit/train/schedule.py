@@ -145,7 +145,7 @@ def _follow_validations(declared: Any, rate: float, *, higher_is_better: bool) -
         group = optimizer.param_groups[0]
         mode = "max" if higher_is_better else "min"
         scheduler = declared(optimizer, mode=mode) if is_torch else deepcopy(declared)
-        group["lr"] = getattr(scheduler, "hyperparam_value", rate)  # of NewBob
+        group["lr"] = getattr(scheduler, "hyperparam_value", rate)  # NewBob's
         for epoch, error in validations:
             if is_torch:
                 scheduler.step(-error if higher_is_better else error)

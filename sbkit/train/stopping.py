@@ -281,7 +281,7 @@ def train_restartably(
                 earlier = f"\nThe run failed here before, so it is not started again. {last}"
             if earlier or isinstance(error, LASTING_FAULTS) or not (has_begun or step):
                 code = BAD_INPUT
-            elif not isinstance(error, OtherRankError):  # that rank writes
+            elif not isinstance(error, OtherRankError):  # that rank writes it
                 with suppress(OSError):  # the disk of the run is away
                     write_text_atomically(file, f"{place}{as_user_error(error) or repr(error)}")
         if not isinstance(error, OtherRankError):

@@ -104,10 +104,8 @@ def test_target_counts_as_the_machine() -> None:
         ("cuda:8", "cuda:7", "cuda:7"),
         ("cpu", None, "cpu"),
     ):
-        assert (
-            str(resolve_placement(device, "fp32", count=device_counter_for(target)).device)
-            == placed
-        )
+        placement = resolve_placement(device, "fp32", count=device_counter_for(target))
+        assert str(placement.device) == placed
     with pytest.raises(SbkitError, match="but the target has"):
         resolve_placement("mps", "fp32", count=device_counter_for("cuda:8"))
     for target in ("cuda:0", "gpu"):

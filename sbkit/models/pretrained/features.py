@@ -15,7 +15,7 @@ from sbkit.audio.fbank import triangles
 from sbkit.audio.lengths import Subsampling, length_mask, sum_dtype
 from sbkit.models.pretrained.blocks import Config
 
-LOWEST_DECADE, RANGE_DECADES = -10.0, 8.0  # of Whisper's energies; below the loudest
+LOWEST_DECADE, RANGE_DECADES = -10.0, 8.0  # the lowest energy of Whisper; below the loudest
 VARIANCE_EPS = 1e-7
 
 

@@ -122,7 +122,7 @@ DEFAULTS: dict[str, Config] = {  # keyed by model_type
     "whisper": WHISPER_DEFAULTS,
 }
 PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.json", "README.md"
-GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"  # of a decoder of text
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"  # files of a decoder of text
 
 
 def read_encoder_config(folder: Path) -> Config:
@@ -225,13 +225,7 @@ def _read_license(folder: Path) -> str:
 
 # The tensors of models with a head have a prefix.
 HEAD_PREFIXES = (
-    "",
-    "wav2vec2.",
-    "hubert.",
-    "wavlm.",
-    "wav2vec2_bert.",
-    "encoder.",
-    "model.encoder.",
+    *("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.", "model.encoder."),
 )
 RENAMED = {  # weight norm before torch 2.0
     "weight_g": "parametrizations.weight.original0",
@@ -292,9 +286,7 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
                 tensors[f"{getattr(part, 'prefix', '')}{path}"] = tensor
             elif child == "decoder" and "lora_" not in path:
                 decoder[name] = tensor
-    prefix = max(
-        HEAD_PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in tensors)
-    )
+    prefix = max(HEAD_PREFIXES, key=lambda p: sum(f"{p}{name}" in stored for name in tensors))
     tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
     beside = prefix.removesuffix("encoder.")  # where a model has its decoder
     tensors |= {f"{beside}{name}": tensor for name, tensor in decoder.items()}

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 SMALL_FILES = (
     *(CONFIG, PREPROCESSOR, PROCESSOR, CARD, GENERATION, TOKENIZER),
-    *("tokenizer_config.json", "vocab.json", "merges.txt"),  # of a recognizer of transformers
+    *("tokenizer_config.json", "vocab.json", "merges.txt"),  # files of a recognizer of transformers
 )
 LOG_IN = "log in (hf auth login, or HF_TOKEN)"
 MODEL_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\b[\w.-]+\b/\b[\w.-]+\b", re.ASCII)  # the hub's rule
