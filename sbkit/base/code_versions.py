@@ -20,10 +20,10 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "87cc45196654b1ed"),
-    "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
+    "corpus": CodeVersion(2, "763bed9274aca544"),
+    "releases": CodeVersion(1, "3298faf693d84574"),
     "text": CodeVersion(8, "a05f7e2bb032808c"),
-    "token_counts": CodeVersion(1, "0b4ad95ebb57b6ab"),
+    "token_counts": CodeVersion(1, "d12f88a361befc11"),
     "symbols": CodeVersion(2, "73c82238571e1d47"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
     "speech": CodeVersion(1, "f3712007c8b53acb"),
@@ -49,12 +49,12 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def audio_state() -> dict[str, Any]:
+def versions_of_audio() -> dict[str, Any]:
     """Return the versions of the code that decodes and stores audio, and of its packages."""
     return {"code": CODE_VERSIONS["corpus"].number, "packages": package_versions(AUDIO_PACKAGES)}
 
 
-def code_state(name: str = "corpus") -> dict[str, Any]:
+def versions_of_code(name: str = "corpus") -> dict[str, Any]:
     """Return the versions of code, of Python, and of the packages that read rows or texts."""
     packages = package_versions((*AUDIO_PACKAGES, *TEXT_PACKAGES))
     python = ".".join(platform.python_version_tuple()[:2])

@@ -36,7 +36,7 @@ class Encoded:
 class ChunkSizes:
     """The chunk of a streaming model, in samples.
 
-    step: from the start of one chunk to the start of the next.
+    step: the shift from one chunk to the next; the metadata of ONNX files has this name.
     window: the audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
     shortest: the least audio that yields a frame at the end of a session.
     """

@@ -138,7 +138,7 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
             brain = make_brain(built, **CPU_OPTIONS)
             reached = [*reachable({**dict(built.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
-            steps = dry_run.take_small_steps(built, brain, reached)
+            small_steps = dry_run.take_small_steps(built, brain, reached)
         run = CheckedRun(
             spec=spec,
             data=data,
@@ -147,7 +147,7 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
             optimizers=list((brain.optimizers_dict or {}).values()),
             reached=reached,
             helpers=helpers,
-            dry_run=steps,
+            dry_run=small_steps,
         )
         if run.sampler is not None:
             run.sampler.set_epoch(run.last_epoch)

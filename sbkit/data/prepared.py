@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
 from sbkit.base.checksums import checksum
-from sbkit.base.code_versions import audio_state, code_state
+from sbkit.base.code_versions import versions_of_audio, versions_of_code
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
     from_plain,
@@ -375,10 +375,14 @@ class _CacheFolder:
         work = work_of(settings)
         made_from = {
             "source": source,
-            "audio": {"sample_rate": work.sample_rate, "store": work.store, **audio_state()},
+            "audio": {
+                "sample_rate": work.sample_rate,
+                "store": work.store,
+                **versions_of_audio(),
+            },
             "tables": tables,
             "modules": corpus.sources(),
-            "code": code_state(),
+            "code": versions_of_code(),
         }
         about = corpus.describe()["name"] or "tables"
         name = f"{about}-{digest_of(made_from['audio'])}-{digest_of(made_from)}"

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from datasets.table import ConcatenationTable, MemoryMappedTable
 
 from sbkit.base.arrays import Bools, Counts
-from sbkit.base.code_versions import code_state
+from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
@@ -120,7 +120,7 @@ def add_texts(
 
     texts = keep_column(split.dataset, "text", made_from, compute)
     rows = ConcatenationTable.from_tables([split.dataset.data, texts], axis=1)
-    fingerprint = digest_of([split.dataset._fingerprint, made_from, code_state("text")])
+    fingerprint = digest_of([split.dataset._fingerprint, made_from, versions_of_code("text")])
     dataset = datasets.Dataset(rows, fingerprint=fingerprint)
     if keep_empty:
         return replace(split, dataset=dataset)

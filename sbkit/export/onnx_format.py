@@ -261,7 +261,7 @@ def _run_in_chunks(
     state: State = {name: np.repeat(x, len(audio), 0) for name, x in stream.start().items()}
     for first in range(0, int(lengths.max()), sizes.step):
         remaining = (lengths - first).clip(0, sizes.window)
-        chunk, state = stream.step(audio[:, first : first + sizes.window], remaining, state)
+        chunk, state = stream.run_chunk(audio[:, first : first + sizes.window], remaining, state)
         log_probs.append(chunk.log_probs)
         frames += chunk.lengths
     return BatchLogProbs(np.concatenate(log_probs, 1), frames)

@@ -228,7 +228,7 @@ def describe_failure(batch: str, error: Exception) -> str:
     return f"on {batch} it raised {type(error).__name__}: {printable(str(error))[:300]}"
 
 
-def compare(
+def compare_candidates(
     bundle: TorchBundle,
     candidates: Mapping[str, Sequence[Candidate]],
     test_sets: TestSets | str,

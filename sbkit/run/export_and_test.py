@@ -133,7 +133,7 @@ def write_and_load(
     return bundle
 
 
-def write_formats(run: PreparedRun) -> None:
+def write_declared_formats(run: PreparedRun) -> None:
     """Write the missing ones of the formats that the YAML declares; log which of them fail."""
     folder = run.spec.folder
     try:

@@ -63,7 +63,7 @@ from sbkit.export.formats import ParityReports
 from sbkit.logs.handlers import TEXT_LOG, TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.before_training import keep_better_start, measure_start
-from sbkit.run.export_and_test import make_bundle, report, score, write_formats
+from sbkit.run.export_and_test import make_bundle, report, score, write_declared_formats
 from sbkit.run.tuning import tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
@@ -410,7 +410,7 @@ class Run:
             # life. A signal ends it at once, and no format is half-written.
             with rank0_then_others():
                 if rank() == 0 and bundle is not None:
-                    write_formats(prepared)
+                    write_declared_formats(prepared)
             with brain.guarded():
                 sets = [score(prepared, brain, bundle, name) for name in prepared.loaders.test]
                 if rank() == 0:

@@ -265,7 +265,9 @@ class OnnxStreamingModel(OnnxModel):
             state.name: np.zeros((1, *state.shape[1:]), NUMPY_TYPES[state.type]) for state in states
         }
 
-    def step(self, audio: Float32s, lengths: Counts, state: State) -> tuple[BatchLogProbs, State]:
+    def run_chunk(
+        self, audio: Float32s, lengths: Counts, state: State
+    ) -> tuple[BatchLogProbs, State]:
         """Run a chunk of audio between -1 and 1: (B, S), (B,), state -> (B, U, V), (B,), state."""
         padded = np.pad(audio, ((0, 0), (0, self.chunks.window - audio.shape[1])))
         inputs = {"audio": padded, "audio_lengths": lengths, **state}
@@ -277,7 +279,7 @@ class OnnxStreamingModel(OnnxModel):
     ) -> list[tuple[LogProbs, State]]:
         audio, lengths = pad_clips(chunks, self.chunks.window)
         state = {name: np.concatenate([row[name] for row in states]) for name in states[0]}
-        (log_probs, frames), after = self.step(audio / np.float32(FULL_SCALE), lengths, state)
+        (log_probs, frames), after = self.run_chunk(audio / np.float32(FULL_SCALE), lengths, state)
         return [
             (log_probs[row, :count], {name: array[row : row + 1] for name, array in after.items()})
             for row, count in enumerate(frames.tolist())

@@ -45,7 +45,7 @@ from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import text_tokens_of
 from sbkit.models.pretrained.folder import (
     MAX_LISTED_TENSORS,
-    check_weights,
+    check_tensors,
     complete_config,
     read_encoder_config,
 )
@@ -341,7 +341,7 @@ def _config_of_new_run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     folder = find_folder(name, revision or commit)
     config = read_encoder_config(folder)
     if declared is None:
-        check_weights(folder, config, layers=settings.get("layers"))
+        check_tensors(folder, config, layers=settings.get("layers"))
     elif declared != config:
         raise ConfigError(f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}` ({name}).")
     return config

@@ -36,7 +36,7 @@ def commit_of(folder: Path) -> str | None:
     return folder.name if folder.parent.name == SNAPSHOTS else None
 
 
-def name_of(folder: Path) -> str:
+def model_name_of(folder: Path) -> str:
     """Return the name of a folder, or the id of a model in the hub's cache."""
     if commit_of(folder) is None:
         return folder.resolve().name
@@ -129,7 +129,7 @@ def read_encoder_config(folder: Path) -> Config:
     """Read the configuration of an encoder, and hash its weights."""
     config = read_settings(folder)
     source = {
-        "name": name_of(folder),
+        "name": model_name_of(folder),
         "revision": commit_of(folder),
         "license": _read_license(folder),
         "sha256": hash_weights(folder),
@@ -237,7 +237,7 @@ MAX_LISTED_TENSORS = 4
 Stored = dict[str, Any]  # slices of the files, keyed by the names of tensors since torch 2.0
 
 
-def check_weights(folder: Path, config: Config, *, layers: int | None = None) -> None:
+def check_tensors(folder: Path, config: Config, *, layers: int | None = None) -> None:
     """Compare the names and shapes of a folder's tensors with its config, without reading them."""
     with torch.device("meta"):
         encoder = PretrainedEncoder(config=config, layers=layers, mask_time_prob=0.0)
@@ -262,7 +262,7 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
     unused = [name for name in stored if name not in tensors]
     note = f"; not used: {listed(unused, max_names=MAX_LISTED_TENSORS)}" if unused else ""
     commit = commit_of(folder)
-    model = f"{name_of(folder)}, commit {commit}, in the cache" if commit else folder
+    model = f"{model_name_of(folder)}, commit {commit}, in the cache" if commit else folder
     size = sum(file.stat().st_size for file in weight_files(folder)) / 1e6
     return f"pretrained {model} ({size:,.1f} MB): loaded {len(tensors)} tensors{note}."
 
