@@ -300,7 +300,7 @@ def import_user_modules(
 
 
 def _import_bundled(name: str, loaders: Mapping[str, BundledModule]) -> None:
-    """Import a module of a bundle, after its package and what it imports of the bundle."""
+    """Import a module of a bundle, after its package and the bundled modules that it imports."""
     is_package = any(other.startswith(f"{name}.") for other in loaders)
     if name in sys.modules or not (is_package or name in loaders):
         return

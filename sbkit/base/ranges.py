@@ -144,7 +144,7 @@ class Key:
     """A key of a run's YAML.
 
     values: the allowed values.
-    default: what holds if the YAML leaves it out, or REQUIRED.
+    default: the value if the YAML leaves it out, or REQUIRED.
     meaning: of a key with a default, for `sbkit config --all` and the page of keys.
     needs: other keys and the form of their values; without any of these, this one has no effect.
     """

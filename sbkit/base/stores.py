@@ -58,7 +58,7 @@ def is_temporary(error: BaseException | None, *, of_store: bool = False) -> bool
 
 
 def wait_for_store(work: Callable[[], T]) -> T:
-    """Return what ``work`` returns; while a store is away, call it again, with growing pauses.
+    """Return the result of ``work``; while a store is away, call it again, with growing pauses.
 
     Raises StoreError if the patience is over, and other errors at once.
     """

@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BundleContents:
-    """What the files of a bundle hold.
+    """The contents of a bundle's files.
 
     labels: the object that the task makes from its label file, such as a Tokenizer.
     decoder: None for greedy decoding.
@@ -213,7 +213,7 @@ class Bundle(BundleContents):
         )
 
     def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
-        """Return what scores texts of a clip, and finds some, with the model's decoder."""
+        """Return the scorer of a clip's texts by the model's decoder, which may also find texts."""
         score = partial(self.model.score_texts, encoded.states)
         tokenizer, own = self.tokenizer, self.decoder_tokenizer
         if own is None:

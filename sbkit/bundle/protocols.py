@@ -85,7 +85,7 @@ class ClipModel(Protocol):
         """Run the encoder on clips (S,) in one batch."""
 
     def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return what the network's `predict` returns for clips (S,) in one batch."""
+        """Return the network's predictions for clips (S,) in one batch."""
 
     def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
         """Score texts with the attention decoder: (U, D), (N, L + 1) with the end -> (N,)."""

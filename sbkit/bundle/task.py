@@ -52,7 +52,7 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClipBatch:
-    """Clips that a task predicts in one call, and what is asked of the predictions.
+    """Clips that a task predicts in one call, and the options of the predictions.
 
     clips: (S,) each in the scale of int16, at the sample rate of the bundle.
     rows: those of the clips in a test, for a task that is measured on recordings.
@@ -139,7 +139,7 @@ class Task:
         return self.read_outputs(bundle.model.predict(batch.clips), bundle.labels)
 
     def read_outputs(self, outputs: Any, labels: Labels) -> Sequence[Any]:
-        """Return the prediction of each clip from what the network's `predict` returned.
+        """Return the prediction of each clip from the result of the network's `predict`.
 
         A validation reads what the Brain's `compute_forward` returned.
         """

@@ -79,7 +79,7 @@ CONSEQUENCES = {"shapes", "causes"}  # left out where another error has their pl
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What the checks of a run have found and measured."""
+    """The findings and measurements of the checks of a run."""
 
     findings: list[Finding]
     measured: Measurements = field(default_factory=Measurements)
@@ -118,7 +118,7 @@ def check_run(
 
 @contextmanager
 def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[CheckedRun]:
-    """Prepare the data of a run, unless that is done, and yield it with what the checks try.
+    """Prepare the data of a run, unless that is done, and yield it with objects for the checks.
 
     The objects are built in a scratch folder: one of the user's may write when it is made.
     """

@@ -1,4 +1,4 @@
-"""What the checks read: the YAML that is checked, what a run makes of it, and a Brain to try."""
+"""The input of the checks: the YAML that is checked, the objects of its run, and a Brain to try."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -153,7 +153,7 @@ def megabytes(count: float) -> str:
 
 @dataclass(kw_only=True)
 class Measurements:
-    """What the checks measure besides their findings, for `sbkit check` to print."""
+    """Measurements of the checks besides their findings, for `sbkit check` to print."""
 
     initial_weights: list[str] = field(default_factory=list)  # lines about where training starts
     cost: Cost | None = None

@@ -64,7 +64,7 @@ def take_small_steps(
 ) -> DryRun:
     """Take small steps, and return their results.
 
-    reached: what can be reached from the objects and the Brain, before `forward` makes parts.
+    reached: every object within the objects and the Brain, before `forward` makes parts.
     """
     run = DryRun()
     paths = {id(part): keys for keys, part in reached}
@@ -168,7 +168,7 @@ def _find_unsaved(
         return
     try:
         is_same = torch.allclose(_losses_of(brain, batch), _losses_of(copy, batch), rtol=1e-4)
-    except Exception:  # whatever a part raises that lacks what it has learned
+    except Exception:  # a part may raise anything without its learned state
         is_same = False
     if not is_same:
         run.unsaved = [
@@ -189,7 +189,7 @@ def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
 
 @contextmanager
 def _evaluation(brain: Brain, batch: object) -> Iterator[object]:
-    """Yield what a Brain predicts in an evaluation, with the same random numbers each time."""
+    """Yield the predictions of a Brain in an evaluation, with the same random numbers each time."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
     torch.manual_seed(0)

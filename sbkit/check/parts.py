@@ -30,7 +30,7 @@ def part_lines(run: CheckedRun) -> Iterable[str]:
 
 
 def _rows(run: CheckedRun, parts: Iterable[tuple[str, nn.Module]], above: Row = ()) -> list[Row]:
-    """Return the rows of parts, and of what is below them; equal layers are one, such as 0-5."""
+    """Return the rows of parts, and of the parts below them; equal layers are one, such as 0-5."""
     described = [(name, _describe(run, (*above, name), part)) for name, part in parts]
     groups = groupby(described, lambda item: (item[0].isdecimal() or item[0], item[1]))
     rows: list[Row] = []

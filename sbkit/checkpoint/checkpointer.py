@@ -177,7 +177,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return checkpoint
 
     def _save_whole(self, *arguments: Any, **options: Any) -> Checkpoint:
-        """Save on this rank, or remove what is written and raise one of SAVE_ERRORS."""
+        """Save on this rank, or remove the unfinished folder and raise one of SAVE_ERRORS."""
         try:
             with MainProcessContext():  # else it waits for a rank that failed
                 checkpoint = publish(super().save_checkpoint(*arguments, **options))

@@ -1,4 +1,4 @@
-"""What decides what a run trains, described as JSON, and what differs between two runs.
+"""The description of a run's training as JSON, and the differences between two runs.
 
 `run_config.json` is written before anything is trained, and a resumed run is compared with it.
 """
@@ -100,7 +100,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """What decides what a run trains: its YAML as it takes effect, and hashes of all it reads.
+    """The inputs of a run's training: its YAML as it takes effect, and hashes of all it reads.
 
     Attributes:
         values: the values of the YAML by dotted path, with every reference resolved.
@@ -137,7 +137,7 @@ def describe(
 
     data: the fingerprints of its splits; label_file: the content of its label file.
     helpers: hashes of the frozen modules beside the model.
-    reached: what `list_reached` returns.
+    reached: the result of `list_reached`.
     """
     values = dict(spec.settings.items())  # this marks no key as read
     others = {key: node for key, node in spec.tree.items() if key not in values}
@@ -163,7 +163,7 @@ def describe(
 
 
 def differences(before: Description, now: Description) -> list[Difference]:
-    """List what differs between two runs, without what follows from another value by a reference.
+    """List the differences of two runs, without values that follow from others by a reference.
 
     A file or folder that a value names counts by its content.
     """

@@ -253,7 +253,7 @@ def _refer_to_merged(node: Any, path: str, paths: dict[int, str]) -> None:
 
 
 def _keep_text(node: Node, tags: Set[str]) -> None:
-    """Let YAML read as text what has one of these tags, in a node or below it."""
+    """Let YAML read values with one of these tags as text, in a node or below it."""
     if node.tag in tags:
         node.tag = TEXT_TAG
     if not isinstance(node, ScalarNode):
@@ -454,7 +454,7 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
 
 
 def _refuse_large(expression: str) -> None:
-    """Raise OverflowError for what may take hours: large or repeated powers, and repeated text."""
+    """Raise OverflowError if it may take hours: large or repeated powers, and repeated text."""
     try:
         nodes = [*ast.walk(ast.parse(expression, mode="eval"))]
     except SyntaxError:  # it stays a text, such as a/**/b

@@ -1,4 +1,4 @@
-"""What of the user's a YAML reaches: their modules, and the files and folders that it names."""
+"""The user's modules that a YAML reaches, and the files and folders that it names."""
 
 import hashlib
 import os
@@ -17,11 +17,11 @@ MAX_READ_BYTES = 1 << 32  # beyond it, sizes stand for contents
 
 
 def list_reached(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what of the user's a run reaches outside of its folder, but for its data.
+    """Return hashes of the user's modules and files outside of the run folder, but for the data.
 
-    That is hashes of modules by name, and of files and folders by the text that names them: of
-    files and bundles that a value names, and of folders that an argument of an object names. What
-    `__main__` defines has no file.
+    Modules are by name, and files and folders by the text that names them: files and bundles that
+    a value names, and folders that an argument of an object names. A class of `__main__` has no
+    file.
     """
     digests = user_digests(*spec.given_modules, *spec.module_names)
     nodes = [(keys, node) for keys, node in walk(spec.tree) if isinstance(node, str)]

@@ -219,7 +219,7 @@ def _write_decoder(
 
 
 def replace_weights(folder: Path, file: Path) -> None:
-    """Replace the weights of a bundle, and remove what was fitted to or measured with others."""
+    """Replace the weights of a bundle, and remove the decoder and the results of the old ones."""
     content = read_file(file)
     with parsing_errors(file, "be a safetensors file", fix="Name another one."):
         weights = load(content)

@@ -159,5 +159,5 @@ def _command(run: Path) -> str:
 
 
 def _without_folders(command: str) -> str:
-    """Remove what belongs to one machine or user: folders of absolute paths, and keys in URLs."""
+    """Remove folders of absolute paths, which belong to one machine or user, and keys in URLs."""
     return FOLDERS_OF_ABSOLUTE_PATH.sub("", re.sub(r"://[^/@\s]+@", "://", command))

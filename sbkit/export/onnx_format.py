@@ -271,7 +271,7 @@ def _run_in_chunks(
 
 
 class DecoderFrames(NetworkModule):
-    """Compute what the decoder reads of frames: (B, U, D) -> 2 x (layers, B, H, U, D/H)."""
+    """Compute the decoder's memories of frames: (B, U, D) -> 2 x (layers, B, H, U, D/H)."""
 
     def forward(self, states: Tensor) -> tuple[Tensor, ...]:
         layers = self.network.encoder.backbone.module.decoder.layers

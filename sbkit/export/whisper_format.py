@@ -114,7 +114,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
 def _generation_settings(
     config: Mapping[str, Any], tokenizer: DecoderTokenizer, start: Sequence[int]
 ) -> dict[str, Any]:
-    """Return what `generate` needs beside the special tokens, and its default language and task."""
+    """Return the settings of `generate`: special tokens, default language and task."""
     tokens = config["text_tokens"]
     languages, tasks = tokens["languages"], tokens["tasks"]
     settings = {

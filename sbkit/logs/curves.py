@@ -99,7 +99,7 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
 
 
 def _logged_curves(steps: Sequence[Record], validations: Sequence[Record]) -> Iterator[Curve]:
-    """Yield the gradient norms, and what was logged by name in training and in validations."""
+    """Yield the gradient norms, and the figures logged by name in training and in validations."""
     of_valid = [name for record in validations for name in record if name.startswith(VALID)]
     names = [name for record in steps for name in record if not name.startswith(SOURCE_LOSS)]
     names += [name.removeprefix(VALID) for name in of_valid]

@@ -100,7 +100,7 @@ FIGURE_NAMES = {"kind"} | {
 
 
 def require_free_name(name: str, metrics: Collection[str]) -> None:
-    """Raise ConfigError if a part of a loss, or what `Brain.log` logs, has a name of the log."""
+    """Raise ConfigError if a part of a loss, or a figure of `Brain.log`, has a name of the log."""
     reserved = (GRADIENT, VALID, SOURCE_LOSS)
     if name in FIGURE_NAMES or name in metrics or name.startswith(reserved):
         raise ConfigError(

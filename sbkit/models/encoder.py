@@ -156,7 +156,7 @@ def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a recognizer predicts from a batch."""
+    """The predictions of a recognizer for a batch."""
 
     states: Tensor  # of the encoder: (B, U, D)
     log_probs: Tensor  # of CTC: (B, U, V)

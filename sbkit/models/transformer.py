@@ -35,7 +35,7 @@ Rotation = tuple[Tensor, Tensor]  # cosine and sine of the positions, from `rota
 
 
 class FrameContext(NamedTuple):
-    """What all blocks of an encoder need to know about the frames of a batch, computed once."""
+    """The facts about the frames of a batch that all blocks of an encoder need, computed once."""
 
     mask: Tensor  # true within an utterance: (B, U)
     # What each frame attends to, from `additive_mask`: (B, 1, 1, K) or (B, 1, U, U)
@@ -489,7 +489,7 @@ def attend(
 
 
 def additive_mask(visible: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return what attention adds to its products: the bias or 0 where ``visible``, else the lowest.
+    """Return the additive mask of attention: bias or 0 where ``visible``, else the lowest number.
 
     PyTorch would compute it in each layer from a mask of bool.
 

@@ -182,7 +182,7 @@ def _find_start(run: PreparedRun) -> dict[str, Any] | None:
 
 
 def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> TorchBundle | None:
-    """Open what `_find_start` returned, with the run's text table; None if it writes no texts."""
+    """Open the model of `_find_start` with the run's text table; None if it writes no texts."""
     settings = run.spec.settings
     precision = settings["eval_precision"]
     bundle: TorchBundle = load_bundle(**start, device=brain.device, precision=precision)

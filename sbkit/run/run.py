@@ -231,7 +231,7 @@ class Run:
             )
 
     def check(self) -> list[Finding]:
-        """Return what would go wrong, or differ from what is declared."""
+        """Return findings: what would go wrong, or differ from the YAML."""
         require_unedited_modules(self.spec)
         with quiet():
             return check_run(self.spec).findings
@@ -386,7 +386,7 @@ class Run:
         return self.prepare().loaders
 
     def make_brain(self, **run_opts: Any) -> Brain:
-        """Check the run, write what describes it, and make its Brain with initial weights.
+        """Check the run, write its description, and make its Brain with initial weights.
 
         run_opts: take precedence over the YAML.
         """
@@ -468,7 +468,7 @@ def write_labels(spec: RunSpec, data: RunData) -> None:
 
 
 def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
-    """Make the Brain with initial weights, write what describes its run, set results aside."""
+    """Make the Brain with initial weights, write the description of its run, set results aside."""
     spec, data = run.spec, run.data
     require_same_on_ranks(describe_run(spec, data))
     require_same_code()

@@ -107,7 +107,7 @@ class Batcher(Generic[Item, Output]):
         return waiting.output
 
     def close(self) -> None:
-        """Run what waits, and end the thread; nobody may submit any more."""
+        """Run the waiting items, and end the thread; nobody may submit any more."""
         self._queue.put(None)
         self._thread.join()
 

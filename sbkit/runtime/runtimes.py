@@ -93,7 +93,7 @@ def load_bundle(
     decoder: greedy or beam; None for the bundle's own.
     hotwords: phrases separated by commas, a list of them, or a file of them.
     user_modules: the user's modules that the bundle may import.
-    language: what a recognizer of transformers is to write; its texts are normalized by the text
+    language: that which a recognizer of transformers writes; its texts are normalized by the text
         table of this language. A bundle has its own.
 
     >>> bundle = load_bundle("my-model")  # doctest: +SKIP

@@ -117,7 +117,7 @@ class TorchModel(nn.ModuleList):
         return f"{super().__repr__()}\n{num_parameters:,} parameters; {self.runs_on}"
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> Any:
-        """Return what the task's model predicts: audio (B, S) in the scale of int16, (B,)."""
+        """Return the predictions of the task's model: audio (B, S) in the scale of int16, (B,)."""
         return self.network.predict(audio, audio_lengths)
 
     @cached_property
@@ -182,7 +182,7 @@ class TorchModel(nn.ModuleList):
         return [*tokens]
 
     def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return what the task's model predicts for clips (S,) in one batch."""
+        """Return the predictions of the task's model for clips (S,) in one batch."""
         return self.call("predict", *self._batch_of(clips))
 
     @torch.inference_mode()

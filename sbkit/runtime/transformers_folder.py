@@ -81,7 +81,7 @@ def load_transformers(contents: BundleContents, folder: Path, placement: Placeme
 
 
 def write_transformers(folder: Path, config: BundleConfig, bundle: Path) -> None:
-    """Write a bundle that holds a copy of a folder, with what `read_transformers` says of it."""
+    """Write a bundle that holds a copy of a folder, with the description by `read_transformers`."""
     copied = bundle / HUGGINGFACE
     copied.mkdir()
     settings = (path.name for path in folder.iterdir() if path.suffix in (".json", ".txt"))

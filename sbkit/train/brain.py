@@ -131,7 +131,7 @@ PHASES = {  # titles of the progress bar
 
 
 class ResumedPosition(NamedTuple):
-    """What a checkpoint says of its position, until the resumed epoch goes on."""
+    """The position in a checkpoint, until the resumed epoch goes on."""
 
     random: State | None = None  # the state of the generators
     accumulation: int | None = None  # micro-batches of a step
@@ -563,7 +563,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def fit_batch(self, batch: Any) -> Objective:
         """Add one micro-batch's gradient, and step when the global batch is complete.
 
-        Returns what `compute_objectives` returned, without its graph. A recipe may override this,
+        Returns the result of `compute_objectives`, without its graph. A recipe may override this,
         and then calls `optimizers_step` with the gradient of a mean.
         """
         batch = self.to_device(batch)
@@ -758,7 +758,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
-        """Return what `compute_objectives` returns for a batch, a Loss or a mean, on the CPU."""
+        """Return the result of `compute_objectives` for a batch, a Loss or a mean, on the CPU."""
         batch = self.to_device(batch)
         with seeded_draws(ids_of(batch)), self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
@@ -1016,7 +1016,7 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
         valid_loss=loss,
         values={name: value for name, value in values.items() if name not in LOSS_METRIC},
     )
-    # Before the save: what ends by this share is finished by the seconds in its checkpoint.
+    # Before the save: a run that this share ends is over by the seconds in its checkpoint, too.
     brain.stopping.time_limit.agree(brain.optimizer_step)
     if brain.checkpointer is not None:
         stale = stale_validations(brain.checkpointer, best, values[best.name])

@@ -80,7 +80,7 @@ def all_within(brain: sb.Brain) -> Iterator[tuple[Keys, object]]:
 
 
 def check_owners(brain: sb.Brain) -> bool:
-    """Raise ConfigError for a gradient of what no step changes; return whether there are any."""
+    """Raise ConfigError for gradients that no step uses; return whether there are any."""
     parts = [*all_within(brain)]
     optimizers = [part for _, part in parts if isinstance(part, Optimizer)]
     groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]

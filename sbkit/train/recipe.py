@@ -84,7 +84,7 @@ class Recipe(Task):
         raise NotImplementedError("a recipe defines `make_loaders`")
 
     def make_sampler(self, hparams: Settings, splits: Splits, default: StepSampler) -> StepSampler:
-        """Return what plans the training steps, such as an object that wraps the default.
+        """Return the sampler that plans the training steps, such as one that wraps the default.
 
         Its examples have rows of `splits.train`: the utterances that `make_loaders` has kept.
         """

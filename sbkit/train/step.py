@@ -217,7 +217,7 @@ def as_loss(objective: object) -> Loss:
 
 
 def detached(objective: Objective) -> Objective:
-    """Return what `compute_objectives` returned without its graph."""
+    """Return the result of `compute_objectives` without its graph."""
     if isinstance(objective, Mapping):
         return {name: loss.detach() for name, loss in objective.items()}
     return objective.detach()

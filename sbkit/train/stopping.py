@@ -151,7 +151,7 @@ class RankConsensus:
     def ask(
         self, *, stop: bool, save: bool, time_share: float = 0.0, at_once: bool = False
     ) -> Consensus:
-        """Return what the ranks agree on; all call this after every step.
+        """Return the consensus of the ranks; all call this after every step.
 
         stop, save, time_share: of this rank.
         at_once: ask now; equal on all ranks.
@@ -321,7 +321,7 @@ def has_stopped_early(checkpoints: Path, patience: int) -> bool:
 
 
 def stops_early(checkpointer: Any, patience: int) -> bool:
-    """Return whether training ends early, for all ranks what rank 0 finds; log it."""
+    """Return whether training ends early, as rank 0 finds for all ranks; log it."""
     if not patience or checkpointer is None:
         return False
     folder = Path(checkpointer.checkpoints_dir)

@@ -73,7 +73,7 @@ def _find_in_cache(model: str, revision: str) -> Path | None:
 
 
 def _download(model: str, revision: str) -> Path:
-    """Download what the cache lacks of a model; the weights last, if the rest is supported."""
+    """Download the missing files of a model; the weights last, if the rest is supported."""
     from huggingface_hub import HfApi, constants, snapshot_download
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT  # seconds
