@@ -115,7 +115,7 @@ def with_fingerprints(splits: Splits, column: str) -> Splits:
 def with_column(
     splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
 ) -> Splits:
-    """Add a column to each split, or replace it; it is computed once and cached in the corpus.
+    """Add a column to each split, computed once and cached; one of a table is replaced.
 
     identity: plain data that names what else than a split and the code of sbkit or of ``compute``
         decides the texts.
@@ -124,8 +124,8 @@ def with_column(
     named = splits.named()
     for name, split in named.items():
         texts = keep_column(split, column, made_from, partial(compute, split))
-        others = split.select_columns([other for other in split.column_names if other != column])
-        named[name] = others.add_column(column, to_texts(texts.table[column]))
+        kept = split.select_columns([other for other in split.column_names if other != column])
+        named[name] = kept.add_column(column, to_texts(texts.table[column]))
     return with_fingerprints(splits.with_named(named), column)
 
 

@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "3fe90dec6935ed6d"),
+    "corpus": CodeVersion(2, "aad3c0b556ed60e4"),
     "releases": CodeVersion(1, "3298faf693d84574"),
     "text": CodeVersion(8, "a05f7e2bb032808c"),
     "token_counts": CodeVersion(1, "d12f88a361befc11"),

@@ -121,7 +121,7 @@ class UtteranceDataset(Dataset[Row]):
     ) -> None:
         self.rows = store
         self._listing = listing  # of damaged clips
-        self._options = {"locate": store_cache.cached_location} if store_cache else {}
+        self._options = {"relocate": store_cache.cached} if store_cache else {}
 
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
