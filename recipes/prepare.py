@@ -12,12 +12,12 @@ from datasets import Dataset, concatenate_datasets
 from sbkit.base.errors import DataError
 from sbkit.base.files import to_json
 from sbkit.base.imports import user_digests
-from sbkit.base.ranges import DAY, RANGES, Range
+from sbkit.base.ranges import DAY, RANGES, Constraint, Range
 from sbkit.config.hparams import Settings
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import Corpus, SettingValues, corpus_of
 from sbkit.data.manifest import MIX_SOURCE, to_texts
-from sbkit.data.mix import read_shares
+from sbkit.data.mix import parse_mix_shares
 from sbkit.data.prepared import DATA_RANGES, PreparedData, prepare
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row
@@ -32,7 +32,7 @@ from sbkit.data.splits import (
 from sbkit.distributed.device import Placement
 from sbkit.train.recipe import Recipe
 
-COMMON_RANGES = {  # of the keys that every recipe here reads
+COMMON_RANGES = {  # the keys that every recipe here reads
     **TrainSampler.RANGES,
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),
@@ -64,14 +64,14 @@ def prepare_audio(settings: SettingValues) -> Splits:
 
 def _prepare(settings: SettingValues) -> PreparedData:
     corpus = corpus_of(settings)
-    read_shares(settings.get("mix") or {}, corpus.roles()["train"])  # before audio is decoded
+    parse_mix_shares(settings.get("mix") or {}, corpus.roles()["train"])  # before audio is decoded
     return prepare(settings, corpus)
 
 
 def _assemble(settings: SettingValues, data: PreparedData) -> Splits:
     """Join the training splits, and exclude utterances that are too short or too long."""
     roles, splits = data
-    mix = read_shares(settings.get("mix") or {}, roles["train"])
+    mix = parse_mix_shares(settings.get("mix") or {}, roles["train"])
     train_splits = [splits[name] for name in roles["train"]]
     train = concatenate_datasets([split.dataset for split in train_splits])
     if not len(train):
@@ -115,7 +115,7 @@ def with_fingerprints(splits: Splits, column: str) -> Splits:
 def with_column(
     splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
 ) -> Splits:
-    """Add a column to each split, computed once and kept in the corpus; one of a table is replaced.
+    """Add a column to each split, computed once and cached; one of a table is replaced.
 
     identity: plain data that names what else than a split and the code of sbkit or of ``compute``
         decides the texts.
@@ -140,7 +140,7 @@ def collate_clips(rows: Sequence[Row], *, sample_rate: int) -> Batch:
 class CorpusRecipe(Recipe):
     """A recipe that trains on any corpus; by default on its audio, without labels."""
 
-    ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES
+    ranges: ClassVar[Mapping[str, Constraint]] = COMMON_RANGES
 
     def corpus(self, settings: Settings) -> Corpus:
         return corpus_of(settings)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
 
-HOMES = {
+PUBLIC = {
     "AsrModel": "sbkit.tasks.asr.model",
     "Batch": "sbkit.data.batch",
     "Brain": "sbkit.train.brain",
@@ -73,14 +73,14 @@ HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in HOMES:
+    if name not in PUBLIC:
         raise AttributeError(f"module 'sbkit' has no attribute {name!r}")
     prepare_user()  # before libraries look for the folders of their caches
     with warnings.catch_warnings(), suppress(ImportError):
         warnings.filterwarnings("ignore", "IProgress not found")  # sbkit does not need it
         import_module("tqdm.auto")
-    return getattr(import_module(HOMES[name]), name)
+    return getattr(import_module(PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*HOMES, *globals()})
+    return sorted({*PUBLIC, *globals()})

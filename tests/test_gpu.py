@@ -21,7 +21,7 @@ from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.bundle.bundle import read_bundle
 from sbkit.data.batch import Batch
-from sbkit.distributed.device import resolve
+from sbkit.distributed.device import resolve_placement
 from sbkit.models import loss
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import load_bundle
@@ -161,12 +161,12 @@ def test_bundle_has_the_log_probabilities_of_the_cpu(
     contents, random = read_bundle(bundle, with_weights=True), np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, n).astype(np.int16) for n in (9000, 16_000, 12_345)]
     shape: dict[str, Any] = {"clips": (1,), "seconds": (1.0,)}
-    placement = resolve(DEVICE, precision)
+    placement = resolve_placement(DEVICE, precision)
     options = {} if mode is None else {"compilation": Compilation(mode=mode, **shape)}
     load = TorchModel.load if mode is None else CompiledModel.load
     make = partial(load, contents, bundle, placement=placement, **options)
     gpu_model, cpu_model = ModelThread(make), load_bundle(bundle).model
-    assert gpu_model.effective.device == str(placement.device)
+    assert gpu_model.runs_on.device == str(placement.device)
     with ThreadPoolExecutor(4) as threads:
         outputs = list(threads.map(lambda n: gpu_model.encode([clips[n % 3]])[0], range(24)))
     for number, output in enumerate(outputs):

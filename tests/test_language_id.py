@@ -36,11 +36,11 @@ BY_LOSS = """
 from language_id import COLUMN, LanguageIdentification
 
 from sbkit.bundle.task import Task
-from sbkit.logs.metric import LOSS
+from sbkit.logs.metric import LOSS_METRIC
 
 
 class ByLoss(LanguageIdentification):
-    metrics = LOSS
+    metrics = LOSS_METRIC
     measure = Task.measure
 
     def read_outputs(self, outputs, labels):

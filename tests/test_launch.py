@@ -250,14 +250,14 @@ def test_error_of_a_rank_is_the_last_line_on_the_screen(ranks: int, tmp_path: Pa
 PREPARING = """
 import os, sys, time
 import torch
-from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.distributed.ranks import rank0_then_others, process_group, rank
 from sbkit.base.process import run_main
 
 def main():
     with process_group(torch.device("cpu")):
         with open(f"{sys.argv[1]}/{rank()}", "w") as file:
             file.write(str(os.getpid()))
-        with main_rank_first():
+        with rank0_then_others():
             open(f"{sys.argv[1]}/prepares-{rank()}", "w").close()
             time.sleep(60)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbkit
-from sbkit import HOMES
+from sbkit import PUBLIC
 from sbkit.audio.io import read_audio, write_wav
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
@@ -32,10 +32,10 @@ PACKAGES = {
 def test_public_names_are_those_that_type_checkers_see() -> None:
     (block,) = (node for node in PACKAGES["sbkit"].body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    assert {alias.name: node.module for node in imports for alias in node.names} == HOMES
-    for name, module in HOMES.items():
+    assert {alias.name: node.module for node in imports for alias in node.names} == PUBLIC
+    for name, module in PUBLIC.items():
         assert getattr(sbkit, name) is getattr(import_module(module), name)
-    assert {*HOMES} < {*dir(sbkit)}
+    assert {*PUBLIC} < {*dir(sbkit)}
 
 
 def test_public_functions_take_paths_as_strings(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.config.hparams import Settings, load_hparams, read_spec
 from sbkit.config.overrides import parse_overrides
-from sbkit.export.export import describe_parts
+from sbkit.export.export import part_facts
 from sbkit.tasks.asr.task import AsrTask
 from sbkit.tasks.codec.model import CodecModel
 from sbkit.train.setup import make_brain
@@ -127,4 +127,4 @@ def test_export_refuses_a_task_whose_module_imports_recipes() -> None:
     root = read_spec(ROOT / "hparams/ctc.yaml", {"data_folder": "", "output_folder": ""}).tree
     objects = {"tokenizer": SimpleNamespace(vocab_size=12)}
     with pytest.raises(SbkitError, match="a module that imports nothing of `recipes`"):
-        describe_parts(root, objects, Importing(), [*AsrBrain.parts, *AsrBrain.optional_parts])
+        part_facts(root, objects, Importing(), [*AsrBrain.parts, *AsrBrain.optional_parts])

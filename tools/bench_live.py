@@ -31,7 +31,7 @@ from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle, load_bundle
-from sbkit.runtime.score_sets import prepare_source, prepare_test_sets, read_whole_clips
+from sbkit.runtime.score_sets import prepare_test_sets, prepare_user_set, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.asr.session import (
     Endpoint,
@@ -113,7 +113,7 @@ def main() -> None:
 def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Clip]:
     """Yield all clips with their texts."""
     if options.data is not None:
-        sets = [prepare_source(bundle, options.data)]
+        sets = [prepare_user_set(bundle, options.data)]
     else:
         sets = list(prepare_test_sets(options.model).test.values())
     for rows in sets:

@@ -82,10 +82,10 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
 
 def run_side(options: argparse.Namespace, overrides: Sequence[str], folder: Path) -> None:
     """Train and answer for each line of standard input, or alone, in turns with its variants."""
-    from sbkit.base.threads_and_memory import ThreadWaiting, keep_freed_memory
+    from sbkit.base.threads_and_memory import SpinSwitch, keep_freed_memory
 
     keep_freed_memory()
-    with ThreadWaiting():
+    with SpinSwitch():
         from tools.bench_sides import iterate_rounds, make_side, profile_steps
 
         @cache

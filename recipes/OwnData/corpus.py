@@ -30,8 +30,8 @@ from sbkit.data.corpus import (
     Corpus,
     Row,
     SettingValues,
-    check_shares,
     deal_speakers,
+    parse_split_shares,
 )
 from sbkit.data.manifest import Excluded, Manifest, part_name
 from sbkit.data.read_manifests import (
@@ -157,7 +157,7 @@ class OwnData(Corpus):
             ]
             return [(Manifest.of(lost), np.array([], str)), *zip(parts, splits, strict=True)]
         speakers = [self._name_speakers(*named) for named in zip(parts, tables, strict=True)]
-        shares = check_shares(self.settings.get("split_shares"))
+        shares = parse_split_shares(self.settings.get("split_shares"))
         shares = {name: share for name, share in shares.items() if name not in self._splits}
         split_of = deal_speakers({*chain(*speakers)}, shares, source)
         splits = [np.array([split_of[name] for name in names]) for names in speakers]

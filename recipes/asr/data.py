@@ -32,8 +32,8 @@ from sbkit.models.pretrained.hub import find_folder
 from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE, DecoderTokenizer
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
-from sbkit.text.transcripts import check_tag_names
-from sbkit.train.initialize import init_sources, text_table_of
+from sbkit.text.transcripts import parse_tag_names
+from sbkit.train.initialize import init_folders, text_table_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
     """Open or make the tokenizer in the run folder, then the language models of the decoder."""
     earlier = None
-    if sources := init_sources(settings):
-        file = sources[0] / TOKENIZER_FILE
+    if folders := init_folders(settings):
+        file = folders[0] / TOKENIZER_FILE
         table = text_table(settings["language"], settings.get("text"))
         # A model that writes texts of another form, such as without capitals, has other tokens.
         if file.exists() and text_table_of(file.parent) == table:
@@ -52,7 +52,7 @@ def prepare_tokenizer(settings: Mapping[str, Any], splits: Splits) -> Tokenizer:
         kind=settings["token_type"],
         vocab_size=settings["vocab_size"],
         texts=lambda: chain.from_iterable(read_texts(splits.train)),
-        tags=check_tag_names(settings.get("keep_tags")),
+        tags=parse_tag_names(settings.get("keep_tags")),
         earlier=earlier,
     )
     if "decoder_task" in settings:
@@ -71,8 +71,8 @@ def ensure_decoder_tokenizer(settings: Mapping[str, Any]) -> None:
     if name := settings.get("pretrained"):
         revision = (settings["encoder_config"].get("source") or {}).get("revision")
         source = file_in(find_folder(name, revision), TOKENIZER)
-    elif sources := init_sources(settings):
-        source = sources[0] / DECODER_TOKENIZER_FILE
+    elif folders := init_folders(settings):
+        source = folders[0] / DECODER_TOKENIZER_FILE
     if source is None:
         raise ConfigError(
             f"`pretrained` must be a Whisper with a {TOKENIZER}, but is {name or 'null'}.",

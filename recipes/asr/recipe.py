@@ -12,7 +12,7 @@ from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, longest_whole
-from sbkit.base.ranges import KEYS, RANGES, SHARE, Kind, Range
+from sbkit.base.ranges import KEYS, RANGES, SHARE, Constraint, Range, ValueType
 from sbkit.bundle.bundle import encode_in_segments
 from sbkit.bundle.protocols import Encoded
 from sbkit.data.batch import TextBatch
@@ -176,19 +176,19 @@ class AsrRecipe(CorpusRecipe, AsrTask):
     """Train a recognizer on transcripts."""
 
     brain = AsrBrain
-    ranges: ClassVar[Mapping[str, Range]] = {
+    ranges: ClassVar[Mapping[str, Constraint]] = {
         **COMMON_RANGES,
         "ctc_weight": Range(low=0.01, high=1, advice="At 0, the CTC head would not be trained."),
         "inter_ctc_weight": Range(
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
-        "language": Kind(
+        "language": ValueType(
             ("one language tag",),
             advice="For several, write mul, and the tables of all languages as `manifest`.",
         ),
         "lm_text": RANGES["lm_text"],
-        "token_type": Kind(TOKEN_TYPES, advice="char suits little text."),
+        "token_type": ValueType(TOKEN_TYPES, advice="char suits little text."),
     }
     needs: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "pause_seconds": {"pause_prob": "above 0"},

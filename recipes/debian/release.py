@@ -12,7 +12,7 @@ from pathlib import Path
 from subprocess import CompletedProcess, run
 from tempfile import TemporaryDirectory
 
-from sbkit.base.code_versions import code_state
+from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
 from sbkit.base.user_folders import cache_folder
@@ -55,7 +55,7 @@ def ensure_release(
     code that writes it. ``write_release`` takes the root of the unpacked packages, and an empty
     folder to write into.
     """
-    code = digest_of(code_state("releases"))[:8]
+    code = digest_of(versions_of_code("releases"))[:8]
     folder = cache_folder() / name
     if finished := sorted(folder.glob(f"*-{code}/{language}/validated.tsv")):
         return finished[-1].parent

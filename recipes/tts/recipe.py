@@ -16,7 +16,7 @@ from recipes.prepare import COMMON_RANGES, CorpusRecipe
 from recipes.tts.data import prepare_spoken, prepare_symbols
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.files import write_text_atomically
-from sbkit.base.ranges import NON_NEGATIVE, Kind, Range
+from sbkit.base.ranges import NON_NEGATIVE, Constraint, Range, ValueType
 from sbkit.config.hparams import Settings
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.models.loss import Loss
@@ -104,12 +104,12 @@ class TtsRecipe(CorpusRecipe, TtsTask):
     """Train a voice on transcripts."""
 
     brain = TtsBrain
-    ranges: ClassVar[Mapping[str, Range]] = {
+    ranges: ClassVar[Mapping[str, Constraint]] = {
         **COMMON_RANGES,
         **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE),
         "segment_frames": Range(low=4, integer=True, advice="32 frames are 0.8 s."),
-        "symbols": Kind(SYMBOL_TYPES, advice="phonemes need espeak-ng."),
-        "language": Kind(("one language tag",), advice="Train a voice for each language."),
+        "symbols": ValueType(SYMBOL_TYPES, advice="phonemes need espeak-ng."),
+        "language": ValueType(("one language tag",), advice="Train a voice for each language."),
         "longest_symbol": Range(low=0.1, advice="0.6 s is usual."),
     }
     prepare_splits = staticmethod(prepare_spoken)

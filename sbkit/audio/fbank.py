@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.lengths import Subsampling, length_mask, widest_float
+from sbkit.audio.lengths import Subsampling, length_mask, sum_dtype
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import Range
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
@@ -164,7 +164,7 @@ def subtract_level(
     if level == "none":
         return features, sums
     mask = length_mask(lengths, features.shape[1], features.device)
-    power = features.logsumexp(-1).to(widest_float(features.device)) - MIN_LEVEL  # (B, T)
+    power = features.logsumexp(-1).to(sum_dtype(features.device)) - MIN_LEVEL  # (B, T)
     weights = power.exp() * length_mask(measured, features.shape[1], features.device)
     terms = torch.stack([weights * power, weights], 1)  # (B, 2, T)
     if level == "running":

@@ -26,7 +26,7 @@ def length_mask(lengths: Tensor, max_length: int, device: torch.device) -> Tenso
     return positions < lengths.to(device, non_blocking=True).unsqueeze(1)
 
 
-def widest_float(device: torch.device) -> torch.dtype:
+def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype for long sums: float64, except on MPS, which lacks it."""
     return torch.float32 if device.type == "mps" else torch.float64
 

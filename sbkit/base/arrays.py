@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]  # of any type
+Array = npt.NDArray[Any]  # an array of any type
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]  # ids and indices

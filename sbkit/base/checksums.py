@@ -10,7 +10,7 @@ from sbkit.base.files import parsing_errors, pointer_sentence, read_regular, wri
 
 CHECKSUMS = "checksums.json"
 MAX_HASHED_BYTES = 1 << 36  # a terabyte of zeros, which takes no space, would take an hour
-# What can be raised by reading a file, parsing it, and looking up a key in it.
+# Errors of reading a file, parsing it, and looking up a key in it.
 READ_ERRORS = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
 
 

@@ -1,4 +1,4 @@
-"""Version numbers of code whose results are kept between two starts.
+"""Version numbers of code whose results are cached between two starts.
 
 Whoever changes such code decides: if its results may change, its number goes up. A test compares
 the digests with the files (tests/base/test_code_versions.py), and prints the new ones.
@@ -18,12 +18,12 @@ class CodeVersion(NamedTuple):
     digest: str
 
 
-# By what is kept
+# By the name of the cached result
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "77d452bb78a3ca93"),
-    "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
-    "text": CodeVersion(8, "32f46d2590b7e7a0"),
-    "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
+    "corpus": CodeVersion(2, "aad3c0b556ed60e4"),
+    "releases": CodeVersion(1, "3298faf693d84574"),
+    "text": CodeVersion(8, "a05f7e2bb032808c"),
+    "token_counts": CodeVersion(1, "d12f88a361befc11"),
     "symbols": CodeVersion(2, "73c82238571e1d47"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
     "speech": CodeVersion(1, "f3712007c8b53acb"),
@@ -49,14 +49,14 @@ CODE_FILES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def audio_state() -> dict[str, Any]:
-    """Return what changes when the code that decodes and stores audio, or its packages, do."""
+def versions_of_audio() -> dict[str, Any]:
+    """Return the versions of the code that decodes and stores audio, and of its packages."""
     return {"code": CODE_VERSIONS["corpus"].number, "packages": package_versions(AUDIO_PACKAGES)}
 
 
-def code_state(name: str = "corpus") -> dict[str, Any]:
-    """Return what changes when code, Python, or a package that reads rows or texts does."""
+def versions_of_code(name: str = "corpus") -> dict[str, Any]:
+    """Return the versions of code, of Python, and of the packages that read rows or texts."""
     packages = package_versions((*AUDIO_PACKAGES, *TEXT_PACKAGES))
     python = ".".join(platform.python_version_tuple()[:2])
-    number = CODE_VERSIONS[name].number if name in CODE_VERSIONS else 0  # of a recipe's own fact
+    number = CODE_VERSIONS[name].number if name in CODE_VERSIONS else 0  # a recipe's own fact
     return {"code": number, "python": python, "packages": packages}

@@ -29,20 +29,20 @@ from uuid import uuid4
 from sbkit.base.errors import CODE_FAULTS, SbkitError, translate
 
 RUN_YAML = "hyperparams.yaml"  # in a run folder
-RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
+RUN_CONFIG_FILE = "run_config.json"  # the configuration that a run began with
 HUGGINGFACE = "huggingface"  # in a bundle: a model that transformers runs
-TEMPORARY_NAMES = ".sbkit-*.tmp"  # of what is not whole yet
+TEMPORARY_NAMES = ".sbkit-*.tmp"  # of unfinished files and folders
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 # After this time without a change, an unfinished folder is taken for that of a killed process.
 ABANDONED_SECONDS = 86_400
-# What fsync raises on a file system that has it for files only, or not at all: CIFS, 9p, some FUSE.
+# Errors of fsync on a file system that has it for files only, or not at all: CIFS, 9p, some FUSE.
 FSYNC_REFUSALS = (
     *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
     *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
 )
-MAX_TEXT_BYTES = 1 << 31  # of a text, a table of Kaldi for example
-MAX_FILE_BYTES = 1 << 25  # of a bundle or a run, except for these suffixes
+MAX_TEXT_BYTES = 1 << 31  # the largest text, such as a table of Kaldi
+MAX_FILE_BYTES = 1 << 25  # the largest file of a bundle or a run, except for these suffixes
 MAX_BYTES = {".yaml": 1 << 20, ".jsonl": 1 << 31, ".ckpt": 1 << 36, ".safetensors": 1 << 36}
 LFS_VERSION = b"version https://git-lfs.github.com/spec/"  # the first line of a pointer
 POINTER_FAULT = "is a pointer of git-lfs, not the file. Run git lfs pull in its repository."
@@ -66,7 +66,7 @@ def is_run(folder: Path) -> bool:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a new name beside a path, for what is renamed to it once it is whole.
+    """Return a new name beside a path, for a file or folder that is renamed to it once whole.
 
     The name is short, because the path's own may have 255 bytes. It is random, because threads, and
     machines with a shared folder, may have one process id.
@@ -75,7 +75,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left there under temporary names, unchanged for a day."""
+    """Remove temporary files and folders that killed processes left, unchanged for a day."""
     for path in folder.glob(TEMPORARY_NAMES):
         try:
             changes = [inner.stat(follow_symlinks=False).st_mtime for inner in path.rglob("*")]

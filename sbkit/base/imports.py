@@ -61,75 +61,75 @@ def explain_torchaudio(error: Exception) -> str:
 
 # -- the user's modules ----------------------------------------------------------------------------
 
-_sources: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # which they run
+_code: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()  # the code that each module runs
 _yaml_folders: list[str] = []  # the entries of sys.path that YAMLs brought, the last one's first
 
 
 class BundledModule(SourceFileLoader):
     """A module of a bundle, which runs exactly the verified bytes, and never a compiled file."""
 
-    def __init__(self, name: str, path: str, source: bytes) -> None:
+    def __init__(self, name: str, path: str, code: bytes) -> None:
         super().__init__(name, path)
-        self.source = source
+        self.code = code
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.source, self.path)
+        return self.source_to_code(self.code, self.path)
 
 
 def _variables(name: str) -> dict[str, Any]:
     return getattr(sys.modules.get(name), "__dict__", {})  # an attribute could import a lazy module
 
 
-def source_of(name: str) -> bytes | None:
-    """Return the source that an imported module runs, also if its file was edited after a run.
+def code_of(name: str) -> bytes | None:
+    """Return the code that an imported module runs, even if its file was edited after a run.
 
     None for a compiled module. Of a file that was edited before, it is what the file holds now.
     """
     loader, file = _variables(name).get("__loader__"), _variables(name).get("__file__") or ""
     if isinstance(loader, BundledModule):
-        return loader.source
+        return loader.code
     if not file.endswith(".py"):
         return None
     module = sys.modules[name]
-    if module in _sources or not Path(file).is_file():
-        return _sources.get(module)
-    source = Path(file).read_bytes()
-    if _runs(module, source):
-        _sources[module] = source
-    return source
+    if module in _code or not Path(file).is_file():
+        return _code.get(module)
+    code = Path(file).read_bytes()
+    if _runs(module, code):
+        _code[module] = code
+    return code
 
 
-def user_sources(*names: str, with_unimported: bool = False) -> dict[str, bytes]:
-    """Return the source of modules of the user's and of those of theirs that they import, by name.
+def user_code(*names: str, with_unimported: bool = False) -> dict[str, bytes]:
+    """Return the code of modules of the user's and of those of theirs that they import, by name.
 
     Empty for a module that is not imported, and for one of sbkit, recipes or an installed package.
 
-    with_unimported: add the source, as it is now, of those that are not imported, and of packages.
+    with_unimported: add the code, as it is now, of those that are not imported, and of packages.
     """
-    sources: dict[str, bytes] = {}
+    code_by_name: dict[str, bytes] = {}
     pending, seen = [*names], {"", "__main__"}
     while pending:
         name = pending.pop()
         if name in seen or is_library(_variables(name).get("__file__") or ""):
             continue
         seen.add(name)
-        source, package = source_of(name), _variables(name).get("__package__") or ""
+        code, package = code_of(name), _variables(name).get("__package__") or ""
         if with_unimported:
             pending.append(name.rpartition(".")[0])
             spec = None if name in sys.modules else _find(name)
-            file = _source_file(spec)
+            file = _code_file(spec)
             if spec is not None and file is not None and not is_library(str(file)):
-                source, package = file.read_bytes(), spec.parent or ""
-        if source is not None:
-            sources[name] = source
-            pending += imported_modules(source, package)
-    return sources
+                code, package = file.read_bytes(), spec.parent or ""
+        if code is not None:
+            code_by_name[name] = code
+            pending += imported_modules(code, package)
+    return code_by_name
 
 
 def user_digests(*names: str) -> dict[str, str]:
     """Return a digest of each module of the user's that names reach, of unimported ones as well."""
-    sources = user_sources(*names, with_unimported=True)
-    return {name: sha256(source).hexdigest() for name, source in sorted(sources.items())}
+    code_by_name = user_code(*names, with_unimported=True)
+    return {name: sha256(code).hexdigest() for name, code in sorted(code_by_name.items())}
 
 
 def _find(name: str) -> ModuleSpec | None:
@@ -143,26 +143,26 @@ def _find(name: str) -> ModuleSpec | None:
         return None
     spec = PathFinder.find_spec(name)
     if spec is None and name not in sys.modules:
-        spec = find_spec(name)  # of a package that is installed from its checkout
+        spec = find_spec(name)  # finds packages that are installed from a checkout
     return spec or _variables(name).get("__spec__")
 
 
-def _source_file(spec: ModuleSpec | None) -> Path | None:
+def _code_file(spec: ModuleSpec | None) -> Path | None:
     file = Path(str(spec.origin)) if spec is not None and spec.has_location else Path()
     return file if file.suffix == ".py" and file.is_file() else None
 
 
 @lru_cache(maxsize=1000)  # the modules of a YAML, which are asked for a dozen times
-def imported_modules(source: bytes, package: str = "") -> frozenset[str]:
-    """Return the modules that a source imports when it runs, not those for type checkers.
+def imported_modules(code: bytes, package: str = "") -> frozenset[str]:
+    """Return the modules that code imports when it runs, not those for type checkers.
 
     Other names of `from MODULE import NAME` are among them, because they may be modules.
 
     package: in which relative imports are looked up; without it they are left out.
     """
     nodes: list[ast.AST] = []
-    with suppress(SyntaxError):  # which importing it will raise, with its file
-        nodes += ast.walk(ast.parse(source))
+    with suppress(SyntaxError):  # importing it will raise the error, with its file
+        nodes += ast.walk(ast.parse(code))
     guards = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     skipped = {id(child) for guard in guards for child in ast.walk(guard)}
     names: set[str] = set()
@@ -204,35 +204,35 @@ def require_unedited(*names: str) -> None:
     names: modules, or classes in them. Those of the user's that they import count, too.
     """
     invalidate_caches()
-    for name, source in user_sources(*names, with_unimported=True).items():
+    for name, code in user_code(*names, with_unimported=True).items():
         if (module := sys.modules.get(name)) is None:
             continue
-        file = _source_file(_find(name))
-        is_changed = file is not None and file.read_bytes() != source
+        file = _code_file(_find(name))
+        is_changed = file is not None and file.read_bytes() != code
         if is_changed and str(file) != module.__file__:
             raise ConfigError(
                 f"{name} was imported from {module.__file__}, but this run needs {file}. Restart "
                 "the kernel."
             )
-        if is_changed or not _runs(module, source):
+        if is_changed or not _runs(module, code):
             raise ConfigError(f"{name} was edited after it was imported. Restart the kernel.")
 
 
-def _runs(module: ModuleType, source: bytes) -> bool:
-    """Return whether the functions and methods of a module are among those of a source."""
+def _runs(module: ModuleType, code: bytes) -> bool:
+    """Return whether the functions and methods of a module are among those of its code."""
     if type(module.__loader__) is not SourceFileLoader:
         return True  # a bundle's is, and an import hook, such as pytest's, has changed them
     file = str(module.__file__)
-    codes: set[CodeType] = set()
+    compiled: set[CodeType] = set()
     try:
-        pending = [compile(source, file, "exec", dont_inherit=True)]
+        pending = [compile(code, file, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
         return False
     while pending:
-        code = pending.pop()
-        codes.add(code)
-        pending += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-    return all(code in codes for code in _running(module) if code.co_filename == file)
+        block = pending.pop()
+        compiled.add(block)
+        pending += [inner for inner in block.co_consts if isinstance(inner, CodeType)]
+    return all(block in compiled for block in _running(module) if block.co_filename == file)
 
 
 def _running(owner: ModuleType | type, qualname: str = "") -> Iterator[CodeType]:
@@ -258,7 +258,7 @@ def import_user_modules(
     The working folder and then bundles are searched last. The path of each module that runs is
     logged.
 
-    bundles: the verified source of the modules in each bundle, by folder and module. Python must
+    bundles: the verified code of the modules in each bundle, by folder and module. Python must
         not search these folders, even if one is the working folder: it would run other files.
     """
     if not names:
@@ -267,9 +267,9 @@ def import_user_modules(
     folders = {folder.resolve() for folder in bundles}
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() not in folders]
     held = [
-        BundledModule(name, str(folder / f"{name}.py"), source)
-        for folder, sources in bundles.items()
-        for name, source in sources.items()
+        BundledModule(name, str(folder / f"{name}.py"), code)
+        for folder, code_by_name in bundles.items()
+        for name, code in code_by_name.items()
     ]
     missing = [loader for loader in held if getattr(_find(loader.name), "origin", None) is None]
     loaders = {loader.name: loader for loader in reversed(missing)}  # the first bundle wins
@@ -289,18 +289,18 @@ def import_user_modules(
         ) from error
     for loader in held:
         running: Any = _variables(loader.name).get("__loader__")
-        if isinstance(running, BundledModule) and running.source != loader.source:
+        if isinstance(running, BundledModule) and running.code != loader.code:
             raise ConfigError(
                 f"The module {loader.name} is {running.path}, but {loader.path} is another module "
                 "of that name. Restart this process."
             )
-    sources = {loader.name: loader.source for loader in held}  # right, if a file was edited later
-    require_unedited(*(name for name in names if source_of(name) != sources.get(name)))
+    code_by_name = {loader.name: loader.code for loader in held}  # as before any later edit
+    require_unedited(*(name for name in names if code_of(name) != code_by_name.get(name)))
     return frozenset(names)
 
 
 def _import_bundled(name: str, loaders: Mapping[str, BundledModule]) -> None:
-    """Import a module of a bundle, after its package and what it imports of the bundle."""
+    """Import a module of a bundle, after its package and the bundled modules that it imports."""
     is_package = any(other.startswith(f"{name}.") for other in loaders)
     if name in sys.modules or not (is_package or name in loaders):
         return
@@ -308,7 +308,7 @@ def _import_bundled(name: str, loaders: Mapping[str, BundledModule]) -> None:
     _import_bundled(parent, loaders)
     loader = loaders.get(name)
     if loader is None and _find(name) is not None:
-        import_module(name)  # of this package, the bundle has other modules
+        import_module(name)  # the bundle has only other modules of this package
         return
     origin = None if loader is None else loader.path
     spec: Any = ModuleSpec(name, loader, origin=origin, is_package=is_package)
@@ -319,7 +319,7 @@ def _import_bundled(name: str, loaders: Mapping[str, BundledModule]) -> None:
     if loader is None:
         return
     try:
-        for other in imported_modules(loader.source, str(module.__package__)):
+        for other in imported_modules(loader.code, str(module.__package__)):
             _import_bundled(other, loaders)
         loader.exec_module(module)
     except BaseException:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ONNX = "onnx"
-PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # of each runtime
+PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # by runtime
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # a container without GPUs has it, too
@@ -20,7 +20,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")
 SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
-# What makes workers fail, or wait forever
+# Why workers may fail, or wait forever
 SHORTAGES = f"{SHARED_MEMORY} or TMPDIR may be full, or too many files open (ulimit -n)."
 
 logger = logging.getLogger(__name__)
@@ -98,9 +98,9 @@ def cpu_name() -> str:
 
 @dataclass(frozen=True)
 class NvidiaDriver:
-    """What NVIDIA's driver says; empty texts for what it does not say."""
+    """The facts that NVIDIA's driver reports; an empty text for each that it does not."""
 
-    version: str = ""  # of its kernel module
+    version: str = ""  # that of its kernel module
     cuda: str = ""  # the newest CUDA that its library supports
     failure: str = ""  # why it shows this process no GPU
 
@@ -161,7 +161,7 @@ def why_no_cuda(runtime: str) -> str | None:
 
 
 def warn_of_unused_gpu(runtime: str) -> str | None:
-    """Log why the CPU is used of a machine that seems to have a GPU; return the reason."""
+    """Log why a machine that seems to have a GPU uses its CPU; return the reason."""
     reason = why_no_cuda(runtime)
     if reason and read_driver():
         logger.warning(f"No GPU is used, because {reason}.")

@@ -71,7 +71,7 @@ def short_value(value: object) -> str:
 
 
 def shorten(text: str, max_characters: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """Cut the middle out of a long text: a message ends with its cure."""
+    """Cut the middle out of a long text: a message ends with its advice."""
     half = max_characters // 2 - 3
     return text if len(text) <= max_characters else f"{text[:half]} ... {text[-half:]}"
 

@@ -32,7 +32,7 @@ from sbkit.base.errors import (
 from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
 from sbkit.base.stores import is_temporary
-from sbkit.base.threads_and_memory import ThreadWaiting
+from sbkit.base.threads_and_memory import SpinSwitch
 from sbkit.base.user_folders import prepare_user
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -93,14 +93,14 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
 
 
 def is_command() -> bool:
-    """Return whether `run_main` called what runs: a command, not a notebook or other program."""
+    """Return whether this process is a command of `run_main`, not a notebook or other program."""
     return any(frame.f_code is run_main.__code__ for frame, _ in traceback.walk_stack(None))
 
 
 def _run_to_exit_code(main: Callable[[], int | None]) -> int:
     """Run a command, print its error if a user can fix it, and return its exit code."""
     try:
-        with handle_signals(STOP_SIGNALS, _stop), ThreadWaiting():
+        with handle_signals(STOP_SIGNALS, _stop), SpinSwitch():
             code = main() or 0
             sys.stdout.flush()  # a closed pipe raises here instead of when Python ends
             return code
@@ -157,7 +157,7 @@ class _DroppingStream:
 
 @contextmanager
 def drop_unwritable(*names: str) -> Iterator[None]:
-    """Drop what cannot be written to a stream inside the block: a disk is full, a terminal lost.
+    """Drop text that a stream cannot take inside the block: a disk is full, a terminal lost.
 
     names: of the streams that hold no result, `stdout` or `stderr`.
     """

@@ -3,8 +3,9 @@
 import math
 import pydoc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sbkit.base.errors import ConfigError
@@ -18,15 +19,24 @@ NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
-    """The values that a key may have; ``advice`` says how to correct others.
+class Constraint(Container[object]):
+    """The values that a key may have; ``advice`` says how to correct others."""
+
+    advice: str
+
+    @abstractmethod
+    def advice_for(self, value: object) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range(Constraint):
+    """Numbers of a range, and perhaps null or a word.
 
     >>> share = Range(low=0, high=1, advice="0 is none, 1 is all.")
     >>> 0.5 in share, "half" in share, str(share)
     (True, False, 'a number from 0 to 1')
     """
 
-    advice: str
     low: float = -math.inf
     high: float = math.inf
     integer: bool = False
@@ -49,7 +59,7 @@ class Range:
             return f"{kind} from {self.low:g} to {self.high:g}"
         return f"{kind} of at least {self.low:g}" if self.low > -math.inf else kind
 
-    def cure(self, value: object) -> str:
+    def advice_for(self, value: object) -> str:
         """Say how to write a number that YAML reads as text, such as 0,5; else the advice."""
         text = value if isinstance(value, str) else ""
         digits = re.sub(r"[\s'\u2019]", "", text)
@@ -73,7 +83,7 @@ def _are_texts(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-FORMS: Mapping[str, Callable[[Any], bool]] = {
+VALUE_FORMS: Mapping[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "true or false": lambda value: isinstance(value, bool),
     "false": lambda value: value is False,
@@ -87,42 +97,44 @@ FORMS: Mapping[str, Callable[[Any], bool]] = {
     "a mapping with `all`": lambda value: isinstance(value, Mapping) and "all" in value,
     "[]": lambda value: value == [],
     "a list of texts": lambda value: isinstance(value, list) and value != [] and _are_texts(value),
-    "a mapping": lambda value: isinstance(value, Mapping) and _are_texts(value),
-    "a mapping of texts": lambda value: isinstance(value, Mapping),  # also to lists of them
+    "a mapping with names as keys": lambda value: isinstance(value, Mapping) and _are_texts(value),
+    "a mapping of texts": lambda value: isinstance(value, Mapping),  # or of lists of texts
     "a mapping to shares above 0": lambda value: (
-        FORMS["a mapping"](value) and all(share in SHARE and share > 0 for share in value.values())
+        VALUE_FORMS["a mapping with names as keys"](value)
+        and all(share in SHARE and share > 0 for share in value.values())
     ),
 }
 
 
 @dataclass(frozen=True)
-class Kind(Range):
-    """Values that are no numbers: words, and values in one of several `FORMS`."""
+class ValueType(Constraint):
+    """Values that are no numbers: words, and values in one of several `VALUE_FORMS`."""
 
     forms: tuple[str, ...]
     advice: str = field(default="Write text in quotes.", kw_only=True)
 
     def __contains__(self, value: object) -> bool:
-        return any(FORMS[f](value) if f in FORMS else value == f for f in self.forms)
+        return any(VALUE_FORMS[f](value) if f in VALUE_FORMS else value == f for f in self.forms)
 
     def __str__(self) -> str:
         return " or ".join(self.forms)
 
-    def cure(self, value: object) -> str:
+    def advice_for(self, value: object) -> str:
         """Say how to correct a value; of text instead of a list, where the brackets belong."""
         return f"Write [{value}]." if "[]" in self.forms and isinstance(value, str) else self.advice
 
 
-FLAG = Kind(("true or false",), advice="Write True or False.")
+FLAG = ValueType(("true or false",), advice="Write True or False.")
 # An argument without a range: "off" would count as true.
-ARGUMENT = Kind(
+ARGUMENT = ValueType(
     ("true or false, not in words",),
     advice="Write True or False. A class that takes words declares it: `RANGES = {NAME: TEXT}`.",
 )
-TEXT = Kind(("null", "text"))
-TEXTS = Kind(("null", "text", "a list of texts"))
-LIST = Kind(("null", "[]", "a list of texts"), advice="Write [] for none.")
-MAPPING = Kind(("null", "a mapping"), advice="Write {} for none.")
+TEXT = ValueType(("null", "text"))
+TEXTS = ValueType(("null", "text", "a list of texts"))
+LIST = ValueType(("null", "[]", "a list of texts"), advice="Write [] for none.")
+MAPPING = ValueType(("null", "a mapping with names as keys"), advice="Write {} for none.")
+TEXT_MAPPING = ValueType(("null", "a mapping of texts"))
 
 REQUIRED = object()  # the default of a key that a YAML must have
 
@@ -131,13 +143,13 @@ REQUIRED = object()  # the default of a key that a YAML must have
 class Key:
     """A key of a run's YAML.
 
-    values: the kind and the range of its values.
-    default: what holds if the YAML leaves it out, or REQUIRED.
+    values: the allowed values.
+    default: the value if the YAML leaves it out, or REQUIRED.
     meaning: of a key with a default, for `sbkit config --all` and the page of keys.
     needs: other keys and the form of their values; without any of these, this one has no effect.
     """
 
-    values: Range
+    values: Constraint
     default: Any = REQUIRED
     meaning: str = ""
     needs: Mapping[str, str] = field(default_factory=dict)
@@ -150,14 +162,14 @@ KEYS: Mapping[str, Key] = {
     **dict.fromkeys(("compile", "check", "gradient_checkpointing"), Key(FLAG)),
     "attention_rescoring": Key(FLAG, needs={"ctc_weight": "below 1"}),
     "find_unused_parameters": Key(FLAG),
-    "output_folder": Key(Kind(("text",))),
+    "output_folder": Key(ValueType(("text",))),
     "corpus": Key(TEXT),
     **dict.fromkeys(("data_folder", "language"), Key(TEXTS)),
     "lm_text": Key(TEXTS, needs={"word_lm_order": "above 0", "token_lm_order": "above 0"}),
-    **dict.fromkeys(("manifest", "splits", "where"), Key(Kind(("null", "a mapping of texts")))),
+    **dict.fromkeys(("manifest", "splits", "where"), Key(TEXT_MAPPING)),
     "eval_precision": Key(TEXT, "fp32", "of validation and test: fp32, bf16 or fp16"),
     "columns": Key(
-        Kind(("null", "a mapping of texts"), advice="Write {text: COLUMN}."),
+        replace(TEXT_MAPPING, advice="Write {text: COLUMN}."),
         {},
         "{text: wrd, path: file}, or {b.csv: {text: wrd}} for one table; {text: null}: no text",
     ),
@@ -170,7 +182,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "keep_tags": Key(LIST, [], "[noise]: tags in brackets that become tokens; others are dropped"),
     "mix": Key(
-        Kind(
+        ValueType(
             ("null", "a mapping to shares above 0"), advice="For no row of a source, leave it out."
         ),
         {},
@@ -241,7 +253,7 @@ KEYS: Mapping[str, Key] = {
         600,
         "seconds for which reads and saves are tried again while a store or network disk is away",
     ),
-    # Without a default, because SpeechBrain refuses it beside `ckpt_interval_steps`.
+    # Without a default: SpeechBrain refuses it beside `ckpt_interval_steps`, of optimizer steps.
     "ckpt_interval_minutes": Key(Range(advice="Pass 0 to save only after an epoch.")),  # or below 0
     "ema_decay": Key(
         SHARE,
@@ -264,12 +276,12 @@ RANGES = {name: key.values for name, key in KEYS.items()}
 
 
 def out_of_range(
-    values: Mapping[str, object], ranges: Mapping[str, Range] = RANGES
+    values: Mapping[str, object], ranges: Mapping[str, Constraint] = RANGES
 ) -> Iterator[tuple[str, str]]:
     """Yield each key whose value is out of range, and the error."""
     for key, range_ in ranges.items():
         if key in values and values[key] not in range_:
-            yield key, refusal(key, values[key], range_)
+            yield key, range_error(key, values[key], range_)
 
 
 def as_flag(value: object) -> object:
@@ -277,18 +289,20 @@ def as_flag(value: object) -> object:
     return FLAG_WORDS.get(value.lower(), value) if isinstance(value, str) else value
 
 
-def refusal(key: str, value: object, range_: Range) -> str:
+def range_error(key: str, value: object, range_: Constraint) -> str:
     """Write why a value is refused, and what to do."""
-    return f"`{key}` must be {range_}, but is {value!r}. {range_.cure(value)}"
+    return f"`{key}` must be {range_}, but is {value!r}. {range_.advice_for(value)}"
 
 
-def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
+def require_in_range(
+    values: Mapping[str, object], ranges: Mapping[str, Constraint] = RANGES
+) -> None:
     """Raise ConfigError for the first value that is out of its range."""
     for _, error in out_of_range(values, ranges):
         raise ConfigError(error)
 
 
-def ranges_of(name: str) -> Mapping[str | int, Range]:
+def ranges_of(name: str) -> Mapping[str | int, Constraint]:
     """Return the ranges that the class of a dotted name declares for its arguments, or a recipe."""
     try:
         builder: Any = pydoc.locate(name)

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 MAX_PAUSE = 30.0  # seconds between two tries; the first is one second
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Of a store that answers, or a limit of this process; others, such as ESTALE, are of one away.
+# Errors of a store that answers, or of a limit of this process; after others the store is away.
 LASTING_ERRORS = (
     *(None, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.EBADF, errno.EMFILE, errno.ENFILE, errno.EADDRINUSE),
@@ -39,7 +39,7 @@ def store_patience(seconds: float) -> Iterator[None]:
 
 
 def is_temporary(error: BaseException | None, *, of_store: bool = False) -> bool:
-    """Return whether the same may succeed later: a store is away, or memory is short.
+    """Return whether the same call may succeed later: a store is away, or memory is short.
 
     of_store: whether a file system raised it; its faults are temporary until proven otherwise.
     """
@@ -58,7 +58,7 @@ def is_temporary(error: BaseException | None, *, of_store: bool = False) -> bool
 
 
 def wait_for_store(work: Callable[[], T]) -> T:
-    """Return what ``work`` returns; while a store is away, call it again, with growing pauses.
+    """Return the result of ``work``; while a store is away, call it again, with growing pauses.
 
     Raises StoreError if the patience is over, and other errors at once.
     """

@@ -39,23 +39,23 @@ from sbkit.base.machine import allowed_cores, usable_cores
 
 # OpenMP's threads
 
-SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
+OPENMP_SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
 CHECK_SECONDS = 0.25
-BUSY_SHARE = 0.1  # of the time that threads wait for a core; an idle machine has 0.01 to 0.04
+BUSY_SHARE = 0.1  # of the threads' time, waiting for a core; an idle machine has 0.01 to 0.04
 QUIET_CHECKS = 8  # in a row, before threads spin again
 LIBRARY_PATHS = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece has its own libgomp
 
 
 def prepare_waiting() -> bool:
-    """Set up OpenMP before it is loaded; return whether `ThreadWaiting` decides how it waits."""
+    """Set up OpenMP before it is loaded; return whether `SpinSwitch` decides how it waits."""
     if usable_cores() < allowed_cores():  # by a container's quota, which OpenMP ignores
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
-    settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
-    is_set_by_user = settings not in ({}, SETTINGS)  # a parent process may have set SETTINGS
+    settings = {name: os.environ[name] for name in OPENMP_SETTINGS if name in os.environ}
+    is_set_by_user = settings not in ({}, OPENMP_SETTINGS)  # or set by a parent process
     has_one_thread = os.environ.get("OMP_NUM_THREADS") == "1"
     if is_set_by_user or has_one_thread or seconds_without_core() is None:
         return False
-    os.environ.update(SETTINGS)
+    os.environ.update(OPENMP_SETTINGS)
     return True
 
 
@@ -74,7 +74,7 @@ def seconds_without_core() -> float | None:
     return total / 1e9
 
 
-class ThreadWaiting:
+class SpinSwitch:
     """Switch spinning off and on while a command runs, as other processes need the cores."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class ThreadWaiting:
         self._watcher: threading.Thread | None = None
         self._end_of_team: threading.Event | None = None
 
-    def __enter__(self) -> "ThreadWaiting":
+    def __enter__(self) -> "SpinSwitch":
         if prepare_waiting():
             self._watcher = threading.Thread(target=self._watch, daemon=True)
             self._watcher.start()

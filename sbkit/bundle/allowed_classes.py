@@ -3,7 +3,7 @@
 A name may mislead: `speechbrain.core.os.system` is `posix.system`. So a bundle names everything by
 the module that defines it, and a name is looked up on this list before anything is imported.
 
-The list has no prefixes. The source of each entry was read: building and calling it only computes
+The list has no prefixes. The code of each entry was read: building and calling it only computes
 on tensors. No entry opens a file, a connection or a pickle. An entry that takes names looks them up
 in a fixed table only: `PretrainedEncoder` the `model_type`, which may be that of an encoder that
 transformers runs, in `sbkit/models/pretrained/transformers_encoder.py`.
@@ -21,7 +21,7 @@ from sbkit.base.libraries import is_library
 
 # Left out on purpose: classes that take any callable (ParameterDict), have no size of their own
 # (Lazy*), or communicate with other processes.
-MODULES = {
+ALLOWED_CLASSES = {
     "torch.nn.modules.activation": "CELU ELU GELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh "
     "LeakyReLU LogSigmoid LogSoftmax Mish MultiheadAttention PReLU RReLU ReLU ReLU6 SELU SiLU "
     "Sigmoid Softmax Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink Threshold",
@@ -97,20 +97,20 @@ MODULES = {
     "Filterbank GlobalNorm ISTFT InputNormalization MinLevelNorm STFT",
 }
 for folder in iter_modules(import_module("sbkit.tasks").__path__, "sbkit.tasks."):
-    MODULES[f"{folder.name}.model"] = getattr(import_module(folder.name), "MODEL_PARTS", "")
-ACTIVATIONS = {  # functions that `!name:` may pass to a part
+    ALLOWED_CLASSES[f"{folder.name}.model"] = getattr(import_module(folder.name), "MODEL_PARTS", "")
+ALLOWED_FUNCTIONS = {  # functions that `!name:` may pass to a part
     "torch._C._nn": "gelu log_sigmoid softplus",
     "torch.nn.functional": "celu elu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax "
     "mish relu relu6 selu sigmoid silu softmax softsign tanh tanhshrink",
 }
 
-ALLOWED_TAGS = {  # of each name
+ALLOWED_TAGS = {  # the tags that may stand before each name
     f"{module}.{name}": tags
-    for table, tags in ((MODULES, ("!new", "!name")), (ACTIVATIONS, ("!name",)))
+    for table, tags in ((ALLOWED_CLASSES, ("!new", "!name")), (ALLOWED_FUNCTIONS, ("!name",)))
     for module, names in table.items()
     for name in names.split()
 }
-ALLOWED_MODULES = {  # with their packages
+ALLOWED_MODULES = {  # that define these names, with their packages
     module
     for name in ALLOWED_TAGS
     for module in accumulate(name.split(".")[:-1], lambda package, part: f"{package}.{part}")

@@ -5,7 +5,7 @@
     tokenizer.model         the labels of the task, if it has any (sentencepiece for a recognizer)
     lm.safetensors          the language models of the decoder, if it has any
     decoder_tokenizer.json  the tokens of an attention decoder that has its own
-    MODULE.py               the source of user modules, which only `--import MODULE` runs
+    MODULE.py               the code of user modules, which only `--import MODULE` runs
     checksums.json          SHA-256 of the other files
     README.md               the model card: data, results, licenses, how to run it
     card.json               the facts of the model card
@@ -36,7 +36,7 @@ from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
-from sbkit.bundle.protocols import Encoded, RunnableModel
+from sbkit.bundle.protocols import ClipModel, Encoded
 from sbkit.bundle.task import ClipBatch, Labels, Task, load_task
 from sbkit.decoding.attention import AttentionScorer
 from sbkit.decoding.beam import BeamDecoder
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BundleContents:
-    """What the files of a bundle hold.
+    """The contents of a bundle's files.
 
     labels: the object that the task makes from its label file, such as a Tokenizer.
     decoder: None for greedy decoding.
@@ -103,12 +103,12 @@ class Bundle(BundleContents):
     opening: how it was opened; None for one that no folder holds.
     """
 
-    model: RunnableModel
+    model: ClipModel
     refused_hotwords: tuple[str, ...] = ()
     opening: Opening | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def from_contents(cls, contents: BundleContents, model: RunnableModel) -> Self:
+    def from_contents(cls, contents: BundleContents, model: ClipModel) -> Self:
         """Combine the contents of a bundle with the model that runs it."""
         # Without `opening`: it would keep the model of the bundle that is taken over.
         names = {item.name for item in fields(cls)} & vars(contents).keys() - {"opening"}
@@ -156,12 +156,12 @@ class Bundle(BundleContents):
             return [*task.predict(self, batch)]
         recognized: list[RecognizedClip] = []
         for clip in batch.clips:
-            parts: list[RecognizedClip] = []
+            segments: list[RecognizedClip] = []
             for segment in Segmenter(rate, overlaps=False).split([clip]):
                 ping("test")
-                (part,) = task.predict(self, replace(batch, clips=[segment.samples]))
-                parts.append(part.later(samples_to_seconds(segment.start, rate)))
-            recognized.append(join_recognitions(parts))
+                (text,) = task.predict(self, replace(batch, clips=[segment.samples]))
+                segments.append(text.later(samples_to_seconds(segment.start, rate)))
+            recognized.append(join_recognitions(segments))
         return recognized
 
     def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:
@@ -213,7 +213,7 @@ class Bundle(BundleContents):
         )
 
     def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
-        """Return what scores texts of a clip, and finds some, with the model's decoder."""
+        """Return the scorer of a clip's texts by the model's decoder, which may also find texts."""
         score = partial(self.model.score_texts, encoded.states)
         tokenizer, own = self.tokenizer, self.decoder_tokenizer
         if own is None:
@@ -268,18 +268,18 @@ class Bundle(BundleContents):
             )
         return self
 
-    def with_hotwords_option(self, source: str | Path | Sequence[str] | None) -> Self:
+    def with_hotwords_option(self, hotwords: str | Path | Sequence[str] | None) -> Self:
         """Return the bundle with hotwords: separated by commas, in a list, or in a file.
 
         Phrases that the model's tokens cannot spell are logged and listed in ``refused_hotwords``.
         """
-        if source is None:
+        if hotwords is None:
             return self
         if self.decoder is None:
             raise ConfigError(
                 "`hotwords` need a decoder with language models, but decoding is greedy."
             )
-        phrases = read_hotwords(str(source)) if isinstance(source, str | Path) else source
+        phrases = read_hotwords(str(hotwords)) if isinstance(hotwords, str | Path) else hotwords
         spelled, refused = self.split_phrases(phrases)
         for phrase in refused:
             logger.warning(
@@ -287,7 +287,7 @@ class Bundle(BundleContents):
             )
         if not spelled:
             raise ConfigError(
-                f"`hotwords` has no phrase that the model can spell: {str(source)[:100]}"
+                f"`hotwords` has no phrase that the model can spell: {str(hotwords)[:100]}"
             )
         return self.with_more_hotwords(phrases)
 
@@ -333,17 +333,17 @@ def encode_in_segments(
     encode: Callable[[Segment], Encoded],
 ) -> Encoded:
     """Run a model on the segments of a clip (S,), and join its outputs to those of one clip."""
-    parts: list[Encoded] = []
+    outputs: list[Encoded] = []
     skipped = 0  # frames of the segment that belong to the previous one
     for segment in segmenter.split([clip]):
         encoded = encode(segment)
         end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
-        if segment.next_start < len(clip):  # only the last segment keeps the zeros after it
+        if segment.next_start < len(clip):  # only the last segment includes the zeros after it
             end = min(end, segment.num_frames(segmenter.frame_samples))
-        parts.append(encoded.part(skipped, end))
+        outputs.append(encoded.frames(skipped, end))
         skipped = skipped_by_next
-    log_probs = np.concatenate([part.log_probs for part in parts])
-    states = [part.states for part in parts]
+    log_probs = np.concatenate([output.log_probs for output in outputs])
+    states = [output.states for output in outputs]
     if states[0] is None:
         return Encoded(log_probs)
     if isinstance(states[0], np.ndarray):

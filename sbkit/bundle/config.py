@@ -17,7 +17,7 @@ from sbkit.decoding.word_times import Confidence, WordOffsets
 from sbkit.text.normalization import Orthography, orthography, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-FORMAT = 7
+BUNDLE_FORMAT = 7
 
 Plain = Any  # what JSON can hold
 
@@ -62,7 +62,7 @@ class BundleConfig:
 def is_of_transformers(folder: Path) -> bool:
     """Return whether a folder's config.json is one of transformers, not of a bundle."""
     file = folder / CONFIG_FILE
-    if (folder / CHECKSUMS).exists():  # those of a bundle
+    if (folder / CHECKSUMS).exists():  # only a bundle has them
         return False
     with suppress(SbkitError), parsing_errors(file, "be JSON", fix="Restore it.", is_json=True):
         content = read_regular(file, subject=f"The {CONFIG_FILE}", follow_links=True)
@@ -113,7 +113,7 @@ class BundleFiles:
         return content
 
     def read_modules(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Read the source of those modules that the bundle holds."""
+        """Read the code of those modules that the bundle holds."""
         stored = [name for name in names if (self.folder / f"{name}.py").exists()]
         return {name: self.read(f"{name}.py") for name in stored}
 
@@ -123,8 +123,8 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
     fix = "Export it again with this version of sbkit."
     with parsing_errors(file, "be what `sbkit export` writes", fix=fix, is_json=True):
         values = json.loads(content)
-        if values["format"] != FORMAT:
-            raise ValueError(f"its format is {values['format']}, not {FORMAT}")
+        if values["format"] != BUNDLE_FORMAT:
+            raise ValueError(f"its format is {values['format']}, not {BUNDLE_FORMAT}")
         if values.get("normalizer") is not None:
             values["normalizer"] = table_from_stored(values["normalizer"])
         values["confidence"] = {

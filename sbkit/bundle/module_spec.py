@@ -15,7 +15,7 @@ which names the class by the module that defines it. This is the grammar of a sp
              {"name": NAME, "arguments": list or mapping}, NAME itself if there are no arguments,
              else a functools.partial of NAME
 
-NAME must be on the list of `allowed_classes`, and at most MAX_DEPTH lists and mappings may be
+NAME must be on the list of `allowed_classes`, and at most MAX_SPEC_DEPTH lists and mappings may be
 nested. Only `find_allowed` turns a name into an object. Export and loading both refuse anything
 outside the grammar.
 """
@@ -39,7 +39,7 @@ GETATTR_TAG = "!apply:getattr"  # HyperPyYAML's form of `!ref <tokenizer.vocab_s
 ARGUMENTS_KEY = "arguments"
 TUPLE_KEY = "tuple"
 RESERVED_KEYS = {"new", TUPLE_KEY, ARGUMENTS_KEY}  # a mapping may have a key `name`
-MAX_DEPTH = 32
+MAX_SPEC_DEPTH = 32
 CLASS_MODULES = re.compile(r'"(?:new|name)": "([\w.]+)\.\w+"')  # in the JSON of a specification
 
 
@@ -153,7 +153,7 @@ def _resolve_callable(
 
 def _build_collection(spec: Plain, user_modules: frozenset[str], depth: int) -> Any:
     """Build the values of a list or a mapping; raise BundleError for anything else."""
-    if depth >= MAX_DEPTH:
+    if depth >= MAX_SPEC_DEPTH:
         raise _refusal(spec)
     if isinstance(spec, list):
         return [_build(item, user_modules, depth + 1) for item in spec]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Float64s, Int64s, LogProbs
 
-ModelState = Any  # of a session between two chunks, for the model that returned it
+ModelState = Any  # a session's state between two chunks, for the model that returned it
 DeviceArray = Any  # an array on the device of a model, for that model only
 
 
@@ -27,7 +27,7 @@ class Encoded:
     log_probs: LogProbs
     states: DeviceArray = None
 
-    def part(self, first: int, end: int) -> "Encoded":
+    def frames(self, first: int, end: int) -> "Encoded":
         states = None if self.states is None else self.states[first:end]
         return Encoded(self.log_probs[first:end], states)
 
@@ -36,7 +36,7 @@ class Encoded:
 class ChunkSizes:
     """The chunk of a streaming model, in samples.
 
-    step: from the start of one chunk to the start of the next.
+    step: the shift from one chunk to the next; the metadata of ONNX files has this name.
     window: the audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
     shortest: the least audio that yields a frame at the end of a session.
     """
@@ -71,11 +71,11 @@ class EffectiveRuntime:
         return ", ".join(words)
 
 
-class RunnableModel(Protocol):
+class ClipModel(Protocol):
     """The model of a recognizer, which takes whole clips."""
 
     @property
-    def effective(self) -> EffectiveRuntime: ...
+    def runs_on(self) -> EffectiveRuntime: ...
 
     @property
     def samples_per_frame(self) -> int:
@@ -85,7 +85,7 @@ class RunnableModel(Protocol):
         """Run the encoder on clips (S,) in one batch."""
 
     def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return what the network's `predict` returns for clips (S,) in one batch."""
+        """Return the network's predictions for clips (S,) in one batch."""
 
     def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
         """Score texts with the attention decoder: (U, D), (N, L + 1) with the end -> (N,)."""

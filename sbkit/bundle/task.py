@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.imports import dotted_path
-from sbkit.logs.metric import LOSS, Metrics
+from sbkit.logs.metric import LOSS_METRIC, Metrics
 
 Labels = Any  # the object that a task makes from its label file
-Result = Any  # of an utterance: what was predicted, beside the right answer
-Figures = dict[str, Any]  # of a test set
-Array = Any  # of numpy, which the command line does not import
+Result = Any  # the prediction for an utterance, beside the right answer
+Figures = dict[str, Any]  # the figures of a test set
+Array = Any  # a NumPy array; the command line does not import NumPy
 Arrays = Sequence[Array]
 Prediction = Literal["text", "speech", "codes", "audio", "other"]
 
@@ -52,7 +52,7 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClipBatch:
-    """Clips that a task predicts in one call, and what is asked of the predictions.
+    """Clips that a task predicts in one call, and the options of the predictions.
 
     clips: (S,) each in the scale of int16, at the sample rate of the bundle.
     rows: those of the clips in a test, for a task that is measured on recordings.
@@ -86,7 +86,7 @@ class Task:
     # each frame (`transcribe --vad`), codes (`encode`, `decode`) or audio (`speak`, `serve`).
     predicts: ClassVar[Prediction] = "other"
     uses: ClassVar[tuple[str, ...]] = ()  # example calls of commands, for messages and cards
-    metrics: ClassVar[Metrics] = LOSS  # what `measure` returns; the first one ranks checkpoints
+    metrics: ClassVar[Metrics] = LOSS_METRIC  # those of `measure`; the first ranks checkpoints
     label_file: ClassVar[str | None] = None  # its name in a run folder and in a bundle
     label_key: ClassVar[str] = "labels"  # in the YAML, of the object made from the label file
     heads: ClassVar[tuple[str, ...]] = ()  # keys of the parts with an output for each label
@@ -139,7 +139,7 @@ class Task:
         return self.read_outputs(bundle.model.predict(batch.clips), bundle.labels)
 
     def read_outputs(self, outputs: Any, labels: Labels) -> Sequence[Any]:
-        """Return the prediction of each clip from what the network's `predict` returned.
+        """Return the prediction of each clip from the result of the network's `predict`.
 
         A validation reads what the Brain's `compute_forward` returned.
         """
@@ -209,7 +209,8 @@ class Task:
     def require_prediction(self, prediction: Prediction, *, command: str) -> None:
         """Raise BundleError unless the task predicts what a command of sbkit needs."""
         if self.predicts != prediction:
-            use = f"Use: sbkit {self.uses[0]}" if self.uses else "Use it in Python: sbkit.bundle"
+            in_python = "Use it in Python: sbkit.load_bundle"
+            use = f"Use: sbkit {self.uses[0]}" if self.uses else in_python
             raise BundleError(
                 f"`sbkit {command}` cannot run this kind of bundle: {self.model_name}. {use}"
             )

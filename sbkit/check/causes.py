@@ -7,12 +7,12 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.data.splits import read_transcripts
 from sbkit.text.tokenizer import TOKENIZER_FILE
-from sbkit.train.schedule import highest_factor, read_schedule
+from sbkit.train.schedule import highest_factor, parse_schedule
 
 # The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
 # at 1.0, ctc.yaml writes only blanks.
 SCRATCH_RATES = (5e-5, 1e-3, 0.02)
-TUNING_RATES = (1e-6, 1e-4, 0.02)  # of weights that were trained before
+TUNING_RATES = (1e-6, 1e-4, 0.02)  # for weights that were trained before
 # Mean uses of a token in the training transcripts, for a vocabulary that is not of characters.
 # A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
 MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
@@ -22,14 +22,14 @@ def check_causes(run: CheckedRun) -> Iterator[Finding]:
     """Note a learning rate or a vocabulary that keeps a recognizer from learning to write."""
     if run.data.recipe.label_file != TOKENIZER_FILE:
         return
-    settings = dict(run.own.hparams.items())  # marks no key as read
+    settings = dict(run.built.hparams.items())  # marks no key as read
     yield from _check_vocabulary(run, settings)
     yield from _check_rate(run, settings)
 
 
 def _check_vocabulary(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Finding]:
     tokenizer = settings["tokenizer"]
-    train = read_transcripts(run.own.loaders.splits.train, tokenizer)
+    train = read_transcripts(run.built.loaders.splits.train, tokenizer)
     uses = train.tokens.sum() / tokenizer.vocab_size
     is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:
@@ -49,7 +49,7 @@ def _check_rate(run: CheckedRun, settings: Mapping[str, Any]) -> Iterator[Findin
         return
     is_tuned = bool(settings.get("init_from") or settings.get("pretrained"))
     lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
-    factor = highest_factor(read_schedule(settings))
+    factor = highest_factor(parse_schedule(settings))
     peak = rate * factor
     if not lowest <= peak <= highest:
         ratio = max(peak / usual, usual / max(peak, 1e-9))

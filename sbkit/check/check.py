@@ -24,7 +24,6 @@ from sbkit.base.messages import nearest, plural
 from sbkit.check import causes, cost, data, dry_run, parameters, settings
 from sbkit.check.checked_run import (
     CPU_OPTIONS,
-    ON_CPU,
     CheckedRun,
     Finding,
     Measurements,
@@ -32,7 +31,8 @@ from sbkit.check.checked_run import (
 )
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.hparams import OUTPUT_FOLDER, MissingSettingError, RunSpec
-from sbkit.distributed.ranks import single_rank
+from sbkit.distributed.device import ON_CPU
+from sbkit.distributed.ranks import as_single_process
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar, reporting
 from sbkit.train.ownership import helper_digests, reachable
@@ -51,7 +51,7 @@ Findings = Iterable[Finding] | None  # None: the check only raises
 Check = Callable[[CheckedRun], Findings]
 Checked = TypeVar("Checked", RunSpec, CheckedRun)
 
-# Nothing is built for them.
+# Nothing is built for these checks.
 CHECKS_OF_VALUES = (settings.check_ranges, settings.check_placement, settings.check_needs)
 CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(settings.check_formats, settings.check_batches),
@@ -79,7 +79,7 @@ CONSEQUENCES = {"shapes", "causes"}  # left out where another error has their pl
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What the checks of a run have found and measured."""
+    """The findings and measurements of the checks of a run."""
 
     findings: list[Finding]
     measured: Measurements = field(default_factory=Measurements)
@@ -108,7 +108,7 @@ def check_run(
             return CheckResult(findings=_unique(findings))
         with progress_bar("checking the run", len(checks)) as advance:
             for check in checks:
-                if run.trial.error is None or check not in CHECKS_OF_STEPS:
+                if run.dry_run.error is None or check not in CHECKS_OF_STEPS:
                     findings += _run(check, run)
                 advance(1)
     reported = {f.where for f in findings if f.stops and f.check not in CONSEQUENCES}
@@ -118,7 +118,7 @@ def check_run(
 
 @contextmanager
 def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[CheckedRun]:
-    """Prepare the data of a run, unless that is done, and yield it with what the checks try.
+    """Prepare the data of a run, unless that is done, and yield it with objects for the checks.
 
     The objects are built in a scratch folder: one of the user's may write when it is made.
     """
@@ -127,27 +127,27 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
         data = prepare_data(spec)
     with TemporaryDirectory(prefix="sbkit-check") as scratch:
         with quiet(), reporting(show_progress=False):
-            own_spec = spec.with_overrides(**{OUTPUT_FOLDER: scratch})
-            write_label_files(own_spec, data)
-            own = build_run(own_spec, data, placement)
-            if not isinstance(model := own.hparams["model"], nn.ModuleList):
+            scratch_spec = spec.with_overrides(**{OUTPUT_FOLDER: scratch})
+            write_label_files(scratch_spec, data)
+            built = build_run(scratch_spec, data, placement)
+            if not isinstance(model := built.hparams["model"], nn.ModuleList):
                 raise ConfigError(
                     f"`model` must be a torch.nn.ModuleList, not a {type(model).__name__}.",
                     keys=("model",),
                 )
-            brain = make_brain(own, **CPU_OPTIONS)
-            reached = [*reachable({**dict(own.hparams.items()), "brain": brain})]
+            brain = make_brain(built, **CPU_OPTIONS)
+            reached = [*reachable({**dict(built.hparams.items()), "brain": brain})]
             helpers = helper_digests(brain)
-            trial = dry_run.take_small_steps(own, brain, reached)
+            small_steps = dry_run.take_small_steps(built, brain, reached)
         run = CheckedRun(
             spec=spec,
             data=data,
-            own=own,
+            built=built,
             brain=brain,
             optimizers=list((brain.optimizers_dict or {}).values()),
             reached=reached,
             helpers=helpers,
-            trial=trial,
+            dry_run=small_steps,
         )
         if run.sampler is not None:
             run.sampler.set_epoch(run.last_epoch)
@@ -156,7 +156,7 @@ def open_checked_run(spec: RunSpec, data: RunData | None = None) -> Iterator[Che
 
 def check_before_training(spec: RunSpec, data: RunData) -> None:
     """Check a run before its first step: log the notes, raise ConfigError for errors."""
-    with single_rank(), MainProcessContext():  # SpeechBrain would wait for the other ranks
+    with as_single_process(), MainProcessContext():  # SpeechBrain would wait for the other ranks
         findings = check_run(spec, data=data).findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
@@ -172,8 +172,8 @@ def check_before_training(spec: RunSpec, data: RunData) -> None:
 def summary(findings: Sequence[Finding]) -> str:
     """Write how many errors and notes there are: "2 errors and 1 note"."""
     counts = Counter(finding.severity for finding in findings)
-    parts = [plural(counts[word], word) for word in ("error", "note") if counts[word]]
-    return " and ".join(parts) or "Nothing found."
+    texts = [plural(counts[word], word) for word in ("error", "note") if counts[word]]
+    return " and ".join(texts) or "Nothing found."
 
 
 def _unique(findings: Iterable[Finding]) -> list[Finding]:
@@ -191,7 +191,7 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
     name = check.__name__.removeprefix("check_")
     spec = checked.spec if isinstance(checked, CheckedRun) else checked
     try:
-        # What hooks log in its steps is not of the run.
+        # Messages that hooks log in its steps are not of the run.
         with preserve_rng(ON_CPU.device), quiet(), reporting(show_progress=False):
             findings = [*(check(checked) or ())]
         for finding in findings:
@@ -210,7 +210,7 @@ def _run(check: Callable[[Checked], Findings], checked: Checked) -> Iterator[Fin
 def _to_finding(error: Exception, spec: RunSpec, check: str) -> Finding:
     """Turn an error into a finding at the file or the key that it concerns.
 
-    An error of the data without any is at the key of the data.
+    An error of the data without file and key is at the key of the data.
     """
     if not isinstance(error, SbkitError):
         *_, call = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""What the checks read: the YAML that is checked, what a run makes of it, and a Brain to try."""
+"""The input of the checks: the YAML that is checked, the objects of its run, and a Brain to try."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,11 @@ from sbkit.base.messages import printable
 from sbkit.config.document import Keys
 from sbkit.config.hparams import RunSpec
 from sbkit.data.sampler import RankSampler
-from sbkit.distributed.device import device_counter_for, parse_device, resolve
+from sbkit.distributed.device import ON_CPU, device_counter_for, parse_device
 from sbkit.train.brain import Brain
-from sbkit.train.schedule import highest_factor, read_schedule
+from sbkit.train.schedule import highest_factor, parse_schedule
 from sbkit.train.setup import PreparedRun, RunData, choose_placement
 
-ON_CPU = resolve("cpu", "fp32")
 CPU_OPTIONS: dict[str, Any] = {
     "device": ON_CPU.device,
     "precision": "fp32",
@@ -82,7 +81,7 @@ def has_device(spec: RunSpec) -> bool:
 
 @dataclass
 class DryRun:
-    """What small steps show.
+    """The results of small steps of training.
 
     running: the modules whose `forward` is running, or has failed, outermost first.
     created: parts that `forward` made.
@@ -154,7 +153,7 @@ def megabytes(count: float) -> str:
 
 @dataclass(kw_only=True)
 class Measurements:
-    """What the checks measure besides their findings, for `sbkit check` to print."""
+    """Measurements of the checks besides their findings, for `sbkit check` to print."""
 
     initial_weights: list[str] = field(default_factory=list)  # lines about where training starts
     cost: Cost | None = None
@@ -164,50 +163,50 @@ class Measurements:
 class CheckedRun:
     """A run that is checked.
 
-    own: the run as the check builds it, in a scratch folder: nothing of the run changes.
+    built: the run as the check builds it, in a scratch folder: nothing of the run changes.
     brain: a Brain of these objects on the CPU, made as that of the run is.
     reached: every object within the objects and the Brain, before any step, with its path.
     helpers: hashes of the frozen modules beside the model, before any step.
-    trial: what small steps of the Brain show.
+    dry_run: the results of small steps of the Brain.
     """
 
     spec: RunSpec
     data: RunData
-    own: PreparedRun
+    built: PreparedRun
     brain: Brain
     optimizers: list[Optimizer]
     reached: Sequence[tuple[Keys, object]] = field(repr=False)
     helpers: Mapping[str, str]
-    trial: DryRun
+    dry_run: DryRun
     measured: Measurements = field(default_factory=Measurements)
 
     @property
     def model(self) -> nn.ModuleList:
-        model: nn.ModuleList = self.own.hparams["model"]
+        model: nn.ModuleList = self.built.hparams["model"]
         return model
 
     @property
     def sampler(self) -> RankSampler | None:
         """The sampler of the training set; None if a recipe plans its batches in another way."""
-        sampler = self.own.loaders.train.batch_sampler
+        sampler = self.built.loaders.train.batch_sampler
         return sampler if isinstance(sampler, RankSampler) else None
 
     @property
     def last_epoch(self) -> int:
         """The epoch whose plan is checked: that of a curriculum then has all utterances."""
-        return int(self.own.hparams["epoch_counter"].limit)
+        return int(self.built.hparams["epoch_counter"].limit)
 
     @property
     def num_steps(self) -> int:
         """The optimizer steps of the run."""
-        train = self.own.loaders.train
+        train = self.built.loaders.train
         steps = self.sampler.steps() if self.sampler else range(0, len(train), self.accumulation)
         return max(1, len(steps)) * self.last_epoch
 
     @cached_property
     def highest_factor(self) -> float:
         """The highest factor of `lr` in these steps."""
-        schedule = read_schedule(self.own.hparams)
+        schedule = parse_schedule(self.built.hparams)
         return highest_factor(schedule, self.num_steps, self.last_epoch)
 
     @property

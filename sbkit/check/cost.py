@@ -24,7 +24,7 @@ from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
 from sbkit.base.threads_and_memory import return_freed_memory
-from sbkit.check.checked_run import ON_CPU, CheckedRun, Cost, Finding, has_device, megabytes
+from sbkit.check.checked_run import CheckedRun, Cost, Finding, has_device, megabytes
 from sbkit.check.dry_run import begin_training, small_batch, take_step
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -39,13 +39,14 @@ from sbkit.data.sampler import (
     step_sizes,
 )
 from sbkit.data.splits import sample_counts
+from sbkit.distributed.device import ON_CPU
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors
 from sbkit.train.ownership import device_errors
 from sbkit.train.setup import build_again, make_brain
 
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
-# Of the largest batch, on the CPU. From steps with one and two such shares, its memory was
+# A share of the largest batch, on the CPU. From steps with one and two of these, its memory was
 # predicted within 10 % with ctc.yaml, ctc_speechbrain.yaml and ctc_large.yaml (32 to 300 s).
 PROBED_SHARE = 1 / 8
 
@@ -59,7 +60,7 @@ def check_cost(run: CheckedRun) -> Iterator[Finding]:
         yield run.note(
             "precision",
             problem=f"On this CPU, the largest step takes {cost.step_seconds} s in "
-            f"{run.own.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
+            f"{run.built.placement.precision}, and {cost.fp32_step_seconds} s in fp32",
             fix="Set `precision: fp32`.",
         )
     folder = run.spec.folder
@@ -80,19 +81,19 @@ def measure_cost(run: CheckedRun, sampler: RankSampler) -> Cost:
     num_processes = run.num_processes
     micro_batches_per_step = num_processes * run.accumulation
     steps_of_epoch = sampler.steps()
-    # Of the first process, whose first micro-batch of a step is the largest
-    parts = range(0, micro_batches_per_step, num_processes)
-    padded = [padded_part(steps_of_epoch, part, micro_batches_per_step) for part in parts]
-    valid_loaders = run.own.loaders.valid.values()
+    # Those of the first process, whose first micro-batch of a step is the largest
+    indices = range(0, micro_batches_per_step, num_processes)
+    padded = [padded_part(steps_of_epoch, index, micro_batches_per_step) for index in indices]
+    valid_loaders = run.built.loaders.valid.values()
     valid_batches = [batch for loader in valid_loaders for batch in _batches_of(loader)]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
-    most_in_part = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
-    chosen = np.argmax(padded[0]), np.argmax(most_in_part)
+    most_in_batch = -(-step_sizes(steps_of_epoch) // micro_batches_per_step)
+    chosen = np.argmax(padded[0]), np.argmax(most_in_batch)
     largest, most_utterances = (
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
 
-    placement = run.own.placement
+    placement = run.built.placement
     device_bytes = _memory_of(placement.device)
     with real_steps(run) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
@@ -158,7 +159,7 @@ def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, flo
 def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
     """Return the peak bytes of the largest batch of an evaluation, without recordings to cut."""
     to_cut = {id for ids in recordings_to_cut(run).values() for id in ids}
-    loaders = run.own.loaders
+    loaders = run.built.loaders
     evaluated = (*loaders.valid.values(), *loaders.test.values())
     batches = [(loader, batch) for loader in evaluated for batch in _batches_of(loader)]
     for loader, micro_batch in sorted(batches, key=lambda pair: -padded_samples(pair[1])):
@@ -208,12 +209,12 @@ class RealSteps:
 
     def __init__(self, run: CheckedRun) -> None:
         factor = min(2, run.accumulation)  # more micro-batches take the same memory
-        own = build_again(run.own)
-        self.brain = make_brain(own, compile=False, grad_accumulation_factor=factor)
+        built = build_again(run.built)
+        self.brain = make_brain(built, compile=False, grad_accumulation_factor=factor)
         # The other checks hold a model of their own, which training does not.
         self._checker_model_bytes = _tensor_bytes(run.model)
-        self._loader = run.own.loaders.train
-        begin_training(self.brain, run.own.loaders, small_batch(run.own))
+        self._loader = run.built.loaders.train
+        begin_training(self.brain, run.built.loaders, small_batch(run.built))
 
     def load(self, micro_batch: MicroBatch, loader: Loader | None = None) -> Batch:
         """Load a batch of a loader, by default of the training set."""
@@ -236,7 +237,7 @@ class RealSteps:
     def run_step(self, batch: Batch) -> float:
         """Run a step, and return the seconds of a micro-batch."""
         brain = self.brain
-        brain.nonfinite_count = 0  # what such a step takes counts as well
+        brain.nonfinite_count = 0  # a step that is not finite costs as much
         start = time.perf_counter()
         try:
             with device_errors(brain):
@@ -265,27 +266,27 @@ class RealSteps:
     ) -> None:
         """Raise OutOfMemoryError if a step would not fit on the CPU: Linux kills such a process.
 
-        The memory is extrapolated from two parts of the batch, because some of it, such as that of
+        The memory is extrapolated from two shares of the batch, because some of it, such as that of
         converted weights, does not grow with the batch.
 
-        loader, run: of the batch, and what it is for; by default a step of training.
+        loader: that of the batch. run: uses the batch; by default for a step of training.
         """
         if self.brain.device.type != "cpu":
             return
         run = run or self.run_step
         longest_first = sorted(micro_batch, key=lambda example: example.samples, reverse=True)
         num_rows = max(1, int(PROBED_SHARE * len(micro_batch)))
-        parts = [self.load(longest_first[: count * num_rows], loader) for count in (1, 2)]
-        run(parts[0])  # makes gradients and optimizer states
+        shares = [self.load(longest_first[: count * num_rows], loader) for count in (1, 2)]
+        run(shares[0])  # makes gradients and optimizer states
         free_bytes = available_memory()
-        growths: list[int] = []  # of a step, in bytes beyond those that are held
-        for part in parts:
+        growths: list[int] = []  # bytes of each run beyond those that were held
+        for share in shares:
             self.reset_peak()
             held_bytes = self.peak_bytes
-            run(part)
+            run(share)
             growths.append(self.peak_bytes - held_bytes)
-        one_part, two_parts = growths
-        needed_bytes = one_part + (len(micro_batch) / num_rows - 1) * (two_parts - one_part)
+        one_share, two_shares = growths
+        needed_bytes = one_share + (len(micro_batch) / num_rows - 1) * (two_shares - one_share)
         if needed_bytes > free_bytes:
             raise torch.OutOfMemoryError(f"{needed_bytes:.0f} of {free_bytes} bytes")
 
@@ -295,7 +296,7 @@ class RealSteps:
             torch.cuda.reset_peak_memory_stats(self.brain.device)
             return
         gc.collect()
-        return_freed_memory()  # what earlier checks have freed would count as held
+        return_freed_memory()  # memory that earlier checks freed would count as held
         with suppress(OSError):  # only Linux can reset it
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -319,7 +320,7 @@ class RealSteps:
 @contextmanager
 def real_steps(run: CheckedRun) -> Iterator[RealSteps]:
     """Yield steps of a new Brain, on the device and in the precision of the run."""
-    with preserve_rng(run.own.placement.device):
+    with preserve_rng(run.built.placement.device):
         steps = RealSteps(run)
         try:
             steps.reset_peak()

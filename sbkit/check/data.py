@@ -52,7 +52,7 @@ MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
 MAX_SHOWN_TEXT = 60  # characters of a transcript in a finding
 MAX_LISTED_CHARACTERS = 10
 MAX_LISTED_LANGUAGES = 5
-MAX_MIX_FAULT_SHARE = 0.02  # clips of a set whose channels should not be mixed
+MAX_CHANNEL_FAULT_SHARE = 0.02  # clips of a set whose channels should not be downmixed
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
 Rows = Sequence[int] | npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ def check_labels(run: CheckedRun) -> Iterator[Finding]:
 
 def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
     """Compare the rows or outputs of every part that has one per token."""
-    hparams = run.own.hparams
+    hparams = run.built.hparams
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
     heads = {name: hparams.get(name) for name in run.data.recipe.heads}
@@ -169,7 +169,7 @@ def _check_texts(run: CheckedRun, transcripts: Mapping[str, Transcripts]) -> Ite
 def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     """Find utterances with fewer frames than CTC needs, to which the loss gives no weight."""
     transcripts = read_all_transcripts(run)
-    subsampling = find_subsampling(run.own.hparams) if transcripts else None
+    subsampling = find_subsampling(run.built.hparams) if transcripts else None
     if subsampling is None:
         return
     fastest = fastest_percent(run.spec.settings.get("speeds") or [1.0])
@@ -196,12 +196,12 @@ def check_alignment(run: CheckedRun) -> Iterator[Finding]:
 
 def check_masks(run: CheckedRun) -> Iterator[Finding]:
     """Find masks that do not fit: longer than an utterance, or wider than the encoder."""
-    encoder = run.own.hparams.get("Transformer")
+    encoder = run.built.hparams.get("Transformer")
     if not isinstance(encoder, PretrainedEncoder):
         return
     (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
     if frame_share > 0:
-        subsampling = make_encoder(run.own.hparams).subsampling
+        subsampling = make_encoder(run.built.hparams).subsampling
         frames = subsampling.count(sample_counts(run.data.splits.train))
         yield from _finding_of_rows(
             run,
@@ -229,7 +229,7 @@ def check_positions(run: CheckedRun) -> Iterator[Finding]:
     if config.get("model_type") != "whisper":
         return
     positions = config["max_source_positions"]
-    subsampling = make_encoder(run.own.hparams).subsampling
+    subsampling = make_encoder(run.built.hparams).subsampling
     rate = settings["sample_rate"]
     slowest = min(100, *to_percents(settings.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if settings.get("concat_prob", 0) > 0 else 0.0
@@ -407,17 +407,17 @@ def _describe_changes(changes: Sequence[Facts]) -> str:
 
 
 def check_channels(run: CheckedRun) -> Iterator[Finding]:
-    """Find sets in which the mix of two channels often loses speech."""
+    """Find sets in which the downmix of two channels often loses speech."""
     rows_by_split = {}
     for name, split in run.data.splits.named().items():
         if MIX_FAULT in split.column_names:
             rows = np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == CANCEL)
-            if len(rows) > MAX_MIX_FAULT_SHARE * len(split):
+            if len(rows) > MAX_CHANNEL_FAULT_SHARE * len(split):
                 rows_by_split[name] = rows
     yield from _finding_of_rows(
         run,
         rows_by_split,
-        problem=f"The two channels of clips {CANCEL}, but are mixed",
+        problem=f"The two channels of clips {CANCEL}, but are downmixed",
         fix="Add a column `channel` to the tables: that of the speaker, counted from 0.",
     )
 

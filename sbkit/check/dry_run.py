@@ -60,11 +60,11 @@ MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in a
 
 
 def take_small_steps(
-    own: PreparedRun, brain: Brain, reached: Sequence[tuple[Keys, object]]
+    built: PreparedRun, brain: Brain, reached: Sequence[tuple[Keys, object]]
 ) -> DryRun:
-    """Take small steps, and return what they show.
+    """Take small steps, and return their results.
 
-    reached: what can be reached from the objects and the Brain, before `forward` makes parts.
+    reached: every object within the objects and the Brain, before `forward` makes parts.
     """
     run = DryRun()
     paths = {id(part): keys for keys, part in reached}
@@ -77,23 +77,23 @@ def take_small_steps(
         register_module_forward_hook(run.leave),
     ):
         try:
-            batch = small_batch(own)
-            _run_epoch(own, brain, batch, run)
+            batch = small_batch(built)
+            _run_epoch(built, brain, batch, run)
         except Exception as error:  # whatever a part or a hook raises
             run.error = error
-        brain.modules.zero_grad(set_to_none=True)  # as large as the model
+        brain.modules.zero_grad(set_to_none=True)  # gradients are as large as the model
         for optimizer in (brain.optimizers_dict or {}).values():
-            optimizer.state.clear()  # twice as large
+            optimizer.state.clear()  # often twice as large
         if run.error is None:
-            copy = make_brain(build_again(own), **CPU_OPTIONS)
-            begin_training(copy, own.loaders, batch)
+            copy = make_brain(build_again(built), **CPU_OPTIONS)
+            begin_training(copy, built.loaders, batch)
             _find_unsaved(copy, brain, batch, run, paths)
     return run
 
 
 def begin_training(brain: Brain, loaders: Loaders, batch: object) -> None:
     """Call the hooks of a run up to its first step; the normalization is measured on one batch."""
-    brain.loaders = replace(loaders, measure=cast(Loader, [batch]))
+    brain.loaders = replace(loaders, for_statistics=cast(Loader, [batch]))
     brain.on_fit_start()
     epoch = next(iter(brain.hparams.epoch_counter), 1)
     brain.on_stage_start(Stage.TRAIN, epoch)
@@ -113,31 +113,31 @@ class _Unreported(TrainingProgress):
     def report_epoch(self, figures: EpochFigures) -> None: ...
 
 
-def _run_epoch(own: PreparedRun, brain: Brain, batch: object, run: DryRun) -> None:
+def _run_epoch(built: PreparedRun, brain: Brain, batch: object, run: DryRun) -> None:
     """Take two steps, as the first may break the second, and more if layers are dropped; validate.
 
     The rate is 0, because the other checks need the initial weights, and no checkpoint is saved.
     """
 
-    def note(optimizer: Optimizer, *_: object) -> None:
+    def record_trained(optimizer: Optimizer, *_: object) -> None:
         run.trained |= {id(p) for p in brain.modules.parameters() if p.grad is not None}
         for group in optimizer.param_groups:
             group["lr"] = 0.0
 
     try:
-        begin_training(brain, own.loaders, batch)
+        begin_training(brain, built.loaders, batch)
     except Exception:
-        training_loss(brain, batch)  # of a part that does not fit, this error names it
+        training_loss(brain, batch)  # its error names a part that does not fit
         raise
     learning = {id(p) for p in brain.modules.parameters() if p.requires_grad}
-    with register_optimizer_step_pre_hook(note):
+    with register_optimizer_step_pre_hook(record_trained):
         for index in range(MAX_STEPS):
             if index < 2 or not learning <= run.trained:
                 loss = take_step(brain, batch)
     if not run.trained:  # a loss that is not finite, as `check_steps` says, or a later step
         run.trained = learning
     brain.training_metrics.progress = _Unreported(total_epochs=1, total_steps=1)
-    checkpointer, brain.checkpointer = brain.checkpointer, Checkpointer(own.spec.folder / "trial")
+    checkpointer, brain.checkpointer = brain.checkpointer, Checkpointer(built.spec.folder / "trial")
     brain.on_stage_end(Stage.TRAIN, mean_over_ranks([loss]), 1)
     brain.on_stage_start(Stage.VALID, 1)
     losses = brain.evaluate_splits({"valid": [batch]}, Stage.VALID, phase="valid")
@@ -168,7 +168,7 @@ def _find_unsaved(
         return
     try:
         is_same = torch.allclose(_losses_of(brain, batch), _losses_of(copy, batch), rtol=1e-4)
-    except Exception:  # whatever a part raises that lacks what it has learned
+    except Exception:  # a part may raise anything without its learned state
         is_same = False
     if not is_same:
         run.unsaved = [
@@ -189,7 +189,7 @@ def _changed_attributes(part: nn.Module, copy: nn.Module) -> Iterator[str]:
 
 @contextmanager
 def _evaluation(brain: Brain, batch: object) -> Iterator[object]:
-    """Yield what a Brain predicts in an evaluation, with the same random numbers each time."""
+    """Yield the predictions of a Brain in an evaluation, with the same random numbers each time."""
     brain.modules.eval()
     brain.on_stage_start(Stage.VALID, 1)
     torch.manual_seed(0)
@@ -223,29 +223,29 @@ def small_batch(setup: PreparedRun) -> object:
 
 def check_shapes(run: CheckedRun) -> Iterator[Finding]:
     """Find the part that fails in a step, for example because its input has another size."""
-    trial = run.trial
-    failing = [id(module) for module in trial.running[-1:]]
+    dry_run = run.dry_run
+    failing = [id(module) for module in dry_run.running[-1:]]
     path = next((keys for keys, part in run.reached if id(part) in failing), ())
     keys = path if path and path[0] in run.spec.document.root else ()
-    if isinstance(trial.error, SbkitError):
+    if isinstance(dry_run.error, SbkitError):
         with concerning(*keys):
-            raise trial.error
-    if trial.error is not None:
+            raise dry_run.error
+    if dry_run.error is not None:
         name = f"`{dotted(keys)}`" if keys else "the recipe"
-        reason = str(trial.error).strip().partition("\n")[0]
+        reason = str(dry_run.error).strip().partition("\n")[0]
         yield run.finding(
             *keys,
             problem=f"An epoch of two short utterances fails in {name} "
-            f"({type(trial.error).__name__}: {reason})",
+            f"({type(dry_run.error).__name__}: {reason})",
         )
 
 
 def check_state(run: CheckedRun) -> Iterator[Finding]:
     """Find state that `forward` makes or changes, and that a checkpoint would not hold."""
-    trial = run.trial
-    if paths := trial.created or trial.unsaved:
+    dry_run = run.dry_run
+    if paths := dry_run.created or dry_run.unsaved:
         origin, fix = "made by `forward` when it is first called", "Make it in `__init__`."
-        if not trial.created:
+        if not dry_run.created:
             origin = "changed by training, but neither a parameter nor a buffer"
             fix = "Register it with `register_buffer`, as sbkit.models.layers.GlobalNorm does."
         names = listed(f"`{dotted(keys)}`" for keys in paths)
@@ -261,8 +261,8 @@ def check_state(run: CheckedRun) -> Iterator[Finding]:
 
 def check_unused(run: CheckedRun) -> Iterator[Finding]:
     """Find parts of the model that small steps leave without a gradient, or with one of zero."""
-    trial = run.trial
-    used = trial.trained - trial.zero
+    dry_run = run.dry_run
+    used = dry_run.trained - dry_run.zero
     dead = {id(p) for p in run.model.parameters() if p.requires_grad and id(p) not in used}
     switches = _switches(run) if dead else {}
     groups: dict[tuple[str | int, str, str], list[Keys]] = {}  # by key, reason and fix
@@ -272,12 +272,12 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
         if inside and inside <= dead:
             dead -= inside
             modules = part.modules() if isinstance(part, nn.Module) else ()
-            was_called = not modules or any(id(module) in trial.called for module in modules)
+            was_called = not modules or any(id(module) in dry_run.called for module in modules)
             switch = next((name for name, ids in switches.items() if inside & ids), None)
             key, fix = switch or keys[0], UNUSED_FIX
             if switch:
-                reason = f"cannot learn with `{switch}: {short_value(run.own.hparams[switch])}`"
-            elif not inside <= trial.zero:
+                reason = f"cannot learn with `{switch}: {short_value(run.built.hparams[switch])}`"
+            elif not inside <= dry_run.zero:
                 verb = "does not reach the loss" if was_called else "is never run"
                 reason = f"{verb}, so never learns"
             elif len(keys) == 1:
@@ -292,9 +292,9 @@ def check_unused(run: CheckedRun) -> Iterator[Finding]:
 
 def _switches(run: CheckedRun) -> dict[str, set[int]]:
     """Return the keys of 0, 1 or a boolean, and the ids of all that another value would train."""
-    brain, batch = run.brain, small_batch(run.own)
+    brain, batch = run.brain, small_batch(run.built)
     switches: dict[str, set[int]] = {}
-    for key, value in run.own.hparams.items():
+    for key, value in run.built.hparams.items():
         if isinstance(value, int | float) and value in (0, 1):
             setattr(brain.hparams, key, not value if isinstance(value, bool) else 0.5)
             with suppress(Exception):  # whatever a part raises for such a value
@@ -312,12 +312,12 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     They are taken at the highest rate of the schedule, from the initial weights. (In the first
     step, a head of zeros leaves the parts below it without a gradient.)
     """
-    trial = run.trial
+    dry_run = run.dry_run
     trained = run.brain
-    if trial.created or trained.optimizers_dict is None:
+    if dry_run.created or trained.optimizers_dict is None:
         return
-    batch = small_batch(run.own)
-    setup = build_again(run.own)
+    batch = small_batch(run.built)
+    setup = build_again(run.built)
     hparams = setup.hparams.with_values({"lr_schedule": None})
     brain = make_brain(replace(setup, hparams=hparams), **CPU_OPTIONS)
     begin_training(brain, setup.loaders, batch)
@@ -329,12 +329,12 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
     named = named_parameters(brain.modules, brain.hparams.settings)
     is_zero: dict[str, bool] = {}  # in all steps; one that is not finite is skipped
 
-    def note(*_: object) -> None:
+    def record_zeros(*_: object) -> None:
         for name, parameter in named.items():
             if parameter.grad is not None:
                 is_zero[name] = is_zero.get(name, True) and not parameter.grad.any()
 
-    with register_optimizer_step_pre_hook(note):
+    with register_optimizer_step_pre_hook(record_zeros):
         for _ in range(2):
             count = take_step(brain, batch).counts.sum()
     after = _losses_of(brain, batch).sum()
@@ -347,7 +347,7 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
         )
         return
     tried = named_parameters(trained.modules, trained.hparams.settings)
-    trial.zero = {id(tried[name]) for name in is_zero if is_zero[name]}  # for `check_unused`
+    dry_run.zero = {id(tried[name]) for name in is_zero if is_zero[name]}  # for `check_unused`
 
 
 # -- what does an output depend on? ----------------------------------------------------------------
@@ -356,8 +356,8 @@ def check_steps(run: CheckedRun) -> Iterator[Finding]:
 def check_padding(run: CheckedRun) -> Iterator[Finding]:
     """Find states of an utterance that change in a batch with a longer one."""
     brain = run.brain
-    rows = short_rows(run.own)
-    collate = run.own.loaders.train.collate_fn
+    rows = short_rows(run.built)
+    collate = run.built.loaders.train.collate_fn
     if not isinstance(collate(rows), Batch):
         return
     with preserve_rng(brain.device):
@@ -392,9 +392,9 @@ def _relative_change(value: Tensor, reference: Tensor) -> float:
 
 
 def check_causality(run: CheckedRun) -> Iterator[Finding]:
-    """Find a decoder whose scores of a token depend on later tokens: it learns to copy them."""
+    """Find a decoder whose logits of a token depend on later tokens: it learns to copy them."""
     brain = run.brain
-    batch = small_batch(run.own)
+    batch = small_batch(run.built)
     if not isinstance(batch, TextBatch) or not batch.decoder_tokens.numel():
         return
     tokens = batch.decoder_tokens.clone()
@@ -403,11 +403,11 @@ def check_causality(run: CheckedRun) -> Iterator[Finding]:
     before, after = _logits(brain, batch), _logits(brain, replace(batch, decoder_tokens=tokens))
     if before is None or after is None:
         return
-    num_earlier = tokens.shape[1]  # (B, L + 1, V): the last scores follow the last token
+    num_earlier = tokens.shape[1]  # (B, L + 1, V): the last logits follow the last token
     change = (before - after)[:, :num_earlier].abs().max() / before.abs().max()
     if change > MAX_LOGIT_CHANGE:
         yield run.finding(
-            "Transformer" if "Transformer" in run.own.hparams else "encoder",
+            "Transformer" if "Transformer" in run.built.hparams else "encoder",
             problem="The decoder sees the tokens that it is to predict",
             fix="Give its self-attention a causal mask.",
         )

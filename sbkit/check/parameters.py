@@ -26,7 +26,7 @@ def check_ownership(run: CheckedRun) -> Iterator[Finding]:
     module_paths = {path for path, part in reached if isinstance(part, nn.Module)}
     helpers = prepare_helpers(run.brain).values()
     owned_ids |= {id(part) for helper in helpers for part in helper.parameters()}
-    unowned_sizes = Counter[Keys]()  # of the parameters outside, by the path that is reported
+    unowned_sizes = Counter[Keys]()  # numbers of parameters outside, by reported path
     learning: set[Keys] = set()  # the paths of those that want a gradient
     for path, parameter in reached:
         if isinstance(parameter, nn.Parameter) and id(parameter) not in owned_ids:
@@ -132,7 +132,7 @@ def check_optimizers(run: CheckedRun) -> Iterator[Finding]:
             fix="Make it a torch.nn.Module, or mark its methods by SpeechBrain's `mark_as_saver` "
             "and `mark_as_loader`.",
         )
-    states = (run.own.hparams["epoch_counter"], *optimizers)
+    states = (run.built.hparams["epoch_counter"], *optimizers)
     unsaved += dict.fromkeys(type(state).__name__ for state in states if id(state) not in saved)
     if unsaved:
         saved_names = ", ".join(f"`{name}`" for name in recoverables)

@@ -11,13 +11,13 @@ from sbkit.check.checked_run import CheckedRun
 from sbkit.checkpoint.weights import part_names_of_model
 from sbkit.config.document import dotted
 
-MAX_DEPTH = 2  # as of Transformer.encoder.0
+MAX_PART_DEPTH = 2  # as of Transformer.encoder.0
 Row = tuple[str, ...]
 
 
 def part_lines(run: CheckedRun) -> Iterable[str]:
     """Return a line for each part of `model`, then for each module outside of it."""
-    names, seen = part_names_of_model(run.own.hparams), {*map(id, run.model.modules())}
+    names, seen = part_names_of_model(run.built.hparams), {*map(id, run.model.modules())}
     outside: dict[str, nn.Module] = {}
     for path, module in run.reached:  # the shortest paths come first
         if isinstance(module, nn.Module) and seen.isdisjoint(map(id, module.modules())):
@@ -30,7 +30,7 @@ def part_lines(run: CheckedRun) -> Iterable[str]:
 
 
 def _rows(run: CheckedRun, parts: Iterable[tuple[str, nn.Module]], above: Row = ()) -> list[Row]:
-    """Return the rows of parts, and of what is below them; equal layers are one, such as 0-5."""
+    """Return the rows of parts, and of the parts below them; equal layers are one, such as 0-5."""
     described = [(name, _describe(run, (*above, name), part)) for name, part in parts]
     groups = groupby(described, lambda item: (item[0].isdecimal() or item[0], item[1]))
     rows: list[Row] = []
@@ -57,11 +57,11 @@ def _describe(run: CheckedRun, path: Row, part: nn.Module) -> list[Row]:
         key: {id(p) for g in o.param_groups for p in g["params"]} for key, o in optimizers.items()
     }
     placed_parts = (
-        *part_names_of_model(run.own.hparams),
+        *part_names_of_model(run.built.hparams),
         *run.brain.parts,
         *run.brain.optional_parts,
     )
-    device = run.own.placement.device if path[0] in placed_parts else None
+    device = run.built.placement.device if path[0] in placed_parts else None
     tensors = [*parameters, *part.buffers()]
     facts = (
         {trainable} if parameters else (),
@@ -72,4 +72,4 @@ def _describe(run: CheckedRun, path: Row, part: nn.Module) -> list[Row]:
     count = f"{sum(parameter.numel() for parameter in parameters):,}"
     row = (type(part).__name__, count, *(", ".join(sorted(values)) for values in facts))
     below = [(name, child) for name, child in part.named_children() if [*child.state_dict()]]
-    return [row, *(_rows(run, below, path) if len(path) <= MAX_DEPTH else [])]
+    return [row, *(_rows(run, below, path) if len(path) <= MAX_PART_DEPTH else [])]

@@ -16,7 +16,7 @@ import numpy as np
 from sbkit.base.errors import SbkitError, concerning
 from sbkit.base.libraries import BUILT_IN_YAMLS, is_library
 from sbkit.base.messages import did_you_mean, plural
-from sbkit.base.ranges import KEYS, RANGES, Kind, out_of_range
+from sbkit.base.ranges import KEYS, RANGES, ValueType, out_of_range
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import BundleContents
 from sbkit.bundle.config import BundleConfig
@@ -32,7 +32,7 @@ from sbkit.data.mix import sources_of
 from sbkit.data.sampler import TrainSampler, step_sizes
 from sbkit.data.splits import sample_counts
 from sbkit.distributed.device import check_precision, choose_device, device_counter_for, find_device
-from sbkit.export.export import bundle_weights, describe_parts
+from sbkit.export.export import bundle_weights, part_facts
 from sbkit.export.formats import declared_formats
 from sbkit.runtime.torch_model import TorchBundle, TorchModel, assemble
 from sbkit.train.optimizers import FREEZE
@@ -47,8 +47,8 @@ from sbkit.train.setup import (
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
-MIN_HIGHEST_FACTOR = 0.5  # of `lr`
-MAX_COMPARED_STEPS = 100  # of two plans
+MIN_HIGHEST_FACTOR = 0.5  # a factor of `lr`
+MAX_COMPARED_STEPS = 100  # steps of two plans
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 
 
@@ -58,7 +58,7 @@ def check_ranges(spec: RunSpec) -> Iterator[Finding]:
     An argument is not reported again if the key that holds it is out of range.
     """
     ranges = dict(RANGES)
-    with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
+    with suppress(SbkitError):  # a recipe that cannot be imported is found later
         ranges |= load_recipe(spec).ranges
     setting_problems = dict(out_of_range(spec.settings, ranges))
     for key, problem in setting_problems.items():
@@ -73,10 +73,10 @@ def check_needs(spec: RunSpec) -> Iterator[Finding]:
     """Note the values of the user that other values turn off, unless they themselves are off."""
     values = dict(spec.settings.items())  # marks no key as read
     all_needs = {name: key.needs for name, key in KEYS.items()}
-    with suppress(SbkitError):  # of a recipe that cannot be imported, which is found later
+    with suppress(SbkitError):  # a recipe that cannot be imported is found later
         all_needs |= load_recipe(spec).needs
     for key, needs in all_needs.items():
-        forms = {name: Kind((*form.split(" or "),)) for name, form in needs.items()}
+        forms = {name: ValueType((*form.split(" or "),)) for name, form in needs.items()}
         is_off = forms and not any(values.get(name) in form for name, form in forms.items())
         if is_off and values.get(key) and _is_given(spec, key):
             wishes = " or ".join(f"`{name}` {form}" for name, form in needs.items())
@@ -106,10 +106,10 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
 
     A key of a base YAML is reported only if the YAML itself or the command line sets it.
     """
-    if run.trial.error is not None:
+    if run.dry_run.error is not None:
         return  # code that has not run may read any key
     names_read = set[str]().union(
-        *(k.names_read for k in (run.spec.settings, run.own.spec.settings, run.own.hparams))
+        *(k.names_read for k in (run.spec.settings, run.built.spec.settings, run.built.hparams))
     )
     document = run.spec.document
     candidates = {*names_read, *document.root} - document.own_keys
@@ -249,13 +249,13 @@ def check_run_folder(run: CheckedRun) -> None:
         newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
             require_own_folder(run.spec, describe_run(run.spec, run.data, run.helpers))
-            check_weights(run.own.hparams["checkpointer"], newest)
+            check_weights(run.built.hparams["checkpointer"], newest)
 
 
 def check_initial_weights(run: CheckedRun) -> None:
     """Refuse, as training does, a `pretrained` or `init_from` without weights for the model."""
     if not has_checkpoint(run.spec.folder):
-        run.measured.initial_weights = load_initial_weights(run.own)
+        run.measured.initial_weights = load_initial_weights(run.built)
 
 
 @concerning("export_formats")
@@ -273,12 +273,12 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
         root = spec.tree
         objects = {} if task.label_file is None else {task.label_key: labels}
         names = getattr(run.brain.checkpointer, "meta", {}).get(PARTS, ())
-        described = describe_parts(root, objects, task, names)
+        described = part_facts(root, objects, task, names)
         rate = spec.settings["sample_rate"]
         config = BundleConfig(task.name, rate, described["model"], described["parts"])
         network, parts = assemble(BundleContents(config, task, labels), modules)
         weights = bundle_weights(run.model.state_dict(), root, task)
-        check_same_model(weights, network.model.state_dict(), source=f"{spec.folder}/bundle")
+        check_same_model(weights, network.model.state_dict(), place=f"{spec.folder}/bundle")
         model = TorchModel(network, parts=parts, sample_rate=rate)
         yield from _try_task(run, TorchBundle(config, task, labels, model=model))
     except SbkitError as error:

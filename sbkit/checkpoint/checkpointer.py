@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -39,14 +39,14 @@ from sbkit.checkpoint.folder import (
 from sbkit.checkpoint.weights import (
     CHECKPOINT_CONTENT,
     DECLARED,
+    add_declared,
     average,
     check_fits,
     check_weights,
     modules_of,
-    note_declared,
     restore_declared,
 )
-from sbkit.distributed.ranks import failing_together, gather_over_ranks, main_rank_first, rank
+from sbkit.distributed.ranks import gather_over_ranks, raise_on_all_ranks, rank, rank0_then_others
 
 logger = logging.getLogger(__name__)
 
@@ -62,32 +62,33 @@ class AveragedCheckpoints:
 
     The mean of the last weights of a converged run beats each of them; the mean over a run that was
     still learning is worse than its best checkpoint. So the mean of all, of half of them, and so on
-    down to the best one, are scored on the validation set, and the best of these is taken
+    down to the best one, are validated, and the best of these is taken
     (model soups, Wortsman et al. 2022, with fewer tries: a validation set is small).
 
     Attributes:
         checkpoints: names of their folders, the best first.
         of: all checkpoints that were there to choose from.
-        scores: on the validation set, by the number of checkpoints averaged.
+        errors: on the validation set, by the number of checkpoints averaged.
     """
 
     checkpoints: tuple[str, ...]
     of: tuple[str, ...]
-    scores: dict[str, float]
+    errors: dict[str, float]
 
     def __str__(self) -> str:
         count = len(self.checkpoints)
         tested = "the best checkpoint"
         if count > 1:
             tested = f"the mean of the {count} best checkpoints"
-        if not self.scores:
+        if not self.errors:
             return f"tested: {tested}"
-        tried = ", ".join(f"{score:.4f} with {count}" for count, score in self.scores.items())
+        tried = ", ".join(f"{error:.4f} with {count}" for count, error in self.errors.items())
         return f"tested: {tested} of {len(self.of)} (on validation, lower is better: {tried})"
 
     def write(self, folder: Path | str) -> None:
         """Write the choice beside the checkpoints, for export and for a test that is repeated."""
-        write_text_atomically(Path(folder, AVERAGED_FILE), to_json(asdict(self), indent=1) + "\n")
+        content = {"checkpoints": self.checkpoints, "of": self.of, "scores": self.errors}
+        write_text_atomically(Path(folder, AVERAGED_FILE), to_json(content, indent=1) + "\n")
 
     @staticmethod
     def read(folder: Path | str) -> "AveragedCheckpoints | None":
@@ -96,7 +97,9 @@ class AveragedCheckpoints:
         if not file.exists():
             return None
         with parsing_errors(file, "be what training wrote", fix="Remove it.", is_json=True):
-            return from_plain(AveragedCheckpoints, json.loads(read_file(file)))
+            content = json.loads(read_file(file))
+            content["errors"] = content.pop("scores")
+            return from_plain(AveragedCheckpoints, content)
 
 
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
@@ -106,7 +109,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     Attributes:
         meta: values that are written into every checkpoint's meta file.
-        is_within_epoch: whether whatever is saved is of a position within an epoch.
+        is_within_epoch: whether a saved position lies within an epoch.
 
     >>> from tempfile import TemporaryDirectory
     >>> from torch import nn
@@ -133,7 +136,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def add_recoverable(self, name: str, obj: Any, *hooks: Any, **options: Any) -> None:
         super().add_recoverable(name, obj, *hooks, **options)
         if isinstance(obj, Optimizer):
-            note_declared(obj)
+            add_declared(obj)
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -142,7 +145,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         """Lock the folder, unless it is claimed, and clean up after a killed run; on all ranks."""
         with ExitStack() as lock:
             if not self._is_claimed:
-                with main_rank_first():
+                with rank0_then_others():
                     if rank() == 0:
                         lock.enter_context(locked_folder(self.checkpoints_dir))
                         remove_unfinished(self.checkpoints_dir)
@@ -161,7 +164,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
         checkpoint: Checkpoint | None = None
         save_errors = translate(SAVE_ERRORS, SbkitError, describe)
-        with self.claimed(), failing_together(SbkitError), save_errors:
+        with self.claimed(), raise_on_all_ranks(SbkitError), save_errors:
             if rank() == 0:
                 save = partial(self._save_whole, *arguments, **options)
                 try:
@@ -169,12 +172,12 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 except SAVE_ERRORS as error:  # a disk may fail for a moment
                     logger.warning(f"Saving failed ({error}); it is tried once more.")
                     checkpoint = wait_for_store(save)
-        if SAVED_FILE in os.environ and self.recoverables:  # the check saves one without any
+        if SAVED_FILE in os.environ and self.recoverables:  # the check saves without recoverables
             Path(os.environ[SAVED_FILE]).touch()
         return checkpoint
 
     def _save_whole(self, *arguments: Any, **options: Any) -> Checkpoint:
-        """Save on this rank, or remove what is written and raise one of SAVE_ERRORS."""
+        """Save on this rank, or remove the unfinished folder and raise one of SAVE_ERRORS."""
         try:
             with MainProcessContext():  # else it waits for a rank that failed
                 checkpoint = publish(super().save_checkpoint(*arguments, **options))
@@ -210,7 +213,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def find_checkpoints(
         self, *, max_key: str | None = None, min_key: str | None = None, **keys: Any
     ) -> list[Checkpoint]:
-        """Rank by a number of the meta file; NaN, the score of data without labels, comes last."""
+        """Rank by a number of the meta file; NaN, the metric of data without labels, comes last."""
         if key := max_key or min_key:
 
             def rank_by_key(checkpoint: Checkpoint) -> float:
@@ -265,9 +268,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 errors[count] = compute_error()
             finite = [count for count in errors if not math.isnan(errors[count])]
             best = min(finite, key=lambda count: (errors[count], -count), default=1)
-            scores = {str(count): errors[count] for count in finite}  # JSON has no NaN
-            averaged = AveragedCheckpoints(names[:best], names, scores)
-        with main_rank_first():
+            by_count = {str(count): errors[count] for count in finite}  # JSON has no NaN
+            averaged = AveragedCheckpoints(names[:best], names, by_count)
+        with rank0_then_others():
             if rank() == 0 and averaged is not earlier:
                 averaged.write(self.checkpoints_dir)
         self._load_mean(ranked[: len(averaged.checkpoints)])
@@ -295,7 +298,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def _load_mean(self, checkpoints: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():
             mean = average(checkpoints, name)
-            check_fits(mean, module, source=str(self.checkpoints_dir))
+            check_fits(mean, module, place=str(self.checkpoints_dir))
             module.load_state_dict(mean)
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:

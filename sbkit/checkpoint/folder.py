@@ -20,7 +20,7 @@ from sbkit.config.document import PlainLoader, read_yaml_text
 logger = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
-REPLACED = "+replaced"  # suffix of a checkpoint while another one takes its name
+REPLACED_SUFFIX = "+replaced"  # suffix of a checkpoint while another one takes its name
 
 _locked: dict[Path, int] = {}  # the descriptors of the folders that this process has locked
 
@@ -57,7 +57,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 def _require_renaming(folder: Path) -> None:
     """Refuse a folder in which folders cannot be renamed, as on some mounts of object stores."""
     probe = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
-    renamed = probe.with_name(f"{probe.name}{REPLACED}")
+    renamed = probe.with_name(f"{probe.name}{REPLACED_SUFFIX}")
     try:
         (probe / "file").touch()
         probe.rename(renamed)
@@ -117,7 +117,7 @@ def publish(staged: Checkpoint) -> Checkpoint:
     write_checksums(staged.path)
     fsync_tree(staged.path)
     final = staged.path.with_name(staged.path.name.removeprefix(UNFINISHED))
-    replaced = final.with_name(final.name + REPLACED)
+    replaced = final.with_name(final.name + REPLACED_SUFFIX)
     if final.exists():
         final.rename(replaced)
     staged.path.rename(final)
@@ -131,8 +131,8 @@ def publish(staged: Checkpoint) -> Checkpoint:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what a killed or failed save left behind, and undo a replacement that it began."""
-    for replaced in folder.glob(f"{CKPT_PREFIX}+*{REPLACED}"):
-        final = replaced.with_name(replaced.name.removesuffix(REPLACED))
+    for replaced in folder.glob(f"{CKPT_PREFIX}+*{REPLACED_SUFFIX}"):
+        final = replaced.with_name(replaced.name.removesuffix(REPLACED_SUFFIX))
         replaced.rename(staging_path(final) if final.exists() else final)
     for unfinished in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(unfinished, ignore_errors=True)

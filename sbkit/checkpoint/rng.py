@@ -16,9 +16,9 @@ from sbkit.distributed.ranks import rank
 State = dict[str, Any]
 
 
-def seed_step(seed: int, *, epoch: int, step: int) -> None:
+def seed_torch(seed: int, *, epoch: int, micro_batch: int) -> None:
     """Seed torch, which draws dropout, from the position in the run and the rank."""
-    position = (seed, epoch, step, rank())
+    position = (seed, epoch, micro_batch, rank())
     torch.manual_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
 
 

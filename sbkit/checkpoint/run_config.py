@@ -1,4 +1,4 @@
-"""What decides what a run trains, described as JSON, and what differs between two runs.
+"""The description of a run's training as JSON, and the differences between two runs.
 
 `run_config.json` is written before anything is trained, and a resumed run is compared with it.
 """
@@ -79,7 +79,7 @@ MISSING = object()  # the value of a key that one of two configurations lacks
 
 
 class Difference(NamedTuple):
-    """A thing that differs between two runs.
+    """A value that differs between two runs.
 
     is_allowed: a resumed run may have another value.
     """
@@ -100,7 +100,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """What decides what a run trains: its YAML as it takes effect, and hashes of all it reads.
+    """The inputs of a run's training: its YAML as it takes effect, and hashes of all it reads.
 
     Attributes:
         values: the values of the YAML by dotted path, with every reference resolved.
@@ -137,7 +137,7 @@ def describe(
 
     data: the fingerprints of its splits; label_file: the content of its label file.
     helpers: hashes of the frozen modules beside the model.
-    reached: what `list_reached` returns.
+    reached: the result of `list_reached`.
     """
     values = dict(spec.settings.items())  # this marks no key as read
     others = {key: node for key, node in spec.tree.items() if key not in values}
@@ -163,19 +163,20 @@ def describe(
 
 
 def differences(before: Description, now: Description) -> list[Difference]:
-    """List what differs between two runs, without what follows from another value by a reference.
+    """List the differences of two runs, without values that follow from others by a reference.
 
     A file or folder that a value names counts by its content.
     """
     before = _with_names_of(now, before)
-    found = [
+    differing = [
         *_hash_differences("the data of `{}`", before.data, now.data),
         *_hash_differences("the file of labels", before.labels, now.labels),
         *_hash_differences("the helper `{}`", before.helpers, now.helpers),
     ]
     for name in sorted(before.modules.keys() & now.modules.keys()):
-        if before.modules[name] != now.modules[name]:
-            found.append(Difference(f"the module {name}", before.modules[name], now.modules[name]))
+        old, new = before.modules[name], now.modules[name]
+        if old != new:
+            differing.append(Difference(f"the module {name}", old, new))
     # An object within another is a part of the model, such as the `decoder` of a codec.
     texts = [*before.values.values(), *now.values.values()]
     allowed = {key for key in MAY_CHANGE if f"<{key}>" not in texts}
@@ -183,11 +184,11 @@ def differences(before: Description, now: Description) -> list[Difference]:
         allowed -= {"audio_store"}  # its lengths of clips are those of the tables
     if before.data and now.data:
         allowed |= DATA_SETTINGS
-    kept = {path for path, text in now.references.items() if before.references.get(path) == text}
-    for difference in _compare(_replace_kept(before.values, now.values, kept), now.values):
-        is_of_optimizer = OPTIMIZER_KEY in difference.name.split(".")[:-1]
-        found.append(difference._replace(is_allowed=difference.key in allowed or is_of_optimizer))
-    return found
+    same = {path for path, text in now.references.items() if before.references.get(path) == text}
+    for difference in _compare(_replace_at(before.values, now.values, same), now.values):
+        is_allowed = difference.key in allowed or OPTIMIZER_KEY in difference.name.split(".")[:-1]
+        differing.append(difference._replace(is_allowed=is_allowed))
+    return differing
 
 
 def require_resumable(folder: Path, now: Description, *, has_ended: bool = False) -> str | None:
@@ -201,14 +202,14 @@ def require_resumable(folder: Path, now: Description, *, has_ended: bool = False
     if newest is None:
         return None
     before = read_description(folder)
-    found = differences(before, now)
-    if refused := [difference for difference in found if not difference.is_allowed]:
+    differing = differences(before, now)
+    if refused := [difference for difference in differing if not difference.is_allowed]:
         count = plural(len(refused), "thing differs", "things differ")
         raise ConfigError(
             f"The run in {folder} was begun with another configuration: {count} "
             f"({_list(refused)}). For a new run, choose another `output_folder`."
         )
-    changes = [difference for difference in found if difference.key not in DATA_SETTINGS]
+    changes = [difference for difference in differing if difference.key not in DATA_SETTINGS]
     if has_ended:
         changes = [change for change in changes if change.key not in MACHINE_KEYS]
         effective = set() if (folder / SUMMARY).exists() else {*END_KEYS}
@@ -235,17 +236,17 @@ def require_same_on_ranks(described: Description) -> None:
     """Refuse, on all ranks, a rank with another YAML or other data than rank 0."""
     (first, first_rank), *other_ranks = gather_over_ranks((described, describe_rank()))
     for other, other_rank in other_ranks:
-        found = [d for d in differences(first, other) if d.key not in PER_MACHINE]
-        if found:
+        differing = [d for d in differences(first, other) if d.key not in PER_MACHINE]
+        if differing:
             raise ConfigError(
                 "All processes must train the same model on the same data, but "
-                f"{found[0].name}: {_short(found[0].before)} for {first_rank}, "
-                f"{_short(found[0].now)} for {other_rank}."
+                f"{differing[0].name}: {_short(differing[0].before)} for {first_rank}, "
+                f"{_short(differing[0].now)} for {other_rank}."
             )
 
 
-def _list(found: Sequence[Difference]) -> str:
-    return listed(found, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
+def _list(differing: Sequence[Difference]) -> str:
+    return listed(differing, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
 
 
 def _hash_differences(
@@ -330,20 +331,20 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
             yield from _leaves(child, (*keys, key), seen)
 
 
-def _replace_kept(before: Any, now: Any, kept: Set[str], path: str = "") -> Any:
+def _replace_at(before: Any, now: Any, paths: Set[str], path: str = "") -> Any:
     """Return an earlier value with the present ones at the paths of unchanged references."""
-    if path in kept:
+    if path in paths:
         return now
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return {
-            key: _replace_kept(value, now[key], kept, f"{path}.{key}".removeprefix("."))
+            key: _replace_at(value, now[key], paths, f"{path}.{key}".removeprefix("."))
             if key in now
             else value
             for key, value in before.items()
         }
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         pairs = enumerate(zip(before, now, strict=True))
-        return [_replace_kept(*pair, kept, f"{path}.{index}") for index, pair in pairs]
+        return [_replace_at(*pair, paths, f"{path}.{index}") for index, pair in pairs]
     return before
 
 

@@ -55,7 +55,7 @@ def read_weights(file: Path) -> dict[str, Any]:
         size = sum(value.nbytes for value in weights.values() if isinstance(value, Tensor))
         if size > 2 * file.stat().st_size:  # tensors may be tied, but expanded ones have any size
             raise ValueError("its tensors are larger than the file")
-        check_finite(weights, source=str(file))
+        check_finite(weights, place=str(file))
         return dict(hook_on_loading_state_dict_checkpoint(weights))
 
 
@@ -64,13 +64,13 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     return mean_of([checkpoint.paramfiles[name] for checkpoint in checkpoints], read_weights)
 
 
-def mean_of(sources: Sequence[Path], read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Average the weights of one model in several places; integers are taken from the first.
+def mean_of(files: Sequence[Path], read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Average the weights of one model in several files; integers are taken from the first.
 
     They are added one by one in float64, so memory holds two models however many there are.
     """
-    mean = read(sources[0])
-    if len(sources) == 1:
+    mean = read(files[0])
+    if len(files) == 1:
         return mean
     dtypes = {
         key: value.dtype
@@ -79,12 +79,12 @@ def mean_of(sources: Sequence[Path], read: Callable[[Path], dict[str, Any]]) -> 
     }
     for key, dtype in dtypes.items():
         mean[key] = mean[key].to(torch.promote_types(dtype, torch.float64))
-    for source in sources[1:]:
-        weights = read(source)
-        check_same_model(weights, mean, source=str(source))
+    for file in files[1:]:
+        weights = read(file)
+        check_same_model(weights, mean, place=str(file))
         for key in dtypes:
             mean[key] += weights[key]
-    return mean | {key: (mean[key] / len(sources)).to(dtypes[key]) for key in dtypes}
+    return mean | {key: (mean[key] / len(files)).to(dtypes[key]) for key in dtypes}
 
 
 # -- checking against the model ---------------------------------------------------------------
@@ -95,17 +95,17 @@ def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
     for name, module in modules_of(checkpointer).items():
         if name in checkpoint.paramfiles:
             weights = read_weights(checkpoint.paramfiles[name])
-            check_fits(weights, module, source=str(checkpoint.path))
+            check_fits(weights, module, place=str(checkpoint.path))
 
 
-def check_fits(weights: Mapping[str, Any], module: nn.Module, *, source: str) -> None:
+def check_fits(weights: Mapping[str, Any], module: nn.Module, *, place: str) -> None:
     """Raise BundleError for weights of another model, and for weights that are not finite."""
-    check_same_model(weights, module.state_dict(), source=source)
+    check_same_model(weights, module.state_dict(), place=place)
     parameters = {name for name, _ in module.named_parameters()}
-    check_finite(weights, source=source, parameters=parameters)
+    check_finite(weights, place=place, parameters=parameters)
 
 
-def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, source: str) -> None:
+def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, place: str) -> None:
     """Raise BundleError if names, shapes or types differ, and list the first differences."""
     differences = [
         f"{name}: {describe_tensor(saved, name)} instead of {describe_tensor(declared, name)}"
@@ -115,7 +115,7 @@ def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, s
     if differences:
         count = plural(len(differences), "tensor differs", "tensors differ")
         raise BundleError(
-            f"The weights in {source} are of another model: {count} "
+            f"The weights in {place} are of another model: {count} "
             f"({listed(differences, separator='; ')})."
         )
 
@@ -135,7 +135,7 @@ def describe_tensor(tensors: Mapping[str, Any], name: str) -> str:
 
 
 def check_finite(
-    weights: Mapping[str, Any], *, source: str, parameters: Container[str] = ()
+    weights: Mapping[str, Any], *, place: str, parameters: Container[str] = ()
 ) -> None:
     """Raise BundleError for a tensor with NaN, and for one of the ``parameters`` with infinity.
 
@@ -148,7 +148,7 @@ def check_finite(
         if num_invalid := value.numel() - int(is_valid.sum()):
             raise BundleError(
                 f"Weights must be finite, but {num_invalid} of the {value.numel()} numbers of "
-                f"{name} in {source} {'is' if num_invalid == 1 else 'are'} not."
+                f"{name} in {place} {'is' if num_invalid == 1 else 'are'} not."
             )
 
 
@@ -188,8 +188,8 @@ def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[ob
 DECLARED = "declared"  # the entry of an optimizer's group that has its hyperparameters as declared
 
 
-def note_declared(optimizer: Optimizer) -> None:
-    """Keep the hyperparameters of an optimizer that has not stepped, to be saved with it."""
+def add_declared(optimizer: Optimizer) -> None:
+    """Add the hyperparameters of an optimizer that has not stepped to its saved groups."""
     for group in optimizer.param_groups:
         declared = {name: value for name, value in group.items() if name not in ("params", "lr")}
         group.setdefault(DECLARED, declared)

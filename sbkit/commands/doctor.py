@@ -36,7 +36,7 @@ def doctor(options: Namespace) -> int:
     """Describe this machine, print the result or the error of each trial, return the exit code."""
     from sbkit.commands.trials import TRIALS
 
-    for subject, text in describe_machine().items():
+    for subject, text in machine_facts().items():
         print(f"{subject}: {text}", flush=True)
     exit_code = 0
     for subject, trial in TRIALS.items():
@@ -52,7 +52,7 @@ def doctor(options: Namespace) -> int:
     return exit_code
 
 
-def describe_machine() -> dict[str, str]:
+def machine_facts() -> dict[str, str]:
     """Return the versions, devices, providers and compiler of this machine, by subject."""
     import soundfile
 

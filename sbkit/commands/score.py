@@ -112,7 +112,7 @@ def score(options: Namespace) -> None:
                 model=str(folder),
                 **{SETTINGS: run_config.get(SETTINGS, few_settings)},
                 provenance=provenance_of(bundle),
-                device=bundle.model.effective.device,
+                device=bundle.model.runs_on.device,
             )
 
 
@@ -123,9 +123,14 @@ def _prepare(
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.data.batch import user_columns
     from sbkit.evaluate.slices import require_columns
-    from sbkit.runtime.score_sets import name_of, prepare_source, prepare_test_sets, table_settings
+    from sbkit.runtime.score_sets import (
+        name_of,
+        prepare_test_sets,
+        prepare_user_set,
+        table_settings,
+    )
 
-    names = [name_of(source) for source in options.data]
+    names = [name_of(path) for path in options.data]
     if len({*names}) < len(names):
         raise ConfigError("Two of the files have the same name. Score each with its own --out.")
     if not names and (folder / CONFIG_FILE).exists():
@@ -136,8 +141,8 @@ def _prepare(
     if names:
         as_tested = None
         settings = table_settings(folder, columns=options.columns, encoding=options.encoding)
-        sources = (prepare_source(bundle, source, settings) for source in options.data)
-        prepared = zip(names, sources, strict=True)
+        prepared_sets = (prepare_user_set(bundle, path, settings) for path in options.data)
+        prepared = zip(names, prepared_sets, strict=True)
     else:
         splits = prepare_test_sets(folder, options.split, options.user_modules)
         as_tested, prepared = splits.as_tested, splits.test.items()

@@ -63,7 +63,7 @@ def serve(options: Namespace) -> int:
         require_package(name, extra="serve")
     from sbkit.bundle.config import CONFIG_FILE
     from sbkit.runtime.clients import Workers
-    from sbkit.runtime.model_thread import require_effective
+    from sbkit.runtime.model_thread import require_as_requested
     from sbkit.runtime.runtimes import AUTO, FIRST_GPU, warn_once
     from sbkit.serve.api import ServedModel, ServedModels
     from sbkit.serve.app import LOCAL_HOSTS, Service
@@ -99,8 +99,8 @@ def serve(options: Namespace) -> int:
             engine = _open(folder, options, limits, detector, workers, metrics)
             stack.enter_context(closing(engine))
             device = FIRST_GPU if options.device == "cuda" else options.device
-            device = engine.effective.device if device == AUTO else device
-            require_effective(engine.effective, device=device, precision=options.precision)
+            device = engine.runs_on.device if device == AUTO else device
+            require_as_requested(engine.runs_on, device=device, precision=options.precision)
             created = int((folder / CONFIG_FILE).stat().st_mtime)
             readme = folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
@@ -147,10 +147,10 @@ def _open(
         return Voice(synthesizer, workers=workers, metrics=metrics)
     task.require_prediction("text", command="transcribe")
     bundle = load_in_thread(folder, streaming="also", **recognizer_options(options))
-    batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
+    batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.runs_on)
     return RecognitionService(
         bundle=bundle,
-        shapes=BatchShapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
+        shapes=BatchShapes.grid(bundle.config.sample_rate, batch_seconds=batch_seconds),
         wait_seconds=options.max_wait_ms / 1000,
         limits=limits,
         detector=detector,

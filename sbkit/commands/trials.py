@@ -48,7 +48,7 @@ def run_graph() -> str:
     model = OnnxModel(ONNX_SQUARE)
     if not np.array_equal(square := model.run(matrix)[0], matrix @ matrix):
         raise SbkitError(f"The square of {matrix.tolist()} is given as {square.tolist()}")
-    return f"runs on {model.effective}"
+    return f"runs on {model.runs_on}"
 
 
 def _compare(samples: Samples) -> str:

@@ -33,7 +33,7 @@ from ruamel.yaml.tag import Tag
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import RUN_YAML, is_run, require_regular
 from sbkit.base.messages import did_you_mean
-from sbkit.base.ranges import FLAG, FORMS, RANGES, Kind, Range, as_flag
+from sbkit.base.ranges import FLAG, RANGES, VALUE_FORMS, Range, ValueType, as_flag
 
 Keys = tuple[str | int, ...]
 
@@ -44,7 +44,7 @@ BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 OBJECT_TAGS = (*BUILDER_TAGS, *REFERENCE_TAGS)
 BASE_KEY = "base"
 # These values are replaced as a whole: the keys of their mappings are not those of the base.
-WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
+REPLACED_WHOLE = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
 MERGE_TAG = "tag:yaml.org,2002:merge"
 BOOL_TAG, TEXT_TAG = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
 NUMBER_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}
@@ -53,7 +53,7 @@ TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
 NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
 MAX_YAML_VALUES = 100_000  # with each alias written out; hparams/ctc.yaml has 200
-MAX_TEXT_CHARACTERS = 100_000  # that references may join
+MAX_JOINED_CHARACTERS = 100_000  # that references may join
 EXPONENTS = Range(low=0, high=99, advice="")
 MAX_INTEGER = 10**100
 OBJECT = object()  # a placeholder for an object that would be built
@@ -99,7 +99,7 @@ def referenced(node: object) -> list[Keys]:
 def merges(value: object, keys: Keys) -> bool:
     """Return whether a value changes keys of the mapping that is at ``keys``, or replaces it."""
     is_plain = isinstance(value, Mapping) and not (tag_of(value) or isinstance(value, Only))
-    return is_plain and value != {} and dotted(keys) not in WHOLE_KEYS
+    return is_plain and value != {} and dotted(keys) not in REPLACED_WHOLE
 
 
 def walk(node: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
@@ -139,7 +139,7 @@ def limit_aliases(root: object) -> None:
 
     def size(node: Any) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = MAX_YAML_VALUES  # of one that contains itself
+            sizes[id(node)] = MAX_YAML_VALUES  # for a node that contains itself
             nodes: Any = node if isinstance(node, tuple) else getattr(node, "value", None)
             is_parsed = isinstance(nodes, list | tuple)  # and not yet constructed
             parts = nodes if is_parsed else [child for _, child in children(node)]
@@ -227,7 +227,7 @@ class Constructor(RoundTripConstructor):
             kind = RANGES.get(str(key.value))
             if kind == FLAG and isinstance(as_flag(value.value), bool):
                 value.tag, value.value = BOOL_TAG, str(as_flag(value.value))
-            elif isinstance(kind, Kind) and "text" in str(kind):
+            elif isinstance(kind, ValueType) and "text" in str(kind):
                 is_scalar = isinstance(value, ScalarNode)  # where false may mean none
                 _keep_text(value, NUMBER_TAGS if is_scalar else {*NUMBER_TAGS, BOOL_TAG})
         return super().construct_document(node)
@@ -253,7 +253,7 @@ def _refer_to_merged(node: Any, path: str, paths: dict[int, str]) -> None:
 
 
 def _keep_text(node: Node, tags: Set[str]) -> None:
-    """Let YAML read as text what has one of these tags, in a node or below it."""
+    """Let YAML read values with one of these tags as text, in a node or below it."""
     if node.tag in tags:
         node.tag = TEXT_TAG
     if not isinstance(node, ScalarNode):
@@ -272,9 +272,9 @@ def read_document(path: Path | str, readers: tuple[Path, ...] = ()) -> Document:
     text = read_yaml_text(path)
     try:
         root = deepcopy(parse_yaml(text))
-    except (YAMLError, ValueError, LookupError, RecursionError) as error:  # of ruamel.yaml
+    except (YAMLError, ValueError, LookupError, RecursionError) as error:  # ruamel.yaml's
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
-        if "expected ':'" in str(problem):  # of a key, which may end many lines above
+        if "expected ':'" in str(problem):  # the key may end many lines above
             mark = getattr(error, "context_mark", mark)
         place = f"{path}:{mark.line + 1}" if mark else path
         advice = " Indent it with spaces." if r"'\t'" in str(problem) else ""
@@ -429,7 +429,7 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
             raise ConfigError(f"{where} is resolved too early. Move `{dotted(keys)}` above it.")
         if isinstance(target, str) and REFERENCE.search(target):
             raise ConfigError(f"{where}: write `!ref` before {target} of `{dotted(keys)}`, too.")
-        if not is_whole and FORMS["a list of texts"](target):
+        if not is_whole and VALUE_FORMS["a list of texts"](target):
             target = "-".join(target)  # in the name of a folder, such as that of [en, it]
             text = text.replace(f"<{REFERENCE.split(filled)[1]}>", target)
         is_object = bool(tag_of(target)) or isinstance(target, dict | list)
@@ -437,8 +437,8 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
             raise ConfigError(f"{where} puts `{dotted(keys)}` into text, but that is an object.")
         before, _, after = REFERENCE.split(filled, maxsplit=1)
         filled = "" if is_object else f"{before}{target}{after}"
-        if len(filled) > MAX_TEXT_CHARACTERS:
-            raise ConfigError(f"{where} joins more than {MAX_TEXT_CHARACTERS:,} characters.")
+        if len(filled) > MAX_JOINED_CHARACTERS:
+            raise ConfigError(f"{where} joins more than {MAX_JOINED_CHARACTERS:,} characters.")
     try:
         _refuse_large("" if is_whole else filled)
         value: object = recursive_resolve(text, [], root, tag_of(node) == "!copy")
@@ -454,7 +454,7 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
 
 
 def _refuse_large(expression: str) -> None:
-    """Raise OverflowError for what may take hours: large or repeated powers, and repeated text."""
+    """Raise OverflowError if it may take hours: large or repeated powers, and repeated text."""
     try:
         nodes = [*ast.walk(ast.parse(expression, mode="eval"))]
     except SyntaxError:  # it stays a text, such as a/**/b

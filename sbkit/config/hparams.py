@@ -22,7 +22,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import search_folders
-from sbkit.base.ranges import ARGUMENT, KEYS, REQUIRED, ranges_of, refusal, require_in_range
+from sbkit.base.ranges import ARGUMENT, KEYS, REQUIRED, range_error, ranges_of, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
     REFERENCE,
@@ -186,7 +186,7 @@ class RunSpec:
     def place(self, *keys: str | int) -> str:
         """Return "override of KEY" if the user has overridden the key, else FILE:LINE."""
         if keys == ("data_folder",) and self.settings.get("manifest"):
-            keys = ("manifest",)  # which is read instead
+            keys = ("manifest",)  # `manifest` is read instead
         override: object = self.given
         for depth, key in enumerate(keys, start=1):
             if not isinstance(override, Mapping) or key not in override:
@@ -225,7 +225,7 @@ class RunSpec:
                 is_whole = REFERENCE.fullmatch(text_of(child))
                 path = referenced(child)[0] if is_whole else (*keys, name)
                 if not (holds_object(value) or value in range_):
-                    errors.setdefault(path, refusal(dotted(path), value, range_))
+                    errors.setdefault(path, range_error(dotted(path), value, range_))
         return errors
 
 
@@ -327,7 +327,7 @@ def build_hparams(spec: RunSpec) -> Settings:
 
     try:
         return Settings(load_hyperpyyaml(spec.text, loader=TracingLoader))
-    except Exception as error:  # of any class or function that the YAML names
+    except Exception as error:  # any class or function that the YAML names may fail
         raise _explain(error, path, spec.document) from error
 
 

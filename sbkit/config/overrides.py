@@ -16,8 +16,8 @@ from sbkit.config.document import (
     BUILDER_TAGS,
     ONLY_TAG,
     REFERENCE_TAGS,
+    REPLACED_WHOLE,
     TUPLE,
-    WHOLE_KEYS,
     Document,
     Keys,
     Only,
@@ -34,7 +34,7 @@ from sbkit.config.document import (
 )
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
-PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
+KEY_PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
 NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values that look like options
 NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys, an example
 KIND_NAMES: dict[type, str] = {
@@ -86,7 +86,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     while remaining:
         argument = remaining.pop(0)
         option = OPTION.fullmatch(argument)
-        if option is None or not PATH.fullmatch(option["path"]):
+        if option is None or not KEY_PATH.fullmatch(option["path"]):
             raise ConfigError(f"`{argument}` is not of the form --key=value or --key.inner=value.")
         text = option["value"]
         if text is None:
@@ -147,7 +147,7 @@ def _from_python(value: Any) -> object:
         return [_from_python(item) for item in value]
     if hasattr(value, "tolist"):  # numbers and arrays of NumPy, tensors
         return value.tolist()
-    is_device = type(value).__module__ == "torch"  # which the command line does not import
+    is_device = type(value).__module__ == "torch"  # the command line does not import torch
     return str(value) if is_device or isinstance(value, PurePath) else value
 
 
@@ -207,7 +207,7 @@ def _read_value(argument: str, path: str, text: str) -> object:
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
     """Set the overrides in the tree; refuse a missing key or a value of another kind."""
     remaining = dict(overrides)
-    for key in WHOLE_KEYS:  # first, so that references into these mappings see the new values
+    for key in REPLACED_WHOLE:  # first, so that references into these mappings see the new values
         if key in remaining and key in document.root:
             document.root[key] = remaining.pop(key)
     if remaining:
@@ -220,7 +220,7 @@ def _replace(
     document: Document, parent: Container, defaults: Container, keys: Keys, value: object
 ) -> None:
     """Replace the value at ``keys[-1]`` of its parent; of a mapping, only some keys."""
-    if "mapping" in str(RANGES.get(dotted(keys[:-1]))):  # whose keys are the user's
+    if "mapping" in str(RANGES.get(dotted(keys[:-1]))):  # the user chooses its keys
         parent[keys[-1]] = value
         return
     key = _existing_key(document, parent, keys)
@@ -295,7 +295,8 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
         return value
     expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
     range_ = LIST if kind is Sequence else Range(integer=isinstance(default, int), advice="")
-    advice = f" {range_.cure(value)}" if kind in (Real, Sequence) and value_kind is str else ""
+    is_advised = kind in (Real, Sequence) and value_kind is str
+    advice = f" {range_.advice_for(value)}" if is_advised else ""
     raise ConfigError(
         f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
         f"({KIND_NAMES.get(value_kind, 'an object')}).{advice.rstrip()}"

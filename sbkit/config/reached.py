@@ -1,4 +1,4 @@
-"""What of the user's a YAML reaches: their modules, and the files and folders that it names."""
+"""The user's modules that a YAML reaches, and the files and folders that it names."""
 
 import hashlib
 import os
@@ -13,15 +13,15 @@ from sbkit.config.hparams import OUTPUT_FOLDER, RunSpec
 # Other keys of every run name no file, or the data, which has fingerprints, or initial weights.
 FILE_KEY = "lm_text"
 NUM_HASH_DIGITS = 12
-MAX_READ_BYTES = 1 << 32  # of more, sizes stand for contents
+MAX_READ_BYTES = 1 << 32  # beyond it, sizes stand for contents
 
 
 def list_reached(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what of the user's a run reaches outside of its folder, but for its data.
+    """Return hashes of the user's modules and files outside of the run folder, but for the data.
 
-    That is hashes of modules by name, and of files and folders by the text that names them: of
-    files and bundles that a value names, and of folders that an argument of an object names. What
-    `__main__` defines has no file.
+    Modules are by name, and files and folders by the text that names them: files and bundles that
+    a value names, and folders that an argument of an object names. A class of `__main__` has no
+    file.
     """
     digests = user_digests(*spec.given_modules, *spec.module_names)
     nodes = [(keys, node) for keys, node in walk(spec.tree) if isinstance(node, str)]
@@ -38,7 +38,7 @@ def list_reached(spec: RunSpec) -> tuple[dict[str, str], dict[str, str]]:
 
 def _lies_apart(text: str, run: Path, *, is_argument: bool) -> bool:
     """Return whether a text names a file or folder that is neither in the run folder nor above."""
-    with suppress(OSError):  # of a text that is too long for a path
+    with suppress(OSError):  # a text may be too long for a path
         path = Path(text).resolve()
         is_bundle = (path / "config.json").is_file()  # such as that of a teacher
         if path.is_file() or is_bundle or (is_argument and path.is_dir()):

@@ -121,7 +121,7 @@ class UtteranceDataset(Dataset[Row]):
     ) -> None:
         self.rows = store
         self._listing = listing  # of damaged clips
-        self._options = {"keep": store_cache.keep} if store_cache else {}
+        self._options = {"relocate": store_cache.cached} if store_cache else {}
 
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
@@ -241,7 +241,7 @@ class Loaders:
     train: Loader  # this rank's share of the global batches of the epoch
     valid: Mapping[str, Loader]  # by split
     test: Mapping[str, Loader]  # by split
-    measure: Loader  # the training set in order, or drawn clips of it, to measure its features
+    for_statistics: Loader  # the training set in order, or drawn clips of it
     splits: Splits
 
 
@@ -296,7 +296,7 @@ def make_loaders(
         train=load(splits.train, sampler=train, listing=listing),
         valid={name: in_order(split) for name, split in splits.valid.items()},
         test={name: in_order(split) for name, split in splits.test.items()},
-        measure=in_order(measured, listing),
+        for_statistics=in_order(measured, listing),
         splits=splits,
     )
 

@@ -340,7 +340,7 @@ def to_names(value: Any) -> list[str]:
 
 
 @concerning("split_shares")
-def check_shares(shares: object) -> dict[str, float]:
+def parse_split_shares(shares: object) -> dict[str, float]:
     """Check the value of the key ``split_shares``, and return it in the order of the splits."""
     shares = DEFAULT_SHARES if shares is None else shares
     if (

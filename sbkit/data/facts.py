@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from datasets import Dataset
 
-from sbkit.base.code_versions import code_state
+from sbkit.base.code_versions import versions_of_code
 from sbkit.base.files import fsync_path, remove, temporary_path, to_json
 from sbkit.data.cache import CORPUS_FILE, ENCODING
 from sbkit.data.units import digest_of
@@ -75,7 +75,7 @@ def _find_fact(
 
 
 def _places_of(rows: Dataset, name: str, made_from: Mapping[str, object]) -> list[Path]:
-    inputs = {"rows": rows._fingerprint, **made_from, "code": code_state(name)}
+    inputs = {"rows": rows._fingerprint, **made_from, "code": versions_of_code(name)}
     file_name = f"{name}-{digest_of(inputs)}"
     return [folder / file_name for folder in (*_folders_of(rows), _session_folder())]
 

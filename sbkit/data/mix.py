@@ -32,10 +32,10 @@ class Source:
 
 
 @concerning("mix")
-def read_shares(mix: Mapping[str, Any], names: Sequence[str]) -> Shares:
+def parse_mix_shares(mix: Mapping[str, Any], names: Sequence[str]) -> Shares:
     """Return the share of each training source in the key `mix`; {} without a mix.
 
-    >>> read_shares({"train-synthetic": 0.5}, ["train", "train-synthetic"])
+    >>> parse_mix_shares({"train-synthetic": 0.5}, ["train", "train-synthetic"])
     {'train': None, 'train-synthetic': 0.5}
     """
     share_of = {str(name): share for name, share in mix.items()}

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
 from sbkit.base.checksums import checksum
-from sbkit.base.code_versions import audio_state, code_state
+from sbkit.base.code_versions import versions_of_audio, versions_of_code
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import (
     from_plain,
@@ -46,7 +46,7 @@ from sbkit.base.files import (
 )
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
-from sbkit.base.ranges import RANGES, Kind, Range, require_in_range
+from sbkit.base.ranges import RANGES, Range, ValueType, require_in_range
 from sbkit.base.user_folders import cache_folder
 from sbkit.config.hparams import Settings, read_spec
 from sbkit.data.audio_tables import AudioTable
@@ -87,7 +87,7 @@ UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # in a unit; 160 MB if 1000 last 5 s at 
 UNITS_PER_CORE = 4  # of a small corpus
 DATA_RANGES = {
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    "audio_store": Kind(
+    "audio_store": ValueType(
         STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
     ),
 }
@@ -375,10 +375,14 @@ class _CacheFolder:
         work = work_of(settings)
         made_from = {
             "source": source,
-            "audio": {"sample_rate": work.sample_rate, "store": work.store, **audio_state()},
+            "audio": {
+                "sample_rate": work.sample_rate,
+                "store": work.store,
+                **versions_of_audio(),
+            },
             "tables": tables,
             "modules": corpus.sources(),
-            "code": code_state(),
+            "code": versions_of_code(),
         }
         about = corpus.describe()["name"] or "tables"
         name = f"{about}-{digest_of(made_from['audio'])}-{digest_of(made_from)}"

@@ -99,17 +99,17 @@ def read_rows(
     indices: Sequence[int],
     batch_size: int = CLIPS_PER_REQUEST,
     listing: Path | None = None,
-    keep: Callable[[AudioLocation], AudioLocation] = lambda location: location,
+    relocate: Callable[[AudioLocation], AudioLocation] = lambda location: location,
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
     listing: of damaged clips, which become silence with weight 0; without it, they are errors.
-    keep: returns where the audio is read, such as in the copy of a shard.
+    relocate: returns where the audio of a location is read, such as in the copy of a shard.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
         locations = columns[AUDIO]
-        columns[AUDIO] = wait_for_store(partial(_read_audio, locations, keep))
+        columns[AUDIO] = wait_for_store(partial(_read_audio, locations, relocate))
         for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             if isinstance(row[AUDIO], DataError):
@@ -152,10 +152,10 @@ def read_clips(split: datasets.Dataset, indices: Sequence[int]) -> Iterator[Samp
 
 
 def _read_audio(
-    locations: Sequence[AudioLocation], keep: Callable[[AudioLocation], AudioLocation]
+    locations: Sequence[AudioLocation], relocate: Callable[[AudioLocation], AudioLocation]
 ) -> list[Samples | DataError]:
     """Read clips, with a single call of `read_ranges` for all that are in shards."""
-    locations = [*map(keep, locations)]
+    locations = [*map(relocate, locations)]
     in_shards = [location for location in locations if location["start"] is not None]
     ranges = [(_shard_file(part["file"]), part["start"], part["size"]) for part in in_shards]
     contents = iter(read_ranges(ranges))

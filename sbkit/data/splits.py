@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from datasets.table import ConcatenationTable, MemoryMappedTable
 
 from sbkit.base.arrays import Bools, Counts
-from sbkit.base.code_versions import code_state
+from sbkit.base.code_versions import versions_of_code
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import at_speed, frames_needed, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import SettingValues
@@ -26,10 +26,10 @@ from sbkit.data.prepared import PreparedData
 from sbkit.data.rows import PreparedSplit
 from sbkit.data.shard import AUDIO, Row
 from sbkit.data.units import digest_of
-from sbkit.text.languages import check_language
+from sbkit.text.languages import parse_language
 from sbkit.text.normalization import text_table
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.text.transcripts import check_tag_names, transcript_normalizer
+from sbkit.text.transcripts import parse_tag_names, transcript_normalizer
 from sbkit.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # torch takes seconds and 0.5 GB
@@ -120,7 +120,7 @@ def add_texts(
 
     texts = keep_column(split.dataset, "text", made_from, compute)
     rows = ConcatenationTable.from_tables([split.dataset.data, texts], axis=1)
-    fingerprint = digest_of([split.dataset._fingerprint, made_from, code_state("text")])
+    fingerprint = digest_of([split.dataset._fingerprint, made_from, versions_of_code("text")])
     dataset = datasets.Dataset(rows, fingerprint=fingerprint)
     if keep_empty:
         return replace(split, dataset=dataset)
@@ -133,8 +133,8 @@ def add_texts(
 
 def normalize_texts(settings: SettingValues, data: PreparedData) -> PreparedData:
     """Add normalized transcripts to all splits; training clips without any are left out."""
-    language = check_language(settings["language"])
-    tags = check_tag_names(settings.get("keep_tags"))
+    language = parse_language(settings["language"])
+    tags = parse_tag_names(settings.get("keep_tags"))
     normalize = transcript_normalizer(text_table(language, settings.get("text")), tags)
     made_from = {name: settings.get(name) for name in ("language", "text", "keep_tags")}
     splits: dict[str, PreparedSplit] = {}

@@ -28,7 +28,7 @@ from pyarrow.fs import LocalFileSystem
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import BEYOND_END, AudioPart
-from sbkit.base.code_versions import audio_state
+from sbkit.base.code_versions import versions_of_audio
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import plural
@@ -98,7 +98,7 @@ class Work:
     @cached_property
     def name(self) -> str:
         """The start of the names of its shards."""
-        return f"{self.split}-{digest_of([asdict(self), self.stamps, audio_state()])}"
+        return f"{self.split}-{digest_of([asdict(self), self.stamps, versions_of_audio()])}"
 
 
 def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Iterator[Unit]:

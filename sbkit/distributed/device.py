@@ -45,6 +45,9 @@ class Placement:
         return GradScaler(self.device.type, enabled=self.precision == "fp16")
 
 
+ON_CPU = Placement(torch.device("cpu"), "fp32")
+
+
 def count_local_devices(device_type: str) -> int:
     """Count the devices of a type that torch finds on this machine."""
     if device_type == "cpu":
@@ -67,7 +70,7 @@ def device_counter_for(target: str | None) -> DeviceCounter:
     return lambda device_type: count if device_type == device.type else int(device_type == "cpu")
 
 
-def resolve(
+def resolve_placement(
     device: str | torch.device | None,
     precision: str,
     *,

@@ -27,8 +27,8 @@ TIMEOUT_VARIABLE = "SBKIT_RENDEZVOUS_SECONDS"
 # in its heartbeat.
 GROUP_TIMEOUT = timedelta(hours=24)
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # gloo sends objects
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that a launcher sets
-POLL_SECONDS = 0.1
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # a launcher sets them
+POLL_SECONDS = 0.1  # between two looks for what another rank does
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.is_single = False
-        self.store: Store | None = None  # of the rendezvous
+        self.store: Store | None = None  # that of the rendezvous
         self.num_turns = 0  # how often the ranks have waited for rank 0
 
 
@@ -56,7 +56,7 @@ def world_size() -> int:
 
 
 @contextmanager
-def single_rank() -> Iterator[None]:
+def as_single_process() -> Iterator[None]:
     """Make this rank a run of its own, while the others wait for it."""
     was_single, RANKS.is_single = RANKS.is_single, True
     try:
@@ -102,9 +102,9 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 def _join(device: torch.device) -> Store:
     """Form a group with the other processes, and return the store of the rendezvous."""
-    missing = [name for name in VARIABLES if not os.environ.get(name)]
+    missing = [name for name in LAUNCHER_VARIABLES if not os.environ.get(name)]
     if missing:
-        leftover = " ".join(name for name in VARIABLES if name in os.environ)
+        leftover = " ".join(name for name in LAUNCHER_VARIABLES if name in os.environ)
         raise DeviceError(
             f"Several processes need {', '.join(missing)} as well as {leftover}. Start them with "
             f"torchrun. For a single process: unset {leftover}"
@@ -131,7 +131,7 @@ def _join(device: torch.device) -> Store:
         raise DeviceError(
             f"Rank {name} did not meet the other processes at {host}:{port} within {seconds:g} s "
             f"({reason}). Open the port, or raise {TIMEOUT_VARIABLE}. For a single process: unset "
-            f"{' '.join(VARIABLES)}"
+            f"{' '.join(LAUNCHER_VARIABLES)}"
         ) from error
     assert dist.group.WORLD is not None
     dist.group.WORLD.set_timeout(GROUP_TIMEOUT)
@@ -148,13 +148,13 @@ def drop_reducer(module: Any) -> None:
 
 
 @contextmanager
-def main_rank_first() -> Iterator[None]:
+def rank0_then_others() -> Iterator[None]:
     """Run the body on rank 0 first, so that the others find its results.
 
     If it fails, rank 0 raises its error, and the others OtherRankError, which no command prints.
     """
     if rank() > 0:
-        _wait_for_main_rank()
+        _wait_for_rank0()
         code = gather_over_ranks(None)[0]
         if code is not None:
             raise OtherRankError(code)
@@ -164,14 +164,14 @@ def main_rank_first() -> Iterator[None]:
         yield
     except BaseException as error:
         with suppress(RuntimeError):  # other ranks that were asked to stop may have left already
-            _wait_for_main_rank()
+            _wait_for_rank0()
             _gather(exit_code(error))
         raise
-    _wait_for_main_rank()
+    _wait_for_rank0()
     gather_over_ranks(None)
 
 
-def _wait_for_main_rank() -> None:
+def _wait_for_rank0() -> None:
     """Wait for rank 0 in Python, which handles signals; gloo would block them."""
     store = RANKS.store
     if world_size() == 1 or store is None:
@@ -207,7 +207,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 @_stopped_like_others()
-def from_main_rank(tensor: Tensor) -> Tensor:
+def copy_from_rank0(tensor: Tensor) -> Tensor:
     """Copy rank 0's values of a tensor of any type to all ranks, in place."""
     if world_size() > 1:
         # As bytes, since gloo lacks some dtypes
@@ -224,7 +224,7 @@ def gather_over_ranks(value: T) -> list[T]:
 
 
 @_stopped_like_others()
-def gather_on_main_rank(value: T) -> list[T]:
+def gather_on_rank0(value: T) -> list[T]:
     """Return the objects of all ranks on rank 0, as `gather_over_ranks`; others get their own."""
     values = [value] * (world_size() if rank() == 0 else 1)
     if world_size() > 1:
@@ -233,7 +233,7 @@ def gather_on_main_rank(value: T) -> list[T]:
 
 
 @contextmanager
-def failing_together(errors: type[Exception]) -> Iterator[None]:
+def raise_on_all_ranks(errors: type[Exception]) -> Iterator[None]:
     """Stop all ranks if one raises such an error: it reports it, the others OtherRankError."""
     raised: Exception | None = None
     try:

@@ -13,11 +13,10 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.libraries import is_library
 from sbkit.base.messages import listed
 from sbkit.base.versions import versions
-from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
+from sbkit.distributed.ranks import POLL_SECONDS, gather_over_ranks, rank, world_size
 
 VISIBLE_SECONDS = 10.0  # for a file to appear on another machine
-POLL_SECONDS = 0.1
-DIGITS = 6  # of a checksum
+NUM_CHECKSUM_DIGITS = 6
 
 
 def require_shared(folder: Path) -> None:
@@ -77,5 +76,5 @@ def _describe_code() -> dict[str, str | None]:
         is_ours = name.partition(".")[0] in ("sbkit", "recipes")
         if file.endswith(".py") and (is_ours or not is_library(file)):
             with suppress(OSError):
-                code[name] = checksum(Path(file))[:DIGITS]
+                code[name] = checksum(Path(file))[:NUM_CHECKSUM_DIGITS]
     return code

@@ -36,17 +36,17 @@ from sbkit.base.files import (
     to_json,
 )
 from sbkit.base.imports import (
+    code_of,
     dotted_path,
     import_user_modules,
     imported_modules,
-    source_of,
-    user_sources,
+    user_code,
 )
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.allowed_classes import ALLOWED_MODULES
-from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE, require_run
+from sbkit.bundle.config import BUNDLE_FORMAT, CONFIG_FILE, WEIGHTS_FILE, require_run
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, SpecWriter
 from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, PARTS, TASK, Checkpointer
@@ -114,7 +114,7 @@ def export_run(
         facts = card_facts(run, bundle.task, config, written_formats, license=license)
         if weights is not None:
             facts |= {"weights": Path(weights).name, "run": "FOLDER test.csv"}
-        if weights is not None or source != run / BUNDLE:  # which the test measured
+        if weights is not None or source != run / BUNDLE:  # the test measured that bundle
             facts |= {"results": []}
         write_card(folder, facts)
         for name in written_formats:
@@ -148,7 +148,7 @@ def exported_bundle(
                 "decodes greedily. Finish the run, or fit the weights: "
                 f"sbkit tune {model} --out NEW"
             )
-        import_user_modules(user_modules)  # their source goes into the bundle
+        import_user_modules(user_modules)  # their code goes into the bundle
         write_bundle(Path(folder), collect_files(model, user_modules))
         yield Path(folder)
 
@@ -219,11 +219,11 @@ def _write_decoder(
 
 
 def replace_weights(folder: Path, file: Path) -> None:
-    """Replace the weights of a bundle, and remove what was fitted to or measured with others."""
+    """Replace the weights of a bundle, and remove the decoder and the results of the old ones."""
     content = read_file(file)
     with parsing_errors(file, "be a safetensors file", fix="Name another one."):
         weights = load(content)
-    check_same_model(weights, load((folder / WEIGHTS_FILE).read_bytes()), source=str(file))
+    check_same_model(weights, load((folder / WEIGHTS_FILE).read_bytes()), place=str(file))
     (folder / WEIGHTS_FILE).write_bytes(content)
     (folder / LANGUAGE_MODELS_FILE).unlink(missing_ok=True)
     _write_decoder(folder, FittedDecoder(None, None, {}, ()), None, checkpoints=[])
@@ -260,7 +260,7 @@ def require_replaceable(out: Path) -> None:
 def replacing_bundle(out: Path) -> Iterator[Path]:
     """Yield an empty folder to fill, then rename it to ``out``; an unchanged bundle is replaced.
 
-    What is not the bundle's stays in ``out``.
+    Files that are not the bundle's stay in ``out``.
     """
     require_writable(out.parent, option="out")
     with atomic_folder(out) as new:
@@ -308,13 +308,13 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
         built_objects[task.label_key] = task.read_labels(file, files[file.name])
     if (file := run / DECODER_TOKENIZER_FILE).is_file():
         files[file.name] = read_file(file)
-    parts = describe_parts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))
+    parts = part_facts(root, built_objects, task, checkpoints[0].meta.get(PARTS, ()))
     user_modules = _modules_of(task_name, parts, user_modules)
-    sources = source_files(user_modules)
-    files |= sources
+    code_by_file = code_files(user_modules)
+    files |= code_by_file
     files[WEIGHTS_FILE] = save(bundle_weights(average(checkpoints, "model"), root, task))
     config = {
-        "format": FORMAT,
+        "format": BUNDLE_FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
         **parts,
@@ -325,7 +325,7 @@ def collect_files(run: Path, user_modules: frozenset[str] | None = None) -> dict
             for meta in (checkpoint.meta for checkpoint in checkpoints)
         ],
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
-        "versions": versions(distributions(user_modules, sources)),
+        "versions": versions(distributions(user_modules, code_by_file)),
     }
     if user_modules:
         config["user_modules"] = sorted(user_modules)
@@ -347,8 +347,8 @@ def _modules_of(
     modules = [*{*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES]
     if not task.startswith(BUILT_IN_PACKAGE):
         modules.append(task.rpartition(".")[0])
-    imported = user_sources(*modules)
-    return frozenset([*modules, *(name for name in imported if source_files([name]))])
+    imported = user_code(*modules)
+    return frozenset([*modules, *(name for name in imported if code_files([name]))])
 
 
 def read_checkpoints(run: Path) -> list[Checkpoint]:
@@ -363,7 +363,7 @@ def read_checkpoints(run: Path) -> list[Checkpoint]:
     return checkpoints
 
 
-def describe_parts(
+def part_facts(
     root: CommentedMap, built_objects: Mapping[str, object], task: Task, names: Sequence[str]
 ) -> dict[str, Any]:
     """Describe the parts of a model as plain data, as `model` and `parts` of a configuration.
@@ -405,8 +405,8 @@ def describe_parts(
 def require_task_of_its_own(task: Task) -> None:
     """Raise ConfigError for a task that needs `recipes`, which a machine with bundles lacks."""
     for module in _modules_of(task.name, {}, None):
-        sources = source_files([module]).values()
-        imported = [name for source in sources for name in imported_modules(source)]
+        code_by_file = code_files([module])
+        imported = [name for code in code_by_file.values() for name in imported_modules(code)]
         if any(name.partition(".")[0] == "recipes" for name in (module, *imported)):
             raise ConfigError(
                 f"The task {task.name} must lie in a module that imports nothing of `recipes`, but "
@@ -414,7 +414,7 @@ def require_task_of_its_own(task: Task) -> None:
             )
 
 
-# User modules: a bundle has their source, and the versions of the packages that they import
+# User modules: a bundle has their code, and the versions of the packages that they import
 
 
 @cache
@@ -423,21 +423,21 @@ def _installed_packages() -> Mapping[str, Sequence[str]]:
     return packages_distributions()
 
 
-def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
-    """Return the source that ran, by file name; installed and compiled modules are left out."""
+def code_files(user_modules: Iterable[str]) -> dict[str, bytes]:
+    """Return the code that ran, by file name; installed and compiled modules are left out."""
     installed = _installed_packages()
-    sources: dict[str, bytes] = {}
+    code_by_file: dict[str, bytes] = {}
     for name in sorted(user_modules):
         is_installed = name.partition(".")[0] in installed
-        if not is_installed and (source := source_of(name)) is not None:
-            sources[f"{name}.py"] = source
-    return sources
+        if not is_installed and (code := code_of(name)) is not None:
+            code_by_file[f"{name}.py"] = code
+    return code_by_file
 
 
-def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:
-    """Name the installed packages that modules belong to, or that their source imports."""
+def distributions(user_modules: Iterable[str], code_by_file: Mapping[str, bytes]) -> list[str]:
+    """Name the installed packages that modules belong to, or that their code imports."""
     installed = _installed_packages()
-    names = {*user_modules, *chain(*map(imported_modules, sources.values()))}
+    names = {*user_modules, *chain(*map(imported_modules, code_by_file.values()))}
     packages = {name.partition(".")[0] for name in names}
     return sorted({name for package in packages for name in installed.get(package, ())})
 
@@ -446,8 +446,9 @@ def bundle_weights(
     weights: Mapping[str, Tensor], root: CommentedMap, task: Task
 ) -> dict[str, Tensor]:
     """Return the weights of a bundle, whose parts are numbered anew, with adapters merged."""
-    kept = [i for i, name in enumerate(part_names_of_yaml(root)) if name not in task.training_parts]
-    new_index = {str(old): new for new, old in enumerate(kept)}
+    names = part_names_of_yaml(root)
+    indices = [index for index, name in enumerate(names) if name not in task.training_parts]
+    new_index = {str(old): new for new, old in enumerate(indices)}
     renumbered = {}
     for name, value in merge_adapters(weights).items():
         index, _, path = name.partition(".")  # a name is the index of the part, a dot and a path

@@ -18,7 +18,7 @@ class Format:
     use: how it is loaded, for the card; a task may say so itself in its `format_uses`.
     packages: those whose versions its parity report records.
     predicts: what its models predict; `has_graphs`: also models of tasks with graphs.
-    library: what loads the folder without sbkit, so that it gets a card of its own.
+    library: that which loads the folder without sbkit, so that it gets a card of its own.
     """
 
     writer: str

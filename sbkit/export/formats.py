@@ -26,7 +26,7 @@ from sbkit.base.versions import versions
 from sbkit.bundle.task import Task
 from sbkit.export.format_table import FORMATS
 from sbkit.export.onnx_format import WrittenGraph, write_graphs
-from sbkit.export.parity import Candidate, TestSets, compare
+from sbkit.export.parity import Candidate, TestSets, compare_candidates
 from sbkit.export.trace import quiet_exporters
 from sbkit.runtime.score_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle
@@ -43,11 +43,11 @@ def declared_formats(settings: Mapping[str, Any], task: Task) -> list[str]:
     """Return the formats of `export_formats`, which a run writes into its bundle."""
     names = settings["export_formats"] or ()
     if names and task.has_model:
-        require_supported(names, task)
+        require_formats(names, task)
     return [*dict.fromkeys(names)]
 
 
-def require_supported(names: Sequence[str], task: Task) -> None:
+def require_formats(names: Sequence[str], task: Task) -> None:
     """Raise ConfigError for a name that is no format, or not one of the task's models."""
     for name in names:
         if name not in FORMATS:
@@ -81,7 +81,7 @@ def write_formats(
     user_modules: as of `prepare_test_sets`.
     """
     task = bundle.task
-    require_supported(names, task)
+    require_formats(names, task)
     try:
         test_sets: TestSets | str = prepare_test_sets(run, user_modules=user_modules).test
     except SbkitError as error:
@@ -102,7 +102,7 @@ def write_formats(
         except SbkitError as error:
             reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
     if candidates:
-        reports |= compare(bundle, candidates, test_sets)
+        reports |= compare_candidates(bundle, candidates, test_sets)
     for name, by_candidate in reports.items():
         written: Sequence[Candidate | WrittenGraph] = candidates.get(name) or graphs.get(name, ())
         missed = [item for item in written if not by_candidate[item.name]["written"]]

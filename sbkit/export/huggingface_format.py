@@ -43,7 +43,7 @@ from sbkit.text.tokenizer import SPACE, Tokenizer
 CHARACTERS_FILE = "vocab.json"
 WORD_DELIMITER = "|"  # in CHARACTERS_FILE
 PARAKEET, WHISPER = "parakeet_encoder", "whisper"
-SBKIT_KEYS = ("source", "do_normalize", "sample_rate")  # of `encoder_config`, not `config.json`
+SBKIT_KEYS = ("source", "do_normalize", "sample_rate")  # in `encoder_config`, not `config.json`
 AUDIO_SETTINGS = (
     *("do_normalize", "num_mel_bins", "stride"),
     *("n_fft", "win_length", "hop_length", "preemphasis"),
@@ -150,7 +150,7 @@ def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
             weights[f"{prefix}.{getattr(part, 'prefix', '')}{name.removeprefix('body.')}"] = tensor
     weight, bias = network.ctc_lin.weight, network.ctc_lin.bias
     bias = weight.new_zeros(len(weight)) if bias is None else bias
-    if hasattr(model, "ctc_head"):  # of Parakeet: a convolution
+    if hasattr(model, "ctc_head"):  # Parakeet's head is a convolution
         return weights | {"ctc_head.weight": weight.unsqueeze(-1), "ctc_head.bias": bias}
     return weights | {"lm_head.weight": weight, "lm_head.bias": bias}
 

@@ -1,7 +1,7 @@
 """Write the model card of a bundle, README.md, about the model, its data, results and license.
 
 The text is in `card.md.j2`, with a YAML header that model hubs read. All facts come from the task
-and the files of the run folder; a fact that is missing there is called unknown. They are kept in
+and the files of the run folder; a fact that is missing there is called unknown. They are stored in
 card.json, so that a bundle that gets another decoder gets another card.
 """
 
@@ -23,7 +23,7 @@ from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric, percent
 from sbkit.models.pretrained.transformers_encoder import CLASSES
 from sbkit.runtime.onnx_model import MIN_ONNXRUNTIME
-from sbkit.train.initialize import init_sources
+from sbkit.train.initialize import init_folders
 
 CARD_FILE = "README.md"
 FACTS_FILE = "card.json"
@@ -45,7 +45,7 @@ def card_facts(
     config: the content of the bundle's config.json.
     """
     settings = read_spec(run / RUN_YAML).settings if (run / RUN_YAML).is_file() else {}
-    init_from = ", ".join(map(str, init_sources(settings)))
+    init_from = ", ".join(map(str, init_folders(settings)))
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     named = config["parts"].items()
     parts = {name: part for name, part in named if isinstance(part, dict) and "new" in part}
@@ -159,5 +159,5 @@ def _command(run: Path) -> str:
 
 
 def _without_folders(command: str) -> str:
-    """Remove what belongs to one machine or user: folders of absolute paths, and keys in URLs."""
+    """Remove folders of absolute paths, which belong to one machine or user, and keys in URLs."""
     return FOLDERS_OF_ABSOLUTE_PATH.sub("", re.sub(r"://[^/@\s]+@", "://", command))

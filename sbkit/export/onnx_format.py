@@ -169,7 +169,7 @@ def _to_float32(model: Proto) -> None:
             values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
     for attribute in attributes:
-        if attribute.name == "to" and attribute.i == double:  # of Cast
+        if attribute.name == "to" and attribute.i == double:  # the type of a Cast
             attribute.i = single
 
 
@@ -261,7 +261,7 @@ def _run_in_chunks(
     state: State = {name: np.repeat(x, len(audio), 0) for name, x in stream.start().items()}
     for first in range(0, int(lengths.max()), sizes.step):
         remaining = (lengths - first).clip(0, sizes.window)
-        chunk, state = stream.step(audio[:, first : first + sizes.window], remaining, state)
+        chunk, state = stream.run_chunk(audio[:, first : first + sizes.window], remaining, state)
         log_probs.append(chunk.log_probs)
         frames += chunk.lengths
     return BatchLogProbs(np.concatenate(log_probs, 1), frames)
@@ -271,7 +271,7 @@ def _run_in_chunks(
 
 
 class DecoderFrames(NetworkModule):
-    """Compute what the decoder reads of frames: (B, U, D) -> 2 x (layers, B, H, U, D/H)."""
+    """Compute the decoder's memories of frames: (B, U, D) -> 2 x (layers, B, H, U, D/H)."""
 
     def forward(self, states: Tensor) -> tuple[Tensor, ...]:
         layers = self.network.encoder.backbone.module.decoder.layers
@@ -338,7 +338,7 @@ def _write_decoder(
 def _decoder_log_probs(
     model: OnnxModel, text: Sequence[int], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Score the tokens after each of a text, in every clip: -> (B, L + 1, V), (B,)."""
+    """Compute log-probabilities of the tokens of a text, in every clip: -> (B, L + 1, V), (B,)."""
     decoder = model.decoder
     assert decoder is not None
     _, frames, states = model.run(audio, lengths)

@@ -40,14 +40,14 @@ RunBatch = Callable[[Float32s, Counts], BatchLogProbs]
 Transcribe = Callable[[Sequence[Float32s]], list[str]]
 BATCH_SIZES = (1, 3)
 SECONDS = (0.3, 2.0, 10.0)
-EXTRA_SECONDS = 1.0  # of zeros past the longest clip; one more sample avoids a round number
-# Between outputs of a format that computes in float32, and the share of integers that may differ,
+EXTRA_SECONDS = 1.0  # zeros past the longest clip; one more sample avoids a round number
+# The limit for outputs of a format in float32, and for the share of integers that differ,
 # because a value between two may be rounded to either. Whisper needs it: its states reach 500, so
 # on noise, log-probabilities of `base` differ by 5e-4 in onnxruntime.
 MAX_DIFFERENCE = 1e-3
-# By which the WER of the test sets may be higher; in a language without words, their CER.
+# The WER of the test sets may be higher by this; in a language without words, their CER.
 MAX_WER_DIFFERENCE = 0.01
-# Whose tokens a decoder of its own reads in every clip, so that its scores can be compared.
+# A decoder with its own tokens reads these in every clip; its log-probabilities are compared.
 PARITY_TEXT = "1 2 3 4 5 6 7 8"
 
 
@@ -114,7 +114,7 @@ def largest_difference(trained: Array, written: Array) -> float:
 
     Raises ValueError if their shapes differ.
     """
-    if trained.shape != written.shape:  # which could broadcast
+    if trained.shape != written.shape:  # other shapes could broadcast
         raise ValueError(f"shape {written.shape} instead of {trained.shape}")
     difference = float(np.abs(trained - written).max(initial=0))
     return math.inf if math.isnan(difference) else difference
@@ -228,7 +228,7 @@ def describe_failure(batch: str, error: Exception) -> str:
     return f"on {batch} it raised {type(error).__name__}: {printable(str(error))[:300]}"
 
 
-def compare(
+def compare_candidates(
     bundle: TorchBundle,
     candidates: Mapping[str, Sequence[Candidate]],
     test_sets: TestSets | str,

@@ -34,8 +34,8 @@ from sbkit.runtime.torch_model import TorchBundle
 
 MODEL_FILE = "model.onnx"
 MODEL_TYPE = "fire-red-asr-2-ctc"
-N_MELS = 80  # of this type
-TAIL_FRAMES = round(1000 * TAIL_SECONDS / SHIFT_MS)  # of features
+N_MELS = 80  # mel bins of this type
+TAIL_FRAMES = round(1000 * TAIL_SECONDS / SHIFT_MS)  # frames of features
 
 
 def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:

@@ -42,7 +42,7 @@ from sbkit.text.decoder_tokenizer import END, DecoderTokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 EARLIER_TEXT = "<|startofprev|>"  # begins the text of what was said before
-OTHER_KEYS = (  # of the encoder's config, but not of `config.json`
+OTHER_KEYS = (  # keys of the encoder's config that `config.json` lacks
     *("source", "text_tokens", "do_normalize", "sample_rate", "n_fft", "hop_length"),
 )
 
@@ -114,7 +114,7 @@ def write_whisper(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
 def _generation_settings(
     config: Mapping[str, Any], tokenizer: DecoderTokenizer, start: Sequence[int]
 ) -> dict[str, Any]:
-    """Return what `generate` needs beside the special tokens, and its default language and task."""
+    """Return the settings of `generate`: special tokens, default language and task."""
     tokens = config["text_tokens"]
     languages, tasks = tokens["languages"], tokens["tasks"]
     settings = {
@@ -124,7 +124,7 @@ def _generation_settings(
         "alignment_heads": tokens.get("alignment_heads"),
         "max_length": config["max_target_positions"],
         "is_multilingual": bool(languages),
-        "num_beams": 1,  # which `pipeline` would set to 5
+        "num_beams": 1,  # `pipeline` would set 5
     }
     if (earlier := tokenizer.token_id(EARLIER_TEXT)) is not None:
         settings["prev_sot_token_id"] = earlier
@@ -152,7 +152,7 @@ def _renamed_weights(network: Any) -> dict[str, Tensor]:
 def _trained_log_probs(
     network: Any, text: Tensor, context: int, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Score the tokens after each of a text, in clips that silence fills: -> (B, L + 1, V), (B,).
+    """Read a text in clips that silence fills: -> log-probabilities (B, L + 1, V), (B,).
 
     transformers fills clips in this way, however long the context of the model is.
     """

@@ -38,7 +38,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "marked": {"linewidth": 2, "marker": "o", "markersize": 4},
     "level": {"linewidth": 1, "linestyle": "--"},  # horizontal, over the whole panel
 }
-CURVES = "curves.png"  # of a run
+CURVES = "curves.png"  # the curves of a run
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
 
 
 def _logged_curves(steps: Sequence[Record], validations: Sequence[Record]) -> Iterator[Curve]:
-    """Yield the gradient norms, and what was logged by name in training and in validations."""
+    """Yield the gradient norms, and the figures logged by name in training and in validations."""
     of_valid = [name for record in validations for name in record if name.startswith(VALID)]
     names = [name for record in steps for name in record if not name.startswith(SOURCE_LOSS)]
     names += [name.removeprefix(VALID) for name in of_valid]

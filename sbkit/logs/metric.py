@@ -48,7 +48,7 @@ class Metric:
 
 
 Metrics = Mapping[str, Metric]  # by name; the first one selects the best checkpoint
-LOSS: Metrics = {"loss": Metric(is_fraction=False)}  # for a Brain that declares no metrics
+LOSS_METRIC: Metrics = {"loss": Metric(is_fraction=False)}  # for a Brain that declares no metrics
 
 
 def base_name(name: str) -> str:

@@ -185,7 +185,7 @@ class TrainingProgress:
 
 
 def _describe_logged(figures: StepFigures | EpochFigures, *, of_validation: bool) -> str:
-    """Write what was logged beside a loss in parentheses, without the gradient norms."""
+    """Write the figures logged beside a loss in parentheses, without the gradient norms."""
     texts = [
         f"{name.removeprefix(VALID).removeprefix(SOURCE_LOSS)} {value:.4g}"
         for name, value in figures.logged.items()

@@ -28,7 +28,7 @@ from sbkit.base.files import (
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "train_log.jsonl"
-FIGURES_FOLDER = "figures"  # of pictures that a recipe logs
+FIGURES_FOLDER = "figures"  # pictures that a recipe logs
 # Beginnings of the names of logged figures
 SOURCE_LOSS = "source_loss/"  # and the name of a training source
 VALID = "valid_"  # and the name of a figure that was logged in a validation
@@ -100,7 +100,7 @@ FIGURE_NAMES = {"kind"} | {
 
 
 def require_free_name(name: str, metrics: Collection[str]) -> None:
-    """Raise ConfigError if a part of a loss, or what `Brain.log` logs, has a name of the log."""
+    """Raise ConfigError if a part of a loss, or a figure of `Brain.log`, has a name of the log."""
     reserved = (GRADIENT, VALID, SOURCE_LOSS)
     if name in FIGURE_NAMES or name in metrics or name.startswith(reserved):
         raise ConfigError(

@@ -18,7 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.models.encoder_parts import Backbone, EncoderPart, FeatureExtractor
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
-AUDIO_KEYS = ("compute_features", ENCODER, "wave_augment")  # of parts that take audio
+AUDIO_PART_KEYS = ("compute_features", ENCODER, "wave_augment")  # keys of parts that take audio
 
 
 class Encoder:
@@ -142,7 +142,7 @@ def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> 
 
 def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
     """Raise ConfigError if a module of a part that takes audio has another `sample_rate`, in Hz."""
-    for name in AUDIO_KEYS:
+    for name in AUDIO_PART_KEYS:
         part = parts.get(name)
         for module in part.modules() if isinstance(part, nn.Module) else ():
             module_rate = getattr(module, "sample_rate", sample_rate)
@@ -156,7 +156,7 @@ def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a recognizer predicts from a batch."""
+    """The predictions of a recognizer for a batch."""
 
     states: Tensor  # of the encoder: (B, U, D)
     log_probs: Tensor  # of CTC: (B, U, V)

@@ -63,7 +63,7 @@ class EncoderPart:
             output = self._call(x, lengths, **options)
         except TypeError as error:
             if extract_tb(error.__traceback__)[-1].filename != nn.modules.module.__file__:
-                raise  # of the module itself
+                raise  # the module itself failed
             raise ConfigError(
                 f"`{self.name}` is called with (x, lengths=lengths), which are whole numbers, but "
                 f"{error}. {WRAPPER}",

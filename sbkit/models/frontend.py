@@ -98,7 +98,7 @@ class ConvFrontEnd(nn.Module):
         return x, lengths, replace(state, features=past_features, hidden=torch.cat(hidden, 1))
 
     def _first_inputs(self) -> list[Tensor]:
-        """Return what precedes the first chunk at each convolution: N x (1, PAST_FRAMES, ...)."""
+        """Return each convolution's inputs before the first chunk: N x (1, PAST_FRAMES, ...)."""
         zeros = self.norm.weight.new_zeros
         return [zeros(1, PAST_FRAMES, conv.in_channels) for conv in self.convs]
 

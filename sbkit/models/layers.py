@@ -88,7 +88,7 @@ class StridedConv(FrameConv):
 
 
 MAX_SEED = 2**63 - 1
-LEVELS = 1 << 16  # a draw has 16 bits, so a rate is met to 1 part in 65536
+DRAW_RANGE = 1 << 16  # a draw has 16 bits, so a rate is met to 1 part in 65536
 
 
 class Dropout(nn.Module):
@@ -120,10 +120,11 @@ class Dropout(nn.Module):
         """Draw a factor for each element of x: zero, or the weight over the share that is kept."""
         if self.p == 1.0:
             return torch.zeros_like(x)
-        dropped = min(round(self.p * LEVELS), LEVELS - 1)
+        dropped = min(round(self.p * DRAW_RANGE), DRAW_RANGE - 1)
         draw = _draw_compiled if torch.compiler.is_compiling() else _draw
         draws = draw(torch.randint(MAX_SEED, ()), x.numel()).view(x.shape).to(torch.float32)
-        factors = draws.ge_(dropped - LEVELS // 2).mul_(weight * LEVELS / (LEVELS - dropped))
+        scale = weight * DRAW_RANGE / (DRAW_RANGE - dropped)
+        factors = draws.ge_(dropped - DRAW_RANGE // 2).mul_(scale)
         return factors.to(x.dtype)
 
 

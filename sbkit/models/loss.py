@@ -21,7 +21,7 @@ class Loss:
 
     sums: negative log-likelihood, (B,).
     counts: its tokens, (B,); zero excludes an utterance.
-    parts: what is logged beside it, by name: a sum and its divisor, kept without gradients.
+    parts: figures logged beside it, by name: a sum and its divisor, stored without gradients.
 
     >>> loss = Loss(torch.tensor([6.0, 2.0]), torch.tensor([3, 1]))
     >>> float(loss.sums.sum() / loss.counts.sum())

@@ -56,7 +56,7 @@ def spectral_distance(actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor
 
 
 class SpectrogramDiscriminator(nn.Module):
-    """Score each frame of a spectrogram, recorded audio with 1 and decoded audio with 0.
+    """Rate each frame of a spectrogram: 1 for recorded audio, 0 for decoded audio.
 
     Source: the multi-resolution discriminator of UnivNet (arXiv 2106.07889), reduced in size.
     """
@@ -64,7 +64,7 @@ class SpectrogramDiscriminator(nn.Module):
     def __init__(self, *, channels: int) -> None:
         super().__init__()
         widths = (1, channels, channels, channels, 1)
-        self.context_frames = len(widths) - 1  # to each side of a scored frame, one per layer
+        self.context_frames = len(widths) - 1  # to each side of a rated frame, one per layer
         self.stacks = nn.ModuleList()
         for _ in WINDOW_SIZES:
             stack = nn.Sequential()
@@ -75,15 +75,15 @@ class SpectrogramDiscriminator(nn.Module):
                 stack.append(nn.Sequential(activation, conv))
             self.stacks.append(stack)
 
-    def forward(self, audio: Tensor, lengths: Tensor, target_score: float) -> Tensor:
-        """Return the mean squared difference from the target score: (B, S), (B,) -> (B,)."""
+    def forward(self, audio: Tensor, lengths: Tensor, target_rating: float) -> Tensor:
+        """Return the mean squared difference from the target rating: (B, S), (B,) -> (B,)."""
         errors: list[Tensor] = []
         transforms = stft_magnitudes(audio, lengths)
         for stack, (magnitudes, mask, _) in zip(self.stacks, transforms, strict=True):
             levels = (magnitudes.clamp(min=MIN_MAGNITUDE) / MIN_MAGNITUDE).log()  # 0 is silence
             context = (self.context_frames, self.context_frames)
-            scores = stack(pad(levels.unsqueeze(1), context))  # (B, 1, F', T)
-            square = (scores - target_score).square().mean(2) * mask  # (B, 1, T)
+            ratings = stack(pad(levels.unsqueeze(1), context))  # (B, 1, F', T)
+            square = (ratings - target_rating).square().mean(2) * mask  # (B, 1, T)
             errors.append((square.sum(2) / mask.sum(2)).squeeze(1))
         return torch.stack(errors).mean(0)
 

@@ -62,7 +62,7 @@ class StreamingConfig:
         return StreamingConfig(shortest + int(share * (longest + 1 - shortest)), self.left_frames)
 
     def visible(self, mask: Tensor) -> Tensor:
-        """Mark what the frames of a batch attend to: (B, U), true within -> (B, 1, U, U).
+        """Mark the frames that each frame attends to: (B, U), true within -> (B, 1, U, U).
 
         For whole clips, all frames attend to the same ones: -> (B, 1, 1, U).
         """

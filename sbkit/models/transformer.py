@@ -35,10 +35,10 @@ Rotation = tuple[Tensor, Tensor]  # cosine and sine of the positions, from `rota
 
 
 class FrameContext(NamedTuple):
-    """What all blocks of an encoder need to know about the frames of a batch, computed once."""
+    """The facts about the frames of a batch that all blocks of an encoder need, computed once."""
 
     mask: Tensor  # true within an utterance: (B, U)
-    # What each frame attends to, from `scores_mask`: (B, 1, 1, K) or (B, 1, U, U)
+    # What each frame attends to, from `additive_mask`: (B, 1, 1, K) or (B, 1, U, U)
     visible: Tensor | None
     rotation: Rotation
     chunk_frames: int | None = None  # no frame sees past the end of its chunk
@@ -140,7 +140,7 @@ class Transformer(nn.Module):
             streaming = streaming.draw()
         visible = mask[:, None, None] if streaming is None else streaming.visible(mask)
         chunk_frames = None if streaming is None else streaming.chunk_frames
-        return FrameContext(mask, scores_mask(visible, x), rotation, chunk_frames)
+        return FrameContext(mask, additive_mask(visible, x), rotation, chunk_frames)
 
     def _layer_outputs(self, x: Tensor, frames: FrameContext) -> Iterator[Tensor]:
         """Yield the input of the first block, then the output of each block."""
@@ -179,7 +179,7 @@ class Transformer(nn.Module):
         has_past = torch.arange(left_frames, device=device) >= num_missing  # (B, L)
         visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
         rotation = rotary_cos_sin(visible.shape[-1], self.d_model // self.nhead, device)
-        frames = FrameContext(mask, scores_mask(visible, x), rotation)
+        frames = FrameContext(mask, additive_mask(visible, x), rotation)
         block_states: list[BlockState] = []
         encoder = cast("Iterable[EncoderBlock]", self.encoder)
         for index, block in enumerate(encoder):
@@ -206,7 +206,7 @@ class Transformer(nn.Module):
                 keys=("num_decoder_layers",),
             )
         mask = length_mask(lengths, states.shape[1], states.device)
-        visible = scores_mask(mask[:, None, None], states)
+        visible = additive_mask(mask[:, None, None], states)
         rotation = rotary_cos_sin(tokens.shape[1], self.d_model // self.nhead, tokens.device)
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
@@ -396,7 +396,7 @@ class SelfAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None, rotation: Rotation) -> Tensor:
-        """Attend where ``mask``, from `scores_mask`, allows: (B, 1, 1, U) or (B, 1, U, U).
+        """Attend where ``mask``, from `additive_mask`, allows: (B, 1, 1, U) or (B, 1, U, U).
 
         Without a mask, each frame attends to itself and the frames before it.
         """
@@ -448,7 +448,7 @@ class CrossAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Attend to the frames that a mask of `scores_mask` allows, (B, 1, 1, U)."""
+        """Attend to the frames that a mask of `additive_mask` allows, (B, 1, 1, U)."""
         query = self.q_proj(self.norm(x)).unflatten(-1, (self.nhead, -1)).transpose(1, 2)
         heads = self.kv_proj(states).unflatten(-1, (2, self.nhead, -1))
         key, value = heads.permute(2, 0, 3, 1, 4)  # 2 x (B, H, U, D/H)
@@ -467,12 +467,12 @@ def attend(
 ) -> Tensor:
     """Attend where ``mask`` allows: (B, H, U, D/H), 2 x (B, H, K, D/H) -> (B, U, D).
 
-    mask: true where it attends, or from `scores_mask`; of any shape that broadcasts to
+    mask: true where it attends, or from `additive_mask`; of any shape that broadcasts to
         (B, H, U, K); None: causal attention.
-    bias: added to the scores, (B, H, U, K); only with a mask of bool.
+    bias: added to products of queries and keys, (B, H, U, K); only with a mask of bool.
     """
     if mask is not None and mask.dtype == torch.bool:
-        mask = scores_mask(mask, query, bias)
+        mask = additive_mask(mask, query, bias)
     if mask is not None and torch.compiler.is_exporting():
         # In ONNX, scaled_dot_product_attention would check for rows without frames, which takes 8 %
         # of the time.
@@ -488,12 +488,12 @@ def attend(
     return out.transpose(1, 2).flatten(2)
 
 
-def scores_mask(visible: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return what attention adds to scores: the bias or 0 where ``visible``, else the lowest one.
+def additive_mask(visible: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the additive mask of attention: bias or 0 where ``visible``, else the lowest number.
 
     PyTorch would compute it in each layer from a mask of bool.
 
-    x: has the dtype of the scores, unless autocast sets it.
+    x: has the dtype of the products, unless autocast sets it.
     """
     device_type = x.device.type
     is_autocast = torch.is_autocast_enabled(device_type)

@@ -18,7 +18,7 @@ from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
 WINDOW_HOPS = 4  # also the number of windows that overlap at each sample
 FRAME_HOPS = 2
-MIN_MAGNITUDE = 1e-5  # the logarithm is taken of at least this, for audio between -1 and 1
+MIN_MEL_MAGNITUDE = 1e-5  # the logarithm is taken of at least this, for audio between -1 and 1
 MAX_LOG_MAGNITUDE = 6.0
 BLOCK_CONTEXT = 3  # frames that a block sees to each side
 
@@ -83,8 +83,8 @@ class LogMel(nn.Module):
         padded = pad(audio, (before, after + tail))
         windows = padded.unfold(1, WINDOW_HOPS * self.hop_samples, self.hop_samples)
         real, imaginary = (windows @ self.basis).chunk(2, 2)  # (B, T, F)
-        magnitudes = (real.square() + imaginary.square() + MIN_MAGNITUDE**2).sqrt()
-        features = (magnitudes @ self.filters).clamp(min=MIN_MAGNITUDE).log()  # (B, T, M)
+        magnitudes = (real.square() + imaginary.square() + MIN_MEL_MAGNITUDE**2).sqrt()
+        features = (magnitudes @ self.filters).clamp(min=MIN_MEL_MAGNITUDE).log()  # (B, T, M)
         stacked = features.reshape(features.shape[0], -1, FRAME_HOPS * features.shape[2])
         frames = (lengths + self.frame_samples - 1) // self.frame_samples
         return stacked * length_mask(frames, stacked.shape[1], stacked.device).unsqueeze(2), frames

@@ -1,1 +1,1 @@
-"""Whole runs: what `train.py` and the commands call."""
+"""Whole runs, which `train.py` and the commands start."""

@@ -23,7 +23,7 @@ from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import BUNDLE, has_checkpoint
 from sbkit.decoding.word_times import GREEDY
-from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
+from sbkit.distributed.ranks import gather_over_ranks, rank, rank0_then_others
 from sbkit.evaluate.intervals import Interval
 from sbkit.evaluate.run_results import BEFORE_TRAINING, BUNDLE_CONFIG, read_json
 from sbkit.evaluate.wer import FigureDict
@@ -41,19 +41,19 @@ from sbkit.tasks.asr.task import AsrTask
 from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import DIFFERS, PRETRAINED, init_sources
+from sbkit.train.initialize import DIFFERS, PRETRAINED, init_folders
 from sbkit.train.setup import PreparedRun, user_modules_of
 
 logger = logging.getLogger(__name__)
 
 
 def measure_start(run: PreparedRun, brain: Brain) -> None:
-    """Score what a run starts from, if that is a recognizer; write and log the figures."""
+    """Score the recognizer that a run starts from, if it does; write and log the figures."""
     folder, splits = run.spec.folder, run.loaders.splits
     if has_checkpoint(folder) or not isinstance(run.data.recipe, AsrTask):
         return
-    with main_rank_first():
-        (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # of a try with another start
+    with rank0_then_others():
+        (folder / BEFORE_TRAINING).unlink(missing_ok=True)  # that of an earlier start
     start = _find_start(run)
     if start is None:
         return
@@ -94,14 +94,14 @@ def _score(
         as_tested = splits.as_tested if name in splits.test else None
         count = brain.max_evaluated_batches
         scored = scorer.score(name, rows, as_tested=as_tested, max_batches=count)
-        brain.leave_if_asked()
+        brain.stop_if_signaled()
         if rank() == 0:
-            report.describe(scored)  # which computes the figures
+            report.describe(scored)  # computes the figures
     return report.entries
 
 
 def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None) -> bool:
-    """Replace the bundle of a run by what the run started from, if that is better; say whether.
+    """Replace the bundle of a run by the model that it started from, if better; say whether.
 
     It is better if it has fewer errors on the validation sets, decoded greedily. Only the same kind
     of model takes part: Whisper, if its decoder was trained; or a bundle with the same parts and
@@ -111,7 +111,7 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
     before = read_json(folder / BEFORE_TRAINING)
     if bundle is None or not before or not settings["keep_better_start"]:
         return False
-    is_whisper = not init_sources(settings)
+    is_whisper = not init_folders(settings)
     if (is_whisper and bundle.decoder_tokenizer is None) or settings.get(DIFFERS):
         return False
     # An earlier try may have replaced it; the start may be gone.
@@ -127,7 +127,7 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
     ]
     if not gather_over_ranks(errors and errors[0] < errors[1])[0]:
         return False
-    with main_rank_first():
+    with rank0_then_others():
         opened = _open_start(start, run, brain)
         if opened is None or not (is_whisper or _has_same_parts(bundle, opened)):
             return False
@@ -147,12 +147,12 @@ def keep_better_start(run: PreparedRun, brain: Brain, bundle: TorchBundle | None
 
 
 def ends_with_start(run: PreparedRun, bundle: TorchBundle | None) -> bool:
-    """Return whether the bundle of a run holds what the run started from."""
+    """Return whether the bundle of a run holds the weights that the run started from."""
     if bundle is None or not (run.spec.folder / BEFORE_TRAINING).exists():
         return False
     if not bundle.config.model:
         return True
-    start = _find_start(run) if init_sources(run.spec.settings) else None
+    start = _find_start(run) if init_folders(run.spec.settings) else None
     weights = read_checksums(start["folder"]).get(WEIGHTS_FILE) if start else None
     return bundle.digests["weights"] == weights
 
@@ -168,11 +168,11 @@ def _find_start(run: PreparedRun) -> dict[str, Any] | None:
     Returns None for random weights, several models, or an encoder alone.
     """
     settings = run.spec.settings
-    sources = init_sources(settings)
+    folders = init_folders(settings)
     for file in (CONFIG_FILE, BUNDLE_CONFIG):
-        if len(sources) == 1 and (config := sources[0] / file).exists():
+        if len(folders) == 1 and (config := folders[0] / file).exists():
             return {"folder": config.parent, "user_modules": user_modules_of(run.spec)}
-    if not sources and settings.get(PRETRAINED) and settings.get("decoder_task") != "translate":
+    if not folders and settings.get(PRETRAINED) and settings.get("decoder_task") != "translate":
         source = (settings.get("encoder_config") or {}).get("source") or {}
         with suppress(SbkitError):  # it may be gone at the end of a run
             folder = find_folder(settings[PRETRAINED], source.get("revision"))
@@ -182,7 +182,7 @@ def _find_start(run: PreparedRun) -> dict[str, Any] | None:
 
 
 def _open_start(start: Mapping[str, Any], run: PreparedRun, brain: Brain) -> TorchBundle | None:
-    """Open what `_find_start` returned, with the run's text table; None if it writes no texts."""
+    """Open the model of `_find_start` with the run's text table; None if it writes no texts."""
     settings = run.spec.settings
     precision = settings["eval_precision"]
     bundle: TorchBundle = load_bundle(**start, device=brain.device, precision=precision)

@@ -3,8 +3,8 @@
     averaged weights -> decoder and confidences, fitted with the weights in memory -> `RUN/bundle`
     -> formats -> results of the test sets -> figures and pages
 
-A run that was killed before its bundle was there averages and fits again. What is tested is what
-`sbkit export` copies.
+A run that was killed before its bundle was there averages and fits again. The tested bundle is
+the one that `sbkit export` copies.
 """
 
 import logging
@@ -28,7 +28,7 @@ from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.distributed.device import Placement
-from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
+from sbkit.distributed.ranks import as_single_process, gather_over_ranks, rank, rank0_then_others
 from sbkit.evaluate.run_results import BEFORE_TRAINING, SETTINGS, read_json
 from sbkit.evaluate.wer import FigureDict
 from sbkit.export.export import add_formats, collect_files, write_bundle
@@ -60,19 +60,19 @@ def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
     fitted: FittedDecoder | None = None
     bundle: TorchBundle | None = None
 
-    def load(source: Path) -> TorchBundle:
+    def load(folder: Path) -> TorchBundle:
         device, precision = brain.device, placement.precision
         modules = user_modules_of(run.spec)
-        return load_bundle(source, device=device, precision=precision, user_modules=modules)
+        return load_bundle(folder, device=device, precision=precision, user_modules=modules)
 
     brain.ping("export")
-    with main_rank_first(), noting_unexportable():
+    with rank0_then_others(), logging_unexportable():
         if rank() == 0 and not (folder / BUNDLE).exists():
             files = collect_files(folder)
     if decodes_frames and gather_over_ranks(files is not None)[0]:
         fitted = fit(run, brain, decoder, placement)
     brain.ping("export")
-    with main_rank_first(), noting_unexportable():
+    with rank0_then_others(), logging_unexportable():
         if files is not None:
             bundle = write_and_load(folder, files, fitted, load)
     if bundle is None and (folder / BUNDLE).exists():
@@ -81,7 +81,7 @@ def make_bundle(run: PreparedRun, brain: Brain) -> TorchBundle | None:
 
 
 @contextmanager
-def noting_unexportable() -> Iterator[None]:
+def logging_unexportable() -> Iterator[None]:
     """Log why no bundle can hold the model of a run."""
     try:
         yield
@@ -113,7 +113,7 @@ def fit(
         rescores = decoder is not None and decoder.attention_rescoring
         seconds = batch_seconds_of(run.spec.settings)
         sample = sample_validation(bundle, valid, with_attention=rescores, batch_seconds=seconds)
-        brain.leave_if_asked()
+        brain.stop_if_signaled()
         aligner = bundle.decoder_pool.decoder.aligner
         return fit_decoder(decoder, aligner, sample, splits=[*valid], by_words=config.has_words)
 
@@ -133,14 +133,14 @@ def write_and_load(
     return bundle
 
 
-def write_formats(run: PreparedRun) -> None:
+def write_declared_formats(run: PreparedRun) -> None:
     """Write the missing ones of the formats that the YAML declares; log which of them fail."""
     folder = run.spec.folder
     try:
         declared = declared_formats(run.spec.settings, run.data.recipe)
         names = [name for name in declared if not (folder / BUNDLE / name / PARITY_FILE).exists()]
         # One rank compares them on all test clips, not only on its own share.
-        with single_rank():
+        with as_single_process():
             modules = user_modules_of(run.spec)
             reports = add_formats(folder, names, modules) if names else {}
         failures = describe_failures(reports)
@@ -160,7 +160,7 @@ def score(run: PreparedRun, brain: Brain, bundle: TorchBundle | None, name: str)
     else:
         results = validate(brain, run.loaders.test[name])
         scored = ScoredSet.gather(name, splits.test[name], results)
-    brain.leave_if_asked()
+    brain.stop_if_signaled()
     return scored
 
 

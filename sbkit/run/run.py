@@ -2,7 +2,7 @@
 
     values -> data, labels -> check -> objects, loaders -> run folder -> training -> bundle -> test
 
-`Run.train` has all steps in their order. Each can also be taken alone.
+`Run.train` has all stages in their order. Each can also be called alone.
 """
 
 import gc
@@ -52,7 +52,7 @@ from sbkit.data.batch import Loaders
 from sbkit.data.data_report import log_data, write_data_report
 from sbkit.data.read_manifests import store_rows
 from sbkit.data.splits import Splits
-from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
+from sbkit.distributed.ranks import process_group, rank, rank0_then_others, world_size
 from sbkit.distributed.same_on_ranks import require_same_code, require_shared
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import PROVENANCE, SUMMARY, read_json, read_results
@@ -63,7 +63,7 @@ from sbkit.export.formats import ParityReports
 from sbkit.logs.handlers import TEXT_LOG, TextLog, log_to_screen, quiet
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.before_training import keep_better_start, measure_start
-from sbkit.run.export_and_test import make_bundle, report, score, write_formats
+from sbkit.run.export_and_test import make_bundle, report, score, write_declared_formats
 from sbkit.run.tuning import tune
 from sbkit.runtime.runtimes import load_bundle
 from sbkit.train.brain import Brain
@@ -123,7 +123,7 @@ class Run:
             corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
                 YAML's `manifest`: mappings, a DataFrame or a dataset of `datasets`, with the
                 columns of a table, such as `path` and `sentence`. Audio is a path, a mapping with
-                `array` and `sampling_rate`, or what else a Transcriber takes.
+                `array` and `sampling_rate`, or whatever else a Transcriber takes.
             title: the first line of the run's log; by default this call.
         """
         prepare_user()
@@ -162,7 +162,7 @@ class Run:
         return self._call
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to another process, or into a copy, without what has been made so far."""
+        """Return the state for another process or a copy, without the objects made so far."""
         return {**vars(self), "_prepared": None}
 
     @classmethod
@@ -178,7 +178,7 @@ class Run:
         """Open a finished or stopped run, wherever its folder lies now.
 
         Its results and its model are read as data: no module that they name is imported, except for
-        sbkit's. What prepares or trains, such as `train` and `check`, runs the YAML as a program.
+        sbkit's. Methods that prepare or train (`train`, `check`, ...) run the YAML as a program.
 
         user_modules: modules that you trust, of parts, a task, a recipe or a corpus of your own.
         """
@@ -195,7 +195,7 @@ class Run:
         """Check, train, export and test the run; one that was stopped goes on.
 
         on_epoch: is called after each validation with the record that `history` gets, on rank 0.
-            What it raises ends the run, and the next call goes on.
+            An exception that it raises ends the run, and the next call goes on.
 
         Raises KeyboardInterrupt after Ctrl-C or another signal: the next call goes on. Raises
         ExportError, with all results written, if no bundle can hold the model.
@@ -203,12 +203,12 @@ class Run:
         spec = self.spec
         require_unedited_modules(spec)
         require_in_range(spec.settings, {**RANGES, **load_recipe(spec).ranges})
-        with self._session() as text_log:
+        with self._exclusive_run() as text_log:
             placement = choose_placement(spec)
             logger.info(f"{placement.device}: {plural(torch.get_num_threads(), 'thread')}")
             if spec.settings.get("device") is None and placement.device.type == "cpu":
                 warn_of_unused_gpu("torch")
-            with main_rank_first():  # which makes the labels, that the others find
+            with rank0_then_others():  # rank 0 makes the labels, and the others find them
                 with spec.placing_errors():
                     data = wait_for_store(lambda: prepare_data(spec))
                 check_first(spec, data)
@@ -231,14 +231,14 @@ class Run:
             )
 
     def check(self) -> list[Finding]:
-        """Return what would go wrong, or differ from what is declared."""
+        """Return findings: what would go wrong, or differ from the YAML."""
         require_unedited_modules(self.spec)
         with quiet():
             return check_run(self.spec).findings
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
-        with self._session() as text_log:
+        with self._exclusive_run() as text_log:
             prepared = self.prepare()
             described = describe_run(self.spec, prepared.data)
             require_resumable(self.folder, described, has_ended=True)
@@ -272,7 +272,7 @@ class Run:
         self._require_model()
         return export_run(self.folder, Path(out), user_modules=self._user_modules(), **options)
 
-    # -- what a run has -------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------
 
     @property
     def history(self) -> list[Record]:
@@ -362,13 +362,13 @@ class Run:
             raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
         self._require_unchanged()
 
-    # -- its steps ------------------------------------------------------------------------------
+    # -- its stages -----------------------------------------------------------------------------
 
     def prepare(self) -> PreparedRun:
         """Make all that the run needs, unless that is done, and write its labels, nothing else."""
         require_unedited_modules(self.spec)
         if self._prepared is None:
-            with main_rank_first():
+            with rank0_then_others():
                 data = prepare_data(self.spec)
                 write_labels(self.spec, data)
             self._prepared = build_run(self.spec, data, choose_placement(self.spec))
@@ -386,12 +386,12 @@ class Run:
         return self.prepare().loaders
 
     def make_brain(self, **run_opts: Any) -> Brain:
-        """Check the run, write what describes it, and make its Brain with initial weights.
+        """Check the run, write its description, and make its Brain with initial weights.
 
         run_opts: take precedence over the YAML.
         """
         prepared = self.prepare()
-        with main_rank_first():
+        with rank0_then_others():
             check_first(self.spec, prepared.data)
         return open_run_folder(prepared, **run_opts)
 
@@ -408,9 +408,9 @@ class Run:
                     bundle = make_bundle(prepared, brain)  # opens what is there now
             # Not watched: an exporter may work for longer than `stall_seconds` without a sign of
             # life. A signal ends it at once, and no format is half-written.
-            with main_rank_first():
+            with rank0_then_others():
                 if rank() == 0 and bundle is not None:
-                    write_formats(prepared)
+                    write_declared_formats(prepared)
             with brain.guarded():
                 sets = [score(prepared, brain, bundle, name) for name in prepared.loaders.test]
                 if rank() == 0:
@@ -428,7 +428,7 @@ class Run:
         return bool(summary) and is_whole and (self.folder / REPORT).is_file()
 
     @contextmanager
-    def _session(self) -> Iterator[TextLog]:
+    def _exclusive_run(self) -> Iterator[TextLog]:
         """Log to the screen and the run folder, lock it, join the other processes."""
         device = choose_placement(self.spec).device
         with (
@@ -438,7 +438,7 @@ class Run:
             isolated_rng(device),
             ExitStack() as lock,
         ):
-            with main_rank_first():
+            with rank0_then_others():
                 if rank() == 0:  # before anything in the folder is written
                     lock.enter_context(locked_folder(self.folder))
             require_shared(self.folder)
@@ -447,7 +447,7 @@ class Run:
             yield text_log
 
 
-# -- steps of a run, in their order ----------------------------------------------------------------
+# -- stages of a run, in their order ---------------------------------------------------------------
 
 
 def check_first(spec: RunSpec, data: RunData) -> None:
@@ -468,7 +468,7 @@ def write_labels(spec: RunSpec, data: RunData) -> None:
 
 
 def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
-    """Make the Brain with initial weights, write what describes its run, set results aside."""
+    """Make the Brain with initial weights, write the description of its run, set results aside."""
     spec, data = run.spec, run.data
     require_same_on_ranks(describe_run(spec, data))
     require_same_code()
@@ -482,7 +482,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
     require_same_on_ranks(described)
     require_own_folder(spec, described)
     was_finished = is_finished(spec.folder, spec.settings)
-    with main_rank_first():
+    with rank0_then_others():
         if rank() == 0:
             if not was_finished:
                 set_results_aside(spec.folder)
@@ -495,7 +495,7 @@ def open_run_folder(run: PreparedRun, **run_opts: Any) -> Brain:
                 language=spec.settings.get("language"),
                 corpus=corpus and corpus.describe(),
             )
-            return_freed_memory()  # of the report, which training does not need
+            return_freed_memory()  # memory of the report, which training does not need
     write_yaml(run, described, has_ended=was_finished)
     return brain
 
@@ -507,7 +507,7 @@ def set_results_aside(folder: Path) -> None:
     for file in (folder / BUNDLE, folder / SUMMARY):
         if file.exists():
             renamed = file.with_stem(f"{file.stem}-{epoch}")
-            shutil.rmtree(renamed, ignore_errors=True)  # of an earlier try
+            shutil.rmtree(renamed, ignore_errors=True)  # an earlier start may have left it
             file.rename(renamed)
             logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
 
@@ -526,7 +526,7 @@ def write_yaml(run: PreparedRun, described: Description, *, has_ended: bool) -> 
         described = describe_run(spec, run.data, before.helpers)
         is_changed = any(d.key not in DATA_SETTINGS for d in differences(before, described))
         is_outdated = is_changed and not (folder / SUMMARY).exists()
-    with main_rank_first():
+    with rank0_then_others():
         if rank() == 0:
             if is_outdated:
                 shutil.rmtree(folder / BUNDLE, ignore_errors=True)

@@ -33,7 +33,7 @@ from sbkit.lm.training import LmText, LmTextEncoder, replace_language_models
 from sbkit.logs.metric import percent
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.runtimes import load_bundle
-from sbkit.runtime.score_sets import name_of, prepare_source, table_settings
+from sbkit.runtime.score_sets import name_of, prepare_user_set, table_settings
 from sbkit.runtime.scoring import sample_validation
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
@@ -73,8 +73,8 @@ def tune(
         )
     require_new(out.resolve(), model=model)
     require_writable(out.resolve().parent, option="--out")
-    with exported_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
-        bundle = load_bundle(source, user_modules=user_modules)
+    with exported_bundle(model, user_modules) as exported, TemporaryDirectory() as folder:
+        bundle = load_bundle(exported, user_modules=user_modules)
         bundle.task.require_prediction("text", command="tune")
         bundle.task.require_frames("`sbkit tune`")
         if spec is None and not is_bundle:
@@ -87,12 +87,12 @@ def tune(
         tables = table_settings(model, columns=columns, encoding=encoding)
         sets: Mapping[str, datasets.Dataset]
         if data is not None:
-            sets = {name_of(data): prepare_source(bundle, data, tables)}
+            sets = {name_of(data): prepare_user_set(bundle, data, tables)}
         else:
             assert splits is not None  # `--data` is required for a bundle
             sets = splits.valid
         models = Path(folder, LANGUAGE_MODELS_FILE)
-        for home in (source, model):
+        for home in (exported, model):
             if (home / LANGUAGE_MODELS_FILE).is_file():
                 shutil.copyfile(home / LANGUAGE_MODELS_FILE, models)
                 break
@@ -106,7 +106,7 @@ def tune(
         if not models.exists():
             save({}, models, metadata={"tokenizer": digest_of(bundle.tokenizer)})
         decoder = _make_decoder(bundle, settings, models, beam_size, attention_rescoring)
-        set_decoder(source, out.resolve(), _fit(bundle, decoder, sets), models)
+        set_decoder(exported, out.resolve(), _fit(bundle, decoder, sets), models)
     logger.info(f"written with the new decoder: {out}")
     return out
 
@@ -147,7 +147,7 @@ def _make_decoder(
     beam_size: int | None,
     attention_rescoring: bool | None,
 ) -> BeamDecoder:
-    """Make the new decoder, without weights; what is None is as in the current one.
+    """Make the new decoder, without weights; an argument of None is as in the current one.
 
     settings: of the run; {} for a bundle.
     """

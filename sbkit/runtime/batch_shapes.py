@@ -20,22 +20,22 @@ CLIP_SECONDS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30)
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShapes:
-    """The shapes that batches of clips may have: any shape, or only those of a closed table.
+    """The shapes that batches of clips may have: any shape, or only those of a closed grid.
 
     The first batch of a shape costs time and memory: torch generates kernels for it, and oneDNN and
-    cuDNN choose theirs. So a server warms up a closed table of shapes, and uses no others.
+    cuDNN choose theirs. So a server warms up a closed grid of shapes, and uses no others.
 
     >>> shapes = BatchShapes(max_samples=600, batch_sizes=(1, 2, 4), padded_lengths=(100, 200))
     >>> list(shapes.batches([90, 150, 80, 70, 160]))
     [[3, 2], [0], [1, 4]]
     """
 
-    max_samples: int  # of padded audio in a batch of several clips
+    max_samples: int  # padded audio of a batch of several clips
     batch_sizes: tuple[int, ...] = ()  # clips that a batch may have, ascending from 1
     padded_lengths: tuple[int, ...] = ()  # the samples that clips are padded to, ascending
 
     @classmethod
-    def table(
+    def grid(
         cls,
         sample_rate: int,
         *,
@@ -43,14 +43,14 @@ class BatchShapes:
         clips: Sequence[int] = BATCH_CLIPS,
         seconds: Sequence[float] = CLIP_SECONDS,
     ) -> Self:
-        """Make a closed table for a sample rate."""
+        """Make a closed grid for a sample rate."""
         max_samples = seconds_to_samples(batch_seconds, sample_rate)
         lengths = tuple(seconds_to_samples(length, sample_rate) for length in sorted(seconds))
         sizes = tuple(sorted(clips))
         return cls(max_samples=max_samples, batch_sizes=sizes, padded_lengths=lengths)
 
     def all_shapes(self) -> list[tuple[int, int]]:
-        """List all shapes (B, S) of a closed table."""
+        """List all shapes (B, S) of a closed grid."""
         return [
             (clips, samples)
             for samples, clips in product(self.padded_lengths, self.batch_sizes)
@@ -60,7 +60,7 @@ class BatchShapes:
     def batches(self, lengths: Sequence[int], *, min_batches: int = 1) -> Iterator[list[int]]:
         """Group clips by their lengths; yield the indices of each batch, the shortest clips first.
 
-        The clips of a batch are padded to the same length of the table; without a table, their
+        The clips of a batch are padded to the same length of the grid; without a grid, their
         lengths differ by a factor of at most 2. No silent row is added: seven clips become batches
         of four, two and one.
 

@@ -88,7 +88,7 @@ class Batcher(Generic[Item, Output]):
 
     run: Callable[[Sequence[Item]], Sequence[Output | Exception]]  # an output for each item
     size: Callable[[Item], int] = lambda _: 0
-    max_size: int = 1  # of the items at which a batch waits for no further one
+    max_size: int = 1  # the number of items at which a batch waits for no more
     wait_seconds: float = 0.0  # for which an item waits for others
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Batcher(Generic[Item, Output]):
         return waiting.output
 
     def close(self) -> None:
-        """Run what waits, and end the thread; nobody may submit any more."""
+        """Run the waiting items, and end the thread; nobody may submit any more."""
         self._queue.put(None)
         self._thread.join()
 

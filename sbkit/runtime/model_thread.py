@@ -30,24 +30,24 @@ Result = TypeVar("Result")
 CLOSED = "This model is closed. Load it again."
 
 
-def require_effective(
-    effective: EffectiveRuntime, *, device: str, precision: str
+def require_as_requested(
+    runs_on: EffectiveRuntime, *, device: str, precision: str
 ) -> EffectiveRuntime:
-    """Return ``effective``; raises DeviceError if the model does not run as requested."""
-    if device != effective.device:
+    """Return ``runs_on``; raises DeviceError if the model does not run as requested."""
+    if device != runs_on.device:
         raise DeviceError(
-            f"The device {device} was requested, but the model runs on {effective.device}. "
+            f"The device {device} was requested, but the model runs on {runs_on.device}. "
             "`sbkit doctor` lists usable devices."
         )
     # Some parts, such as features, may stay in fp32.
-    if effective.precision not in (precision, f"{precision} and fp32"):
+    if runs_on.precision not in (precision, f"{precision} and fp32"):
         raise DeviceError(
-            f"{precision} was requested, but the model runs with {effective.precision}."
+            f"{precision} was requested, but the model runs with {runs_on.precision}."
         )
-    return effective
+    return runs_on
 
 
-class PickledAsCall:
+class ReopenedWhenUnpickled:
     """An object that pickles as the call that made it, because its model cannot be pickled.
 
     As a context manager, it is closed at the end of the block.
@@ -85,15 +85,15 @@ class ModelThread:
         self._local = threading.local()  # holds the model, and frees it when the thread ends
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
-            self.effective = self._executor.submit(self._load_model, make).result()
+            self.runs_on = self._executor.submit(self._load_model, make).result()
         except BaseException:
             self.close()
             raise
 
     def _load_model(self, make: Callable[[], LoadedModel]) -> EffectiveRuntime:
         self._local.model = make()
-        effective: EffectiveRuntime = self._local.model.effective
-        return effective
+        runs_on: EffectiveRuntime = self._local.model.runs_on
+        return runs_on
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
         """Call a function with the model, in the model's thread, and return its result."""
@@ -103,7 +103,7 @@ class ModelThread:
             return future.result()
 
     def __repr__(self) -> str:
-        return f"ModelThread({self.effective})"
+        return f"ModelThread({self.runs_on})"
 
     @cached_property
     def samples_per_frame(self) -> int:
@@ -112,7 +112,7 @@ class ModelThread:
     @property
     def parallel_batches(self) -> int:
         """The number of batches that can run in parallel."""
-        return usable_cores() if self.effective.device == "cpu" else 1
+        return usable_cores() if self.runs_on.device == "cpu" else 1
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         return self.call(lambda model: model.encode(clips))
@@ -156,7 +156,7 @@ class ModelThread:
         return self.call(lambda model: model.streaming.advance(chunks, states))
 
     def warm_up(self, shapes: BatchShapes) -> None:
-        """Run every shape of a closed table; later clips are padded to its lengths."""
+        """Run every shape of a closed grid; later clips are padded to its lengths."""
 
         def run(model: LoadedModel) -> None:
             model.padded_lengths = shapes.padded_lengths

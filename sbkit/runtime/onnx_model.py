@@ -1,6 +1,6 @@
 """The ONNX models of a bundle, run by onnxruntime without torch.
 
-A session that does not run as requested is refused. onnxruntime falls back to the CPU with only a
+A graph that does not run as requested is refused. onnxruntime falls back to the CPU with only a
 warning, so the provider of each node, the index of the GPU and the precision of the nodes are read
 back. Only this file and `SileroModel` call onnxruntime; tested with version 1.31.1.
 
@@ -38,13 +38,13 @@ from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import run_batches
 from sbkit.text.decoder_tokenizer import GenerationSettings
 
-ONNX_FOLDER = "onnx"  # of a bundle
+ONNX_FOLDER = "onnx"  # in a bundle
 MIN_ONNXRUNTIME = "1.17.1"  # for graphs: in sherpa-onnx's library for Android. sbkit needs a newer
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
 WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
 SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
-MAX_MODEL_BYTES = 1 << 31  # the limit of a protobuf
-MAX_SAMPLES = 1 << 20  # of a chunk or of padding; a minute at 16 kHz
+MAX_ONNX_BYTES = 1 << 31  # the limit of a protobuf
+MAX_SAMPLES = 1 << 20  # the longest chunk or padding; a minute at 16 kHz
 DEVICE_PATTERN = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
 GPU_INDEX = "device_id"  # an option of the provider
 HEAVY_OPERATIONS = ("MatMul", "Gemm", "Conv", "Attention")  # also parts of fused operations' names
@@ -66,7 +66,7 @@ class BatchLogProbs(NamedTuple):
 
 
 class OnnxModel:
-    """A `RunnableModel`: a session that takes whole clips.
+    """A `ClipModel`: an onnxruntime session that takes whole clips.
 
     metadata: of the file: sample_rate, samples_per_frame, blank, weights, tokens.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
@@ -81,7 +81,7 @@ class OnnxModel:
     decoder: "OnnxDecoder | None" = None
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
-        """Make a session from the bytes of a file, on cpu, cuda (the first GPU) or cuda:N."""
+        """Load the bytes of a file with onnxruntime, on cpu, cuda (the first GPU) or cuda:N."""
         onnxruntime = require_package("onnxruntime", extra="export")
         if not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
             raise DeviceError(
@@ -94,7 +94,7 @@ class OnnxModel:
         options.log_severity_level = 4  # errors are raised; they need not be printed
         if provider == PROVIDERS["cuda"]:
             with redirect_stdout(sys.stderr):
-                onnxruntime.preload_dlls()  # of CUDA's wheels, which only torch finds by itself
+                onnxruntime.preload_dlls()  # CUDA's wheels, which only torch finds by itself
         try:
             self._session = onnxruntime.InferenceSession(
                 content,
@@ -106,7 +106,7 @@ class OnnxModel:
             raise BundleError(
                 f"onnxruntime cannot load a model: {type(error).__name__} ({str(error)[:200]})."
             ) from error
-        self.effective = _read_back(self._session, provider)
+        self.runs_on = _read_back(self._session, provider)
         self.metadata = dict(self._session.get_modelmeta().custom_metadata_map)
 
     @classmethod
@@ -151,7 +151,7 @@ class OnnxModel:
 
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:
         """Run the encoder on batches of clips; on the CPU in parallel, each in a thread."""
-        threads = usable_cores() if self.effective.device == "cpu" else 1
+        threads = usable_cores() if self.runs_on.device == "cpu" else 1
         return run_batches(self.encode, batches, threads=threads)
 
     def score_texts(self, states: DeviceArray, texts: Int64s) -> Float64s:
@@ -173,7 +173,7 @@ class OnnxModel:
 
 
 class OnnxDecoder:
-    """An attention decoder with its own tokens: two sessions, which read frames, then tokens.
+    """An attention decoder with its own tokens: two graphs, which read frames, then tokens.
 
     Each call of the second one returns the memories of all tokens so far, so that the next call
     reads new tokens only.
@@ -185,34 +185,34 @@ class OnnxDecoder:
     }
 
     def __init__(self, frames: OnnxModel, tokens: OnnxModel) -> None:
-        self.sessions = (frames, tokens)
+        self.graphs = (frames, tokens)
         fix = "Export it again."
         with parsing_errors("An ONNX model", "hold its settings", fix=fix, is_json=True):
             self._settings = GenerationSettings(**json.loads(tokens.metadata[SETTINGS_JSON]))
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
-        """Load the sessions from ``onnx/`` of a bundle."""
+        """Load the graphs from ``onnx/`` of a bundle."""
         contents = (read_graph(bundle, file) for file in cls.files[precision])
         return cls(*(OnnxModel(content, device=device) for content in contents))
 
     def remember(self, states: Float32s) -> Memories:
         """Begin to decode the frames of a clip: (U, D)."""
-        keys, values = self.sessions[0].run(states[None])
+        keys, values = self.graphs[0].run(states[None])
         return keys, values, keys[:, :, :, :0], values[:, :, :, :0]
 
     def read(self, tokens: Int64s, memories: Memories) -> tuple[Float32s, Memories]:
-        """Read tokens (B, L); return the scores of what follows each, (B, L, V), and memories."""
-        logits, *read = self.sessions[1].run(tokens, *memories)
+        """Read tokens (B, L); return the logits of what follows each, (B, L, V), and memories."""
+        logits, *read = self.graphs[1].run(tokens, *memories)
         return logits, (*memories[:2], *read)
 
     def log_probs(self, text: Sequence[int], memories: Memories) -> Float32s:
-        """Score every next token of a text: (L,) -> (L + 1, V)."""
+        """Compute the log-probabilities of every next token of a text: (L,) -> (L + 1, V)."""
         start = self._settings.start
         logits, _ = self.read(np.array([[*start, *text]]), memories)
-        scores = logits[0, len(start) - 1 :]
-        scores = scores - scores.max(1, keepdims=True)
-        log_probs: Float32s = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+        logits = logits[0, len(start) - 1 :]
+        logits = logits - logits.max(1, keepdims=True)
+        log_probs: Float32s = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         return log_probs
 
     def score_texts(self, states: Float32s, texts: Int64s) -> Float64s:
@@ -235,11 +235,11 @@ class OnnxDecoder:
 
         def read(tokens: Int64s, memories: Memories, is_first: bool) -> tuple[Int64s, Memories]:
             logits, memories = self.read(tokens, memories)
-            scores = logits[:, -1]
-            scores[:, self._settings.suppressed] = -np.inf
+            logits = logits[:, -1]
+            logits[:, self._settings.suppressed] = -np.inf
             if is_first:
-                scores[:, self._settings.suppressed_first] = -np.inf
-            return scores.argmax(1), memories
+                logits[:, self._settings.suppressed_first] = -np.inf
+            return logits.argmax(1), memories
 
         frames = np.array([len(states)])
         (text,) = generate(read, self.remember(states), frames, self._settings)
@@ -247,7 +247,7 @@ class OnnxDecoder:
 
 
 class OnnxStreamingModel(OnnxModel):
-    """A `StreamingModel`: a session that takes one chunk, and the state as arrays."""
+    """A `StreamingModel`: a graph that takes one chunk, and the state as arrays."""
 
     files: ClassVar = {"fp32": "streaming.onnx", "int8": "streaming.int8.onnx"}
 
@@ -265,7 +265,9 @@ class OnnxStreamingModel(OnnxModel):
             state.name: np.zeros((1, *state.shape[1:]), NUMPY_TYPES[state.type]) for state in states
         }
 
-    def step(self, audio: Float32s, lengths: Counts, state: State) -> tuple[BatchLogProbs, State]:
+    def run_chunk(
+        self, audio: Float32s, lengths: Counts, state: State
+    ) -> tuple[BatchLogProbs, State]:
         """Run a chunk of audio between -1 and 1: (B, S), (B,), state -> (B, U, V), (B,), state."""
         padded = np.pad(audio, ((0, 0), (0, self.chunks.window - audio.shape[1])))
         inputs = {"audio": padded, "audio_lengths": lengths, **state}
@@ -277,7 +279,7 @@ class OnnxStreamingModel(OnnxModel):
     ) -> list[tuple[LogProbs, State]]:
         audio, lengths = pad_clips(chunks, self.chunks.window)
         state = {name: np.concatenate([row[name] for row in states]) for name in states[0]}
-        (log_probs, frames), after = self.step(audio / np.float32(FULL_SCALE), lengths, state)
+        (log_probs, frames), after = self.run_chunk(audio / np.float32(FULL_SCALE), lengths, state)
         return [
             (log_probs[row, :count], {name: array[row : row + 1] for name, array in after.items()})
             for row, count in enumerate(frames.tolist())
@@ -285,9 +287,9 @@ class OnnxStreamingModel(OnnxModel):
 
 
 class OnnxGraphs:
-    """The graphs of a task, each in a session of its own.
+    """The graphs of a task, each in an onnxruntime session.
 
-    effective: where the nodes of all graphs run.
+    runs_on: where the nodes of all graphs run.
     metadata: of the first graph.
     settings: the plain data that callers of the graphs need.
     """
@@ -297,9 +299,9 @@ class OnnxGraphs:
         contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
         self._models = {name: OnnxModel(contents[name], device=device) for name in contents}
         first = next(iter(self._models.values()))
-        all_nodes = (Counter(model.effective.nodes) for model in self._models.values())
+        all_nodes = (Counter(model.runs_on.nodes) for model in self._models.values())
         nodes = sum(all_nodes, Counter[str]())
-        self.effective = replace(first.effective, nodes=dict(nodes))
+        self.runs_on = replace(first.runs_on, nodes=dict(nodes))
         self.metadata = first.metadata
         with parsing_errors("An ONNX model", "hold its settings", fix="Export it again."):
             self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
@@ -316,7 +318,7 @@ def read_graph(bundle: Path, name: str) -> bytes:
         raise BundleError(
             f"{bundle} has no {ONNX_FOLDER}/{name}: sbkit export RUN --out DIR --formats onnx"
         )
-    content = read_regular(folder / name, max_bytes=MAX_MODEL_BYTES, subject="An ONNX model")
+    content = read_regular(folder / name, max_bytes=MAX_ONNX_BYTES, subject="An ONNX model")
     sums = read_regular(folder / CHECKSUMS, subject="A list of checksums")
     check_unchanged({name: content}, sums, folder=folder)
     return content

@@ -20,9 +20,9 @@ from sbkit.evaluate.run_results import BUNDLE_CONFIG
 from sbkit.runtime.model_thread import (
     LoadedModel,
     ModelThread,
-    PickledAsCall,
+    ReopenedWhenUnpickled,
     StreamingUse,
-    require_effective,
+    require_as_requested,
 )
 from sbkit.runtime.onnx_model import (
     ONNX_FOLDER,
@@ -93,7 +93,7 @@ def load_bundle(
     decoder: greedy or beam; None for the bundle's own.
     hotwords: phrases separated by commas, a list of them, or a file of them.
     user_modules: the user's modules that the bundle may import.
-    language: what a recognizer of transformers is to write; its texts are normalized by the text
+    language: that which a recognizer of transformers writes; its texts are normalized by the text
         table of this language. A bundle has its own.
 
     >>> bundle = load_bundle("my-model")  # doctest: +SKIP
@@ -144,11 +144,11 @@ def load_bundle(
         model: LoadedModel = _load_onnx(contents, folder, str(device), precision, streaming)
         bundle = Bundle.from_contents(contents, model)
     else:
-        from sbkit.distributed.device import resolve
+        from sbkit.distributed.device import resolve_placement
         from sbkit.runtime.torch_model import Compilation, CompiledModel, TorchBundle, TorchModel
 
         chosen: Any = None if device == AUTO else device
-        placement = resolve(chosen, precision)
+        placement = resolve_placement(chosen, precision)
         options: dict[str, Any] = {"user_modules": user_modules, "placement": placement}
         if not contents.config.model:
             from sbkit.runtime.transformers_folder import load_transformers
@@ -162,7 +162,7 @@ def load_bundle(
             options["compilation"] = Compilation(mode=compile, streaming=streaming)
             network = CompiledModel.load(contents, folder, **options)
         bundle = TorchBundle.from_contents(contents, network)
-    if device == AUTO and bundle.model.effective.device == "cpu":
+    if device == AUTO and bundle.model.runs_on.device == "cpu":
         warn_once(runtime)
     bundle = bundle.with_decoder(decoder).with_hotwords_option(hotwords)
     lacks_decoder = runtime == ONNX and bundle.decoder_tokenizer is None
@@ -223,7 +223,7 @@ def _load_onnx(
     device = FIRST_GPU if device == "cuda" else device
     options = {"device": device, "precision": precision}
     model: OnnxModel | OnnxGraphs
-    sessions: list[OnnxModel | OnnxGraphs] = []
+    decoder_graphs: list[OnnxModel | OnnxGraphs] = []
     if graphs:
         model = OnnxGraphs(graphs, folder, device=device)
     elif streaming == "only":
@@ -232,18 +232,18 @@ def _load_onnx(
         model = OnnxModel.load(folder, **options)
         if contents.decoder_tokenizer is not None:
             model.decoder = OnnxDecoder.load(folder, **options)
-            sessions += model.decoder.sessions
+            decoder_graphs += model.decoder.graphs
         chunk_file = folder / ONNX_FOLDER / OnnxStreamingModel.files[precision]
         if streaming == "also" and chunk_file.exists():
             model.chunk_model = OnnxStreamingModel.load(folder, **options)
-    for session in (model, *sessions):
-        if session.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
+    for graph in (model, *decoder_graphs):
+        if graph.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
             raise BundleError(f"The ONNX model in {folder} has other weights. Export it again.")
-        require_effective(session.effective, device=device, precision=precision)
+        require_as_requested(graph.runs_on, device=device, precision=precision)
     return model
 
 
-class GraphModel(PickledAsCall):
+class OpenBundle(ReopenedWhenUnpickled):
     """A bundle whose task has graphs, such as a codec's `encode` and `decode`.
 
     command, prediction: a command of sbkit, and what the task of its bundles predicts.
@@ -262,7 +262,7 @@ class GraphModel(PickledAsCall):
         self.bundle.task.require_prediction(self.prediction, command=self.command)
         self._thread = self.bundle.model
         self.sample_rate = self.bundle.config.sample_rate
-        self.effective = self._thread.effective
+        self.runs_on = self._thread.runs_on
         self.settings: dict[str, Any] = self._thread.call(lambda model: model.settings)
 
     @classmethod

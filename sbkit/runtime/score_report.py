@@ -15,7 +15,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import git_commit, versions
 from sbkit.bundle.task import Labels, Task
 from sbkit.data.data_report import encode_clips
-from sbkit.distributed.ranks import gather_on_main_rank
+from sbkit.distributed.ranks import gather_on_rank0
 from sbkit.evaluate.intervals import interval_figures
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, read_json
@@ -38,7 +38,7 @@ class ScoredSet:
     @classmethod
     def gather(cls, name: str, rows: datasets.Dataset, results: Mapping[int, Any]) -> "ScoredSet":
         """Collect the results of all ranks, by row, on rank 0, which writes the report."""
-        shares = gather_on_main_rank(results)
+        shares = gather_on_rank0(results)
         by_row = {row: result for share in shares for row, result in share.items()}
         scored = sorted(by_row)
         if len(scored) < len(rows):
@@ -69,7 +69,7 @@ class ScoreReport:
         report_by: Sequence[str] = (),
     ) -> None:
         self.folder = folder
-        self.entries: dict[str, FigureDict] = {}  # of `summary.json`, by test set
+        self.entries: dict[str, FigureDict] = {}  # entries of `summary.json`, by test set
         self._task = task
         self._metrics = metrics or task.metrics
         self._measure = measure or task.measure
@@ -132,7 +132,7 @@ class ScoreReport:
 
     @property
     def notes(self) -> list[str]:
-        """What is noted about each test set."""
+        """The notes about each test set."""
         return [
             f"{name}: {note}"
             for name, entry in self.entries.items()

@@ -30,7 +30,7 @@ from sbkit.train.recipe import load_recipe
 
 logger = logging.getLogger(__name__)
 
-BATCH_SECONDS = 120.0  # of padded audio
+BATCH_SECONDS = 120.0  # padded audio
 
 
 def batch_seconds_of(settings: Mapping[str, Any]) -> float:
@@ -80,9 +80,9 @@ def prepare_test_sets(
     return splits
 
 
-def name_of(source: Path) -> str:
-    """Return the name of a source in messages and reports: its file or folder without suffix."""
-    return source.absolute().stem
+def name_of(path: Path) -> str:
+    """Return the name of a table in messages and reports: its file or folder without suffix."""
+    return path.absolute().stem
 
 
 def table_settings(model: Path, **given: object) -> dict[str, object]:
@@ -92,10 +92,8 @@ def table_settings(model: Path, **given: object) -> dict[str, object]:
     return {name: declared.get(name) if v is None else v for name, v in given.items()}
 
 
-class TestSource(Corpus):
+class UserSet(Corpus):
     """A corpus of one test set."""
-
-    __test__ = False  # pytest takes a class of this name for tests
 
     def __init__(self, settings: SettingValues, name: str, rows: Sequence[Row]) -> None:
         super().__init__(settings)
@@ -108,34 +106,34 @@ class TestSource(Corpus):
         return self._rows
 
 
-def prepare_source(
-    bundle: TorchBundle, source: Path, settings: Mapping[str, Any] = MappingProxyType({})
+def prepare_user_set(
+    bundle: TorchBundle, path: Path, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> datasets.Dataset:
-    """Prepare a source like a test set: rows without text stay.
+    """Prepare a table or a folder of the user's like a test set: rows without text stay.
 
     settings: with the columns and the encoding of a table, if they are not the usual ones.
     """
     language = bundle.config.language or "und"
     has_text = bundle.task.predicts == "text"
-    columns = TableOptions.from_settings(settings, language, str(source.absolute()))
+    columns = TableOptions.from_settings(settings, language, str(path.absolute()))
     columns = columns if bundle.task.predicts in ("text", "audio") else columns.without("text")
-    source = source.absolute()
-    if not source.exists():
-        raise DataError(f"{source} does not exist.", file=str(source))
+    path = path.absolute()
+    if not path.exists():
+        raise DataError(f"{path} does not exist.", file=str(path))
     rows: Sequence[Row]
-    if source.match(TABLE_NAME.format("*")):
-        rows = [read_spontaneous(source, None, columns)]
+    if path.match(TABLE_NAME.format("*")):
+        rows = [read_spontaneous(path, None, columns)]
     else:
-        rows = read_files([(file, columns) for file in choose_files(find_files(str(source)))])
-    split = name_of(source)
+        rows = read_files([(file, columns) for file in choose_files(find_files(str(path)))])
+    split = name_of(path)
     declared = {
-        "manifest": {"test": str(source)},
+        "manifest": {"test": str(path)},
         "columns": settings.get("columns"),
         "encoding": settings.get("encoding"),
         "language": language,
         "sample_rate": bundle.config.sample_rate,
     }
-    prepared = prepare(declared, TestSource(declared, split, rows)).splits[split]
+    prepared = prepare(declared, UserSet(declared, split, rows)).splits[split]
     normalize: Callable[[str], str] = str
     made_from: dict[str, object] = {}
     if has_text:

@@ -84,7 +84,7 @@ class BundleScorer:
         as_tested: that of `Splits`, for a test set of a run.
         max_batches: of each rank, to debug; None for all.
         """
-        own_results: dict[int, Any] = {}  # of this rank, by row
+        own_results: dict[int, Any] = {}  # results of this rank, by row
         rate, seconds = self._bundle.config.sample_rate, self._batch_seconds
         batches = read_whole_clips(rows, rate, batch_seconds=seconds)
         total = float(sample_counts(rows).sum())
@@ -121,7 +121,7 @@ def _rewritten(clip: RecognizedClip, rewrite: Callable[[str], str]) -> Recognize
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:
     """Return the decoder and its hotwords; and how much of the texts its language models know."""
-    facts = describe_decoding(bundle)
+    facts = decoder_facts(bundle)
     if bundle.decoder is not None:
         texts = read_column(scored.rows, "text")
         seen = bundle.decoder.language_models.count_seen(texts, bundle.config.text_table)
@@ -129,7 +129,7 @@ def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:
     return facts
 
 
-def describe_decoding(bundle: TorchBundle) -> FigureDict:
+def decoder_facts(bundle: TorchBundle) -> FigureDict:
     """Return the decoder of a recognizer and its hotwords, as plain data."""
     if not bundle.task.decodes_frames:
         return {}
@@ -155,7 +155,7 @@ def sample_validation(
     with_attention: bool,
     batch_seconds: float = BATCH_SECONDS,
 ) -> list[ValidationUtterance]:
-    """Return this rank's part of a sample of the validation sets, with log-probabilities.
+    """Return this rank's share of a sample of the validation sets, with log-probabilities.
 
     At most MAX_FITTED_SECONDS of each set are encoded. Long recordings are left out, because a
     decoder is fitted to utterances.

@@ -28,7 +28,7 @@ from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, EffectiveRuntime, Encoded, StreamingModel
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.weights import check_fits, limit_parameters, parameter_budget
-from sbkit.distributed.device import DTYPES, Placement
+from sbkit.distributed.device import DTYPES, ON_CPU, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import NetworkState, streaming_network
@@ -36,12 +36,11 @@ from sbkit.runtime.batch_shapes import BatchShapes, pad_clips, round_up
 from sbkit.runtime.model_thread import (
     StreamingUse,
     model_errors,
-    require_effective,
+    require_as_requested,
     run_batches,
 )
 
-NUM_WARM_UPS = 3  # of each shape: CUDA graphs first run it, then record it, then replay it
-CPU = Placement(torch.device("cpu"), "fp32")
+NUM_WARM_UPS = 3  # runs of each shape: CUDA graphs first run it, then record it, then replay it
 PRECISION_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the products' precision
 Row = TypeVar("Row")
@@ -50,7 +49,7 @@ Row = TypeVar("Row")
 class TorchModel(nn.ModuleList):
     """A model on its device; its methods take and return arrays, and calling it takes tensors.
 
-    It is a `RunnableModel`, and a `StreamingModel` if its encoder takes chunks. It lists the parts
+    It is a `ClipModel`, and a `StreamingModel` if its encoder takes chunks. It lists the parts
     that own the parameters, so its state_dict has the names of the bundle's weights.
 
     network: the model of a task, such as an AsrModel.
@@ -65,7 +64,7 @@ class TorchModel(nn.ModuleList):
         *,
         parts: Iterable[nn.Module],
         sample_rate: int,
-        placement: Placement = CPU,
+        placement: Placement = ON_CPU,
     ) -> None:
         """Move the model to its device, run it, and read back where and how it ran.
 
@@ -80,9 +79,9 @@ class TorchModel(nn.ModuleList):
             part.to(placement.device)
         self.eval()
         with model_errors("a second of silence"):
-            effective = self._read_back()
-        self.effective = require_effective(
-            effective, device=str(placement.device), precision=placement.precision
+            runs_on = self._read_back()
+        self.runs_on = require_as_requested(
+            runs_on, device=str(placement.device), precision=placement.precision
         )
 
     @classmethod
@@ -92,7 +91,7 @@ class TorchModel(nn.ModuleList):
         folder: Path,
         *,
         user_modules: frozenset[str] = frozenset(),
-        placement: Placement = CPU,
+        placement: Placement = ON_CPU,
         **options: Any,
     ) -> Self:
         """Build the model of a bundle, and load the weights that were read with it."""
@@ -103,22 +102,22 @@ class TorchModel(nn.ModuleList):
             raise BundleError(
                 f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
             ) from error
-        if not user_modules:  # whose classes may not be made for it
+        if not user_modules:  # their classes may not support the device meta
             _require_size(contents.config.parts.values(), weights)
-        with preserve_rng(CPU.device), limit_parameters(weights):  # parts draw their first weights
+        with preserve_rng(ON_CPU.device), limit_parameters(weights):  # parts draw weights
             network, parts = assemble(contents, user_modules)
         modules: nn.ModuleList = network.model
-        check_fits(weights, modules, source=str(file))
+        check_fits(weights, modules, place=str(file))
         modules.load_state_dict(weights)
         rate = contents.config.sample_rate
         return cls(network, parts=parts, sample_rate=rate, placement=placement, **options)
 
     def __repr__(self) -> str:
         num_parameters = sum(parameter.numel() for parameter in self.parameters())
-        return f"{super().__repr__()}\n{num_parameters:,} parameters; {self.effective}"
+        return f"{super().__repr__()}\n{num_parameters:,} parameters; {self.runs_on}"
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> Any:
-        """Return what the task's model predicts: audio (B, S) in the scale of int16, (B,)."""
+        """Return the predictions of the task's model: audio (B, S) in the scale of int16, (B,)."""
         return self.network.predict(audio, audio_lengths)
 
     @cached_property
@@ -183,7 +182,7 @@ class TorchModel(nn.ModuleList):
         return [*tokens]
 
     def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return what the task's model predicts for clips (S,) in one batch."""
+        """Return the predictions of the task's model for clips (S,) in one batch."""
         return self.call("predict", *self._batch_of(clips))
 
     @torch.inference_mode()
@@ -213,20 +212,20 @@ class TorchModel(nn.ModuleList):
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device  # that of a run, for its frozen helper
+        return next(self.parameters()).device  # a run may have moved a frozen helper
 
     def _read_back(self) -> EffectiveRuntime:
         """Run a second of silence; return the devices used and the types of the products."""
         types: set[torch.dtype] = set()
 
-        def note(module: nn.Module, inputs: object, output: object) -> None:
+        def record_output(module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor):
                 types.add(output.dtype)
 
         with ExitStack() as hooks:
             for module in self.network.model.modules():
                 if isinstance(module, MATRIX_LAYERS):
-                    hooks.enter_context(module.register_forward_hook(note))
+                    hooks.enter_context(module.register_forward_hook(record_output))
             self.predict([np.zeros(self._rate, np.int16)])
         tensors = [*self.network.model.parameters(), *self.network.model.buffers()]
         used = {tensor.device for tensor in tensors}
@@ -251,7 +250,7 @@ class Compilation:
 
 
 class CompiledModel(TorchModel):
-    """A model whose repeated blocks are compiled for a closed table of shapes; it has one thread.
+    """A model whose repeated blocks are compiled for a closed grid of shapes; it has one thread.
 
     Compiling takes seconds per shape. So every shape is compiled while the model is loaded, clips
     are padded to the next larger shape, and torch raises an error instead of compiling more later.
@@ -260,7 +259,7 @@ class CompiledModel(TorchModel):
     def __init__(
         self, network: Any, *, compilation: Compilation, sample_rate: int, **options: Any
     ) -> None:
-        """Make the model, compile its blocks, and run each shape of the table."""
+        """Make the model, compile its blocks, and run each shape of the grid."""
         self._mode = compilation.mode
         self._stance = "default"
         lengths = [seconds_to_samples(seconds, sample_rate) for seconds in compilation.seconds]
@@ -274,7 +273,7 @@ class CompiledModel(TorchModel):
             own_cuda_graphs()
             compile_options["mode"] = compilation.mode
         keep_device_guard()
-        set_recompile_limit(1000)  # for a class of blocks; in effect the table is the limit
+        set_recompile_limit(1000)  # for a class of blocks; in effect the grid is the limit
         block: Any
         for block in find_blocks([self.network.model]):
             block.compile(**compile_options)
@@ -289,16 +288,16 @@ class CompiledModel(TorchModel):
                 for clips, samples in self._shapes.all_shapes():
                     self.encode([np.zeros(samples, np.int16)] * clips)
         self._stance = "fail_on_recompile"
-        self.effective = replace(self.effective, compiled=compilation.mode)
+        self.runs_on = replace(self.runs_on, compiled=compilation.mode)
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
-        """Pad clips to a shape of the table, with silent rows if there are fewer clips."""
+        """Pad clips to a shape of the grid, with silent rows if there are fewer clips."""
         num_rows = round_up(len(clips), self._shapes.batch_sizes)
         samples = round_up(max(map(len, clips)), self._shapes.padded_lengths)
         return self._to_device(*pad_clips(clips, samples, num_rows))
 
     @contextmanager
-    def _step(self) -> Iterator[None]:
+    def _running_compiled(self) -> Iterator[None]:
         """Run compiled code, and compile nothing more once the model is warm."""
         if self._mode == "reduce-overhead":
             # Otherwise each block is a step of its own, and its graph may overwrite its input.
@@ -307,10 +306,10 @@ class CompiledModel(TorchModel):
             yield
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        """Run the encoder on clips (S,), in batches of the table; refuses longer ones."""
+        """Run the encoder on clips (S,), in batches of the grid; refuses longer ones."""
         outputs: list[Encoded] = []
         for batch in self._split(list(clips)):
-            with self._step():
+            with self._running_compiled():
                 encoded = super().encode(batch)[: len(batch)]
             # CUDA graphs write the states of the next batch to the same memory.
             outputs += [Encoded(clip.log_probs, clip.states.clone()) for clip in encoded]
@@ -319,12 +318,12 @@ class CompiledModel(TorchModel):
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[NetworkState]
     ) -> list[tuple[LogProbs, NetworkState]]:
-        """Run one chunk (S,) of each session, in batches of the table."""
+        """Run one chunk (S,) of each session, in batches of the grid."""
         outputs: list[tuple[LogProbs, NetworkState]] = []
         for batch in self._split(list(zip(chunks, states, strict=True))):
             num_added = round_up(len(batch), self._shapes.batch_sizes) - len(batch)
             padded = batch + batch[:1] * num_added
-            with self._step():
+            with self._running_compiled():
                 outputs += super().advance(*zip(*padded, strict=True))[: len(batch)]
         return outputs
 
@@ -338,7 +337,7 @@ class CompiledModel(TorchModel):
 
     @cached_property
     def samples_per_frame(self) -> int:
-        with torch.compiler.set_stance("force_eager"):  # its shapes are not in the table
+        with torch.compiler.set_stance("force_eager"):  # its shapes are not in the grid
             return super().samples_per_frame
 
     def score_texts(self, states: Tensor, texts: Int64s) -> Float64s:
@@ -354,7 +353,7 @@ class CompiledModel(TorchModel):
 class TorchBundle(Bundle):
     """A bundle with its model in torch."""
 
-    model: TorchModel = field(repr=False)  # which is many lines
+    model: TorchModel = field(repr=False)  # its text has many lines
 
 
 def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None:
@@ -366,7 +365,7 @@ def _require_size(specs: Iterable[Plain], weights: Mapping[str, Tensor]) -> None
                 part = build_from_spec(spec)
             except SbkitError:
                 raise
-            except Exception:  # of a class that computes with values, of which "meta" has none
+            except Exception:  # a class may compute with values, and "meta" has none
                 continue
             for module in part.modules() if isinstance(part, nn.Module) else ():
                 tensors = [*vars(module).values(), *vars(module)["_buffers"].values()]

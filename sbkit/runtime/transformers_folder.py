@@ -27,14 +27,14 @@ from sbkit.base.imports import require_package
 from sbkit.base.messages import listed
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import BundleContents
-from sbkit.bundle.config import CONFIG_FILE, FORMAT, BundleConfig
+from sbkit.bundle.config import BUNDLE_FORMAT, CONFIG_FILE, BundleConfig
 from sbkit.bundle.task import load_task
 from sbkit.distributed.device import Placement
 from sbkit.models.pretrained.folder import (
     CONFIG,
     GENERATION,
     MASK_VECTOR,
-    MAX_LISTED_NAMES,
+    MAX_LISTED_TENSORS,
     hash_weights,
     read_feature_settings,
     read_json,
@@ -42,12 +42,12 @@ from sbkit.models.pretrained.folder import (
     weight_names,
 )
 from sbkit.runtime.torch_model import TorchModel
-from sbkit.text.languages import check_language, primary_language, whisper_language
+from sbkit.text.languages import parse_language, primary_language, whisper_language
 from sbkit.text.normalization import orthography, table_to_store
 from sbkit.text.verbalize import languages_with_numbers
 
 TASK = "sbkit.tasks.asr.task.TextOnlyAsrTask"
-WHISPER = "WhisperForConditionalGeneration"
+WHISPER_CLASS = "WhisperForConditionalGeneration"
 CTC = ("HubertForCTC", "ParakeetForCTC", "Wav2Vec2BertForCTC", "Wav2Vec2ForCTC", "WavLMForCTC")
 UNSUPPORTED = ("auto_map", "adapter_attn_dim")  # code; adapters, which lie in further files
 MAX_WHISPER_CLIPS = 16  # in a batch, where each is padded to 30 s
@@ -57,7 +57,7 @@ MIN_CLIP_SECONDS = 0.1  # shorter ones, such as the empty rest of a recording, a
 def read_transformers(folder: Path, language: str) -> BundleContents:
     """Describe a folder of transformers like a bundle, with the text table of the language."""
     require_recognizer(folder)
-    code = primary_language(check_language(language))
+    code = primary_language(parse_language(language))
     numbers = code if code in languages_with_numbers() else ""  # Whisper writes digits
     config = BundleConfig(
         task=TASK,
@@ -81,7 +81,7 @@ def load_transformers(contents: BundleContents, folder: Path, placement: Placeme
 
 
 def write_transformers(folder: Path, config: BundleConfig, bundle: Path) -> None:
-    """Write a bundle that holds a copy of a folder, with what `read_transformers` says of it."""
+    """Write a bundle that holds a copy of a folder, with the description by `read_transformers`."""
     copied = bundle / HUGGINGFACE
     copied.mkdir()
     settings = (path.name for path in folder.iterdir() if path.suffix in (".json", ".txt"))
@@ -90,7 +90,7 @@ def write_transformers(folder: Path, config: BundleConfig, bundle: Path) -> None
     write_checksums(copied)
     values = {name: getattr(config, name) for name in ("task", "sample_rate", "language")}
     table = table_to_store(config.text_table)
-    stored = {"format": FORMAT, **values, "model": [], "parts": {}, "normalizer": table}
+    stored = {"format": BUNDLE_FORMAT, **values, "model": [], "parts": {}, "normalizer": table}
     (bundle / CONFIG_FILE).write_text(to_json(stored, indent=1) + "\n", encoding="utf-8")
     write_checksums(bundle)
 
@@ -102,10 +102,10 @@ def require_recognizer(folder: Path) -> str:
         if settings.get(key) is not None:
             raise BundleError(f"`{key}` in {folder / CONFIG} is not supported. Use another model.")
     name = next(iter(settings.get("architectures") or ()), None)
-    if name != WHISPER and name not in CTC:
+    if name != WHISPER_CLASS and name not in CTC:
         raise BundleError(
             f"The class of {folder / CONFIG} is {name}, but only recognizers of these classes can "
-            f"be run: {WHISPER}, {', '.join(CTC)}."
+            f"be run: {WHISPER_CLASS}, {', '.join(CTC)}."
         )
     weight_files(folder)
     return str(name)
@@ -117,7 +117,7 @@ class TextModel:
     def __init__(self, folder: Path, language: str) -> None:
         """Check a folder, and open it with transformers, in float32 on the CPU."""
         name = require_recognizer(folder)
-        self._options = _whisper_options(folder, language) if name == WHISPER else None
+        self._options = _whisper_options(folder, language) if name == WHISPER_CLASS else None
         transformers: Any = require_package("transformers", extra="export")
         local = {"local_files_only": True, "trust_remote_code": False}
         with _quiet(), translate(Exception, BundleError, lambda error: _explain(folder, error)):
@@ -132,7 +132,7 @@ class TextModel:
             )
         missing = [key for key in loading["missing_keys"] if not key.endswith(MASK_VECTOR)]
         if missing:  # they would be random
-            names = listed(sorted(missing), max_names=MAX_LISTED_NAMES)
+            names = listed(sorted(missing), max_names=MAX_LISTED_TENSORS)
             raise BundleError(f"{folder} lacks weights of its {name}: {names}.")
         self.model = nn.ModuleList([model])
 

@@ -194,7 +194,7 @@ class Service:
             engine = model.engine
             rate = engine.sample_rate
             card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
-            card["effective"] = asdict(engine.effective)
+            card["effective"] = asdict(engine.runs_on)
             if isinstance(engine, RecognitionService):
                 chunks = engine.streaming and engine.streaming.chunks
                 card["language"], card["finds_turns"] = engine.language, engine.silence is not None
@@ -210,7 +210,7 @@ class Service:
     async def _ready(self, request: Request) -> Response:
         models = []
         for model in self.models.models:
-            effective = asdict(model.engine.effective)
+            effective = asdict(model.engine.runs_on)
             models.append({"name": model.name, "declared": self.declared, "effective": effective})
         facts = {"status": self._status, "sbkit": __version__, "note": self.note}
         return JSONResponse({**facts, "models": models}, 200 if self.is_ready else 503)

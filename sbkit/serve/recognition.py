@@ -72,7 +72,7 @@ class RecognitionService:
     """
 
     bundle: ThreadedBundle
-    shapes: BatchShapes  # a closed table
+    shapes: BatchShapes  # a closed grid
     wait_seconds: float  # for which a segment waits for others to share its batch
     limits: Limits
     workers: Workers
@@ -83,7 +83,7 @@ class RecognitionService:
         model, shapes = self.bundle.model, self.shapes
         self.sample_rate = self.bundle.config.sample_rate
         self.language = self.bundle.config.language
-        self.effective = model.effective
+        self.runs_on = model.runs_on
         self._round_samples = model.parallel_batches * shapes.max_samples
         self.segments = Batcher[Samples, Encoded](
             partial(model.encode_by_length, shapes=shapes),

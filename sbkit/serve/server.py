@@ -101,7 +101,7 @@ def run(
         note = ": it has no keys, so whoever reaches it can use the models" if is_open else ""
         logger.info("serving Wyoming at %s, port %s%s", wyoming_host, wyoming_port, note)
     for model in models:
-        logger.info("running on %s", model.engine.effective)
+        logger.info("running on %s", model.engine.runs_on)
     threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(answer())

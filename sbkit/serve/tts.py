@@ -23,7 +23,7 @@ class Voice:
     """Speak texts of many clients at the same time, sentence by sentence."""
 
     def __init__(self, synthesizer: "Synthesizer", *, workers: Workers, metrics: Metrics) -> None:
-        self.effective, self.sample_rate = synthesizer.effective, synthesizer.sample_rate
+        self.runs_on, self.sample_rate = synthesizer.runs_on, synthesizer.sample_rate
         self.language = synthesizer.language
         self._synthesizer = synthesizer
         self._workers = workers

@@ -60,7 +60,7 @@ _TAG = re.compile(
 
 
 @concerning("language")
-def check_language(value: object) -> str:
+def parse_language(value: object) -> str:
     """Check a language tag, an ISO 639 code with or without a region, and return it.
 
     Any three-letter code passes if its language has none of two letters: ISO 639-3 has 7,800.
@@ -85,7 +85,7 @@ def language_tags(value: object) -> tuple[str, ...]:
         raise ConfigError("`language` must name a language, such as en, but is an empty list.")
     tags: dict[str, str] = {}
     for item in values:
-        tag = check_language(item)
+        tag = parse_language(item)
         tags.setdefault(tag.lower(), tag)
     return tuple(tags.values())
 

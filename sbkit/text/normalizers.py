@@ -13,7 +13,7 @@ from json import dumps, loads
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.text.languages import check_language
+from sbkit.text.languages import parse_language
 from sbkit.text.normalization import Orthography, normalize, orthography, table_to_store
 
 WHISPER_BASIC, WHISPER_ENGLISH = "whisper-basic", "whisper-english"
@@ -49,7 +49,7 @@ def named_normalizer(name: str) -> Normalizer:
     if name in (WHISPER_BASIC, WHISPER_ENGLISH):
         return _whisper_normalizer(name)
     try:
-        return table_normalizer(name, orthography(check_language(name)))
+        return table_normalizer(name, orthography(parse_language(name)))
     except ConfigError as error:
         raise ConfigError(
             f"`normalizer` must be {WHISPER_ENGLISH}, {WHISPER_BASIC} or the tag of a language, "

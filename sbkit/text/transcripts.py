@@ -95,7 +95,7 @@ def transcript_normalizer(
 
 
 @concerning("keep_tags")
-def check_tag_names(value: object) -> tuple[str, ...]:
+def parse_tag_names(value: object) -> tuple[str, ...]:
     """Check the value of the key ``keep_tags``, and return its names."""
     names = [] if value is None else value
     if not isinstance(names, list | tuple) or not all(re.fullmatch(_NAME, str(n)) for n in names):

@@ -1,1 +1,1 @@
-"""Training: the setup of a run, the Brain, one exact step, and what stops and resumes a run."""
+"""Training: the setup of a run, the Brain, one exact step, and how a run stops and resumes."""

@@ -44,18 +44,18 @@ from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.task import Task, mean_loss
 from sbkit.checkpoint.checkpointer import PARTS, RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_step
+from sbkit.checkpoint.rng import State, isolated_rng, random_state, restore_random_state, seed_torch
 from sbkit.config.hparams import RECIPE, SettingAttributes, Settings
 from sbkit.data.batch import Batch, Loaders
 from sbkit.data.sampler import RankSampler
-from sbkit.distributed.device import Placement, check_precision, resolve
+from sbkit.distributed.device import Placement, check_precision, resolve_placement
 from sbkit.distributed.ranks import (
-    failing_together,
     gather_over_ranks,
+    raise_on_all_ranks,
     rank,
     world_size,
 )
-from sbkit.logs.metric import LOSS, Metrics, best_key, describe_values
+from sbkit.logs.metric import LOSS_METRIC, Metrics, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar, reporting
 from sbkit.logs.run_log import Record
 from sbkit.models.compiling import compile_blocks
@@ -78,12 +78,12 @@ from sbkit.train.optimizers import (
     with_lr_scale,
 )
 from sbkit.train.ownership import OwnerCheck, all_within, device_errors, prepare_helpers
-from sbkit.train.schedule import Position, read_schedule, set_rate
+from sbkit.train.schedule import Position, parse_schedule, set_rate
 from sbkit.train.step import Objective, TrainingStep, as_loss, as_losses, detached
 from sbkit.train.stopping import (
     FIT_SECONDS,
     STALE_VALIDATIONS,
-    SaveOrLeave,
+    EpochSaver,
     TimeLimit,
     stale_validations,
     stops_early,
@@ -121,7 +121,7 @@ HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` c
 
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
 # Of a script of SpeechBrain's, whose other keys may mean something else.
-NUMBERS = {name: range_ for name, range_ in RANGES.items() if type(range_) is Range}
+NUMBERS = {name: range_ for name, range_ in RANGES.items() if isinstance(range_, Range)}
 PHASES = {  # titles of the progress bar
     "valid": "validating",
     "test": "testing",
@@ -131,9 +131,9 @@ PHASES = {  # titles of the progress bar
 
 
 class ResumedPosition(NamedTuple):
-    """What a checkpoint says of its position, until the resumed epoch goes on."""
+    """The position in a checkpoint, until the resumed epoch goes on."""
 
-    random: State | None = None  # of the generators
+    random: State | None = None  # the state of the generators
     accumulation: int | None = None  # micro-batches of a step
     is_trained: bool = False  # whether the epoch had its last micro-batch
 
@@ -157,10 +157,10 @@ class Brain(sb.Brain):  # type: ignore[misc]
         evaluates_segments: whether a recording longer than `eval_batch_seconds` is evaluated in
             segments.
         loaders: loaders of the run, if `Run.make_brain` made the Brain.
-        epoch_share: share of the current epoch before the current step.
-        step: micro-batches of the current epoch or evaluation so far, and 0 in between. A resumed
-            epoch continues from where it was saved.
-        optimizer_step: steps of the run so far.
+        epoch_share: share of the current epoch before the current optimizer step.
+        step: SpeechBrain's name for the micro-batches of the current epoch or evaluation so far; 0
+            in between. A resumed epoch continues from where it was saved.
+        optimizer_step: optimizer steps of the run so far.
         nonfinite_count: bad steps of the epoch that the host has read so far.
         on_epoch: takes the record of each validation that `run.history` gets, on the first rank.
         tested: the meta data of the checkpoints whose mean is tested, once it is loaded.
@@ -208,7 +208,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         """
         settings = hparams if isinstance(hparams, Settings) else Settings(hparams or {})
         options = read_run_options(settings, run_opts)
-        placement = resolve(options.get("device"), options.get("precision", "fp32"))
+        placement = resolve_placement(options.get("device"), options.get("precision", "fp32"))
         if options.get("device") is None and placement.device.type == "cpu":
             warn_of_unused_gpu("torch")
         eval_precision = options.get("eval_precision", "fp32")
@@ -216,8 +216,8 @@ class Brain(sb.Brain):  # type: ignore[misc]
         options["device"] = str(placement.device)
         options.setdefault("find_unused_parameters", not has_own_step(self))
         check_hooks(type(self), has_own_step=has_own_step(self))
-        ranking = best_key(type(self).metrics or LOSS)
-        self.schedule = read_schedule(settings, higher_is_better=ranking.max_key is not None)
+        ranking = best_key(type(self).metrics or LOSS_METRIC)
+        self.schedule = parse_schedule(settings, higher_is_better=ranking.max_key is not None)
         freezing = Freezing(settings)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, settings)
@@ -241,8 +241,9 @@ class Brain(sb.Brain):  # type: ignore[misc]
         )
         self.training_metrics = TrainingMetrics(self.device)
         interval = settings.get("valid_interval_steps", 0)
-        self.evaluator = Evaluator(type(self).metrics or LOSS, self.measure, interval=interval)
-        self.stopping = SaveOrLeave(
+        metrics = type(self).metrics or LOSS_METRIC
+        self.evaluator = Evaluator(metrics, self.measure, interval=interval)
+        self.stopping = EpochSaver(
             None if checkpointer is None else self._save_intra_epoch_ckpt,
             minutes=self.ckpt_interval_minutes,
             steps=self.ckpt_interval_steps,
@@ -354,12 +355,12 @@ class Brain(sb.Brain):  # type: ignore[misc]
                 open_metrics(self, epoch_counter, loader)
                 for _, part in all_within(self):
                     if isinstance(part, nn.Parameter):
-                        part.grad = None  # those from before must not count
+                        part.grad = None  # gradients from before must not count
                 self.owners.begin()
                 with self.stopping.signals, register_optimizer_step_pre_hook(self.owners.check):
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
                     self.training_step.moving_average.swap_in()
-                    self.leave_if_asked(in_training=True)  # of the last validation
+                    self.stop_if_signaled(in_training=True)  # a signal in the last validation
         finally:
             self.stopping.time_limit.stop()
             self.step = 0  # without a checkpoint, the next `fit` starts an epoch
@@ -421,21 +422,21 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Note signals and watch for a hang, while other work than `fit` calls `ping`.
+        """Catch signals and watch for a hang, while other work than `fit` calls `ping`.
 
         Raises StopRequestedError at the end if a signal came that the work did not obey.
         """
         with self.stopping.signals:
             with watching(self):
                 yield
-            self.leave_if_asked()  # not watched: rank 0 may be writing a report
+            self.stop_if_signaled()  # not watched: rank 0 may be writing a report
 
     def ping(self, phase: str, utterances: Sequence[str] = ()) -> bool:
         """Tell the watchdog that work goes on; return whether a signal asks to stop it."""
         self.watchdog.ping(phase, self.optimizer_step, utterances)
         return self.stopping.signals.received is not None
 
-    def leave_if_asked(self, *, in_training: bool = False) -> None:
+    def stop_if_signaled(self, *, in_training: bool = False) -> None:
         """Raise StopRequestedError if any rank has received a signal; all ranks call this."""
         if not any(gather_over_ranks(self.stopping.signals.received is not None)):
             return
@@ -562,7 +563,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
     def fit_batch(self, batch: Any) -> Objective:
         """Add one micro-batch's gradient, and step when the global batch is complete.
 
-        Returns what `compute_objectives` returned, without its graph. A recipe may override this,
+        Returns the result of `compute_objectives`, without its graph. A recipe may override this,
         and then calls `optimizers_step` with the gradient of a mean.
         """
         batch = self.to_device(batch)
@@ -716,7 +717,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         metrics.unread = metrics.meter.peek()
         self.evaluator.validated_step = self.optimizer_step
         with isolated_rng(self.device):
-            evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, step=self.step)
+            evaluate_stage(self, self.evaluator.loaders, Stage.VALID, epoch, micro_batch=self.step)
         self.training_step.train_mode()
         metrics.start_epoch(afresh=False)
         patience = getattr(self.hparams, "early_stopping", 0)
@@ -757,7 +758,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
 
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
-        """Return what `compute_objectives` returns for a batch, a Loss or a mean, on the CPU."""
+        """Return the result of `compute_objectives` for a batch, a Loss or a mean, on the CPU."""
         batch = self.to_device(batch)
         with seeded_draws(ids_of(batch)), self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
@@ -788,7 +789,7 @@ class Brain(sb.Brain):  # type: ignore[misc]
         if compute is None or not norms:
             return
         assert self.loaders is not None, "make the Brain by run.make_brain()"
-        batches = self.watched(self.loaders.measure, "measure")
+        batches = self.watched(self.loaders.for_statistics, "measure")
         measure_normalization(norms, compute, batches, self.device)
 
     # -- after a stage ------------------------------------------------------------------------
@@ -901,7 +902,7 @@ def open_metrics(brain: Brain, epochs: Iterable[int], train_set: Batches) -> Non
     num_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
     next_epoch = getattr(epochs, "current", 0) + 1
     sampler = getattr(train_set, "batch_sampler", None)
-    if isinstance(sampler, RankSampler):  # whose plan of this epoch is needed anyway
+    if isinstance(sampler, RankSampler):  # its plan of this epoch is needed anyway
         sampler.set_epoch(next_epoch)
     num_steps = num_epochs * -(-(length_of(train_set) or 0) // brain.grad_accumulation_factor)
     if brain.optimizer_step and (brain.step or next_epoch <= num_epochs):
@@ -931,7 +932,7 @@ def seeded(brain: Brain, batch: object) -> AbstractContextManager[None]:
     `draw_uniform` is seeded by utterance, and torch by rank.
     """
     seed, epoch = brain.hparams.seed, brain.hparams.epoch_counter.current
-    seed_step(seed, epoch=epoch, step=brain.step)
+    seed_torch(seed, epoch=epoch, micro_batch=brain.step)
     step = (brain.step - 1) // brain.grad_accumulation_factor
     return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
 
@@ -978,18 +979,18 @@ def training_loss(brain: Brain, batch: object) -> Loss:
 
 
 def evaluate_stage(
-    brain: Brain, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, step: int = 0
+    brain: Brain, loaders: SplitLoaders, stage: Stage, epoch: int | None, *, micro_batch: int = 0
 ) -> float:
-    """Evaluate after an epoch, or within one after micro-batch ``step``; return the mean loss."""
+    """Evaluate after an epoch, or within one after ``micro_batch``; return the mean loss."""
     brain.on_stage_start(stage, epoch)
     losses = brain.evaluate_splits(loaders, stage, phase=stage.name.lower())
-    brain.leave_if_asked(in_training=stage is Stage.VALID)
+    brain.stop_if_signaled(in_training=stage is Stage.VALID)
     mean = mean_over_ranks(losses)
-    brain.step = len(losses) if stage is Stage.TEST else step  # as in SpeechBrain
+    brain.step = len(losses) if stage is Stage.TEST else micro_batch  # as in SpeechBrain
     if stage is Stage.VALID and isinstance(brain.checkpointer, Checkpointer):
-        brain.checkpointer.is_within_epoch = step > 0
+        brain.checkpointer.is_within_epoch = micro_batch > 0
     brain.on_stage_end(stage, mean, epoch)
-    brain.step = step
+    brain.step = micro_batch
     return mean
 
 
@@ -998,7 +999,7 @@ def averaging_error(brain: Brain) -> float:
     epochs = getattr(brain.hparams, "epoch_counter", None)
     brain.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
     brain.evaluate_splits(brain.evaluator.loaders, Stage.VALID, phase="averaging")
-    brain.leave_if_asked()
+    brain.stop_if_signaled()
     return brain.evaluator.error()
 
 
@@ -1013,9 +1014,9 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
         epoch,
         brain.optimizer_step,
         valid_loss=loss,
-        values={name: value for name, value in values.items() if name not in LOSS},
+        values={name: value for name, value in values.items() if name not in LOSS_METRIC},
     )
-    # Before the save: what ends by this share is finished by the seconds in its checkpoint.
+    # Before the save: a run that this share ends is over by the seconds in its checkpoint, too.
     brain.stopping.time_limit.agree(brain.optimizer_step)
     if brain.checkpointer is not None:
         stale = stale_validations(brain.checkpointer, best, values[best.name])
@@ -1031,7 +1032,7 @@ def end_validation(brain: Brain, loss: float, epoch: int) -> None:
     # After the save, which must not wait for a screen
     brain.training_metrics.progress.report_epoch(figures)
     if brain.on_epoch is not None:
-        with failing_together(Exception):  # of the user's code
+        with raise_on_all_ranks(Exception):  # the user's code may raise any
             if rank() == 0:
                 brain.on_epoch(figures.as_record())
 

@@ -13,7 +13,7 @@ from sbkit.train.schedule import Validations
 
 
 class Evaluator:
-    """Keep the results of evaluated splits, and measure them; know when to validate again.
+    """Collect the results of evaluated splits, and measure them; know when to validate again.
 
     Attributes:
         metrics: what `measure` computes; the first one ranks checkpoints.
@@ -24,8 +24,8 @@ class Evaluator:
         validations: those of the run so far, for an `lr_schedule` that follows the metric.
 
     >>> from sbkit.bundle.task import mean_loss
-    >>> from sbkit.logs.metric import LOSS
-    >>> evaluator = Evaluator(LOSS, mean_loss)
+    >>> from sbkit.logs.metric import LOSS_METRIC
+    >>> evaluator = Evaluator(LOSS_METRIC, mean_loss)
     >>> evaluator.start(["dev"])
     >>> evaluator.enter("dev")
     >>> evaluator.add([(6.0, 3.0), (2.0, 1.0)])

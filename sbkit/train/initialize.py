@@ -43,52 +43,56 @@ from sbkit.config.document import holds_object, plain_value, read_document
 from sbkit.config.hparams import read_spec
 from sbkit.models.encoder_parts import token_embedding
 from sbkit.models.pretrained.encoder import text_tokens_of
-from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
+from sbkit.models.pretrained.folder import (
+    MAX_LISTED_TENSORS,
+    check_tensors,
+    complete_config,
+    read_encoder_config,
+)
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.text.normalization import TEXT_CHOICES, Orthography, orthography, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE
 
-SOURCE = "be a run folder or a bundle for `init_from`"
-FIX = "Name another one."
-MAX_LISTED_NAMES = 4
+INIT_REQUIREMENT = "be a run folder or a bundle for `init_from`"
+INIT_FIX = "Name another one."
 # Keys of the YAML
 PRETRAINED, REVISION, ENCODER_CONFIG = "pretrained", "pretrained_revision", "encoder_config"
 DIFFERS, SAMPLE_RATE, FEATURES = "init_from_differs", "sample_rate", "compute_features"
 LANGUAGE, TEXT = "language", "text"
 
 
-def init_sources(settings: Mapping[str, Any]) -> list[Path]:
+def init_folders(settings: Mapping[str, Any]) -> list[Path]:
     """List the runs and bundles that `init_from` names."""
     names = settings.get("init_from") or []
     return [*map(Path, [names] if isinstance(names, str) else names)]
 
 
 def initialize_from(
-    sources: Sequence[Path],
+    folders: Sequence[Path],
     hparams: Mapping[str, Any],
     task: Task,
     root: Mapping[str, Any],
 ) -> list[str]:
     """Load the weights of a run or bundle into the model of a task, as far as they fit.
 
-    sources: if there are several, of one model, tokenizer and text table, their mean is loaded.
+    folders: if there are several, of one model, tokenizer and text table, their mean is loaded.
     root: the resolved YAML of this run.
 
     Returns lines that list which tensors are loaded, which by token, which are new and why, and
-    which of the source's are not used.
+    which tensors of the folder are not used.
     """
-    source, *others = sources
-    place = ("the mean of " if others else "") + ", ".join(map(str, sources))
-    their_tokens, our_tokens = _tokens(source, hparams, task)
+    folder, *others = folders
+    place = ("the mean of " if others else "") + ", ".join(map(str, folders))
+    their_tokens, our_tokens = _tokens(folder, hparams, task)
     for other in others:
         for thing, differs in (
             ("tokenizer", _tokens(other, hparams, task)[0] != their_tokens),
-            ("text table", text_table_of(other) != text_table_of(source)),
+            ("text table", text_table_of(other) != text_table_of(folder)),
         ):
             if differs:
-                raise ConfigError(f"`init_from`: {other} has another {thing} than {source}.")
-    theirs = mean_of(sources, read_named_weights)
+                raise ConfigError(f"`init_from`: {other} has another {thing} than {folder}.")
+    theirs = mean_of(folders, read_named_weights)
     ours = tensors_by_part(hparams)
     by_label = _ids_by_label(hparams, task, len(our_tokens)) if their_tokens != our_tokens else ()
     their_row = {token: row for row, token in enumerate(their_tokens)}
@@ -110,7 +114,7 @@ def initialize_from(
                 loaded.append(name)
     unused = [name for name in theirs if name not in ours]
     if not loaded and not by_token:
-        names = listed([*theirs], max_names=MAX_LISTED_NAMES)
+        names = listed([*theirs], max_names=MAX_LISTED_TENSORS)
         raise BundleError(
             f"`init_from`: none of the tensors in {place} fits by name and shape ({names})."
         )
@@ -118,7 +122,7 @@ def initialize_from(
     compared = [SAMPLE_RATE, FEATURES]
     if task.label_file == TOKENIZER_FILE and not loaded_parts.isdisjoint(task.heads):
         compared += [LANGUAGE, TEXT]
-    declared = [check_same_settings(source, root, compared) for source in sources]
+    declared = [check_same_settings(folder, root, compared) for folder in folders]
     lines = [f"init_from {place}: {len(loaded)} tensors are loaded{_names(loaded)}"]
     if by_token:
         count = f"{len(rows)} of {len(our_tokens)} rows"
@@ -153,14 +157,14 @@ def _misfit(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) ->
 
 
 def _names(names: list[str]) -> str:
-    return f": {listed(names, max_names=MAX_LISTED_NAMES)}." if names else "."
+    return f": {listed(names, max_names=MAX_LISTED_TENSORS)}." if names else "."
 
 
-def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
-    """Return the tokens of the source's outputs, none if no file lists them, and of ours."""
+def _tokens(folder: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
+    """Return the tokens of the folder's outputs, none if no file lists them, and of ours."""
     if task.label_file is None or (labels := hparams.get(task.label_key)) is None:
         return [], []
-    file = source / task.label_file
+    file = folder / task.label_file
     our_tokens = [*task.label_names(labels)]
     if not file.exists():
         return [], our_tokens
@@ -192,23 +196,23 @@ def _load_rows(theirs: Any, ours: Tensor, rows: list[tuple[int, int]], num_token
     return True
 
 
-def read_named_weights(source: Path) -> dict[str, Tensor]:
+def read_named_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a bundle, or the tested weights of a run, by part and path."""
-    with parsing_errors(source, SOURCE, fix=FIX):
-        if (source / WEIGHTS_FILE).is_file():
-            files = BundleFiles(source)
+    with parsing_errors(folder, INIT_REQUIREMENT, fix=INIT_FIX):
+        if (folder / WEIGHTS_FILE).is_file():
+            files = BundleFiles(folder)
             weights = load_safetensors(files.read(WEIGHTS_FILE))
             parts = [*files.config.model]
-        elif (source / CHECKPOINTS).is_dir():
-            parts = part_names_of_yaml(read_spec(source / RUN_YAML).tree)
-            checkpointer = Checkpointer(source / CHECKPOINTS)
+        elif (folder / CHECKPOINTS).is_dir():
+            parts = part_names_of_yaml(read_spec(folder / RUN_YAML).tree)
+            checkpointer = Checkpointer(folder / CHECKPOINTS)
             best = checkpointer.find_averaged() or checkpointer.find_whole(1)
             if not best:
-                raise BundleError(f"`init_from`: {source} has no undamaged checkpoint.")
+                raise BundleError(f"`init_from`: {folder} has no undamaged checkpoint.")
             weights = merge_adapters(average(best, "model"))
         else:
             raise BundleError(
-                f"`init_from`: {source} has neither {CHECKPOINTS}/ of a run nor {WEIGHTS_FILE}."
+                f"`init_from`: {folder} has neither {CHECKPOINTS}/ of a run nor {WEIGHTS_FILE}."
             )
     return {to_part_name(name, parts): tensor for name, tensor in weights.items()}
 
@@ -217,14 +221,14 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
 
 def check_same_settings(
-    source: Path, root: Mapping[str, Any], compared: Sequence[str]
+    folder: Path, root: Mapping[str, Any], compared: Sequence[str]
 ) -> list[str]:
     """Compare settings of `init_from` with ours; return lines about declared differences.
 
     root: the resolved YAML of this run.
     compared: the keys of the settings.
     """
-    theirs, ours = _settings_of_source(source), _settings_of_yaml(root)
+    theirs, ours = _settings_of_folder(folder), _settings_of_yaml(root)
     differences = {
         key: f"`{key}` is {short_value(theirs[key])} there and {short_value(ours[key])} here"
         for key in compared
@@ -234,7 +238,7 @@ def check_same_settings(
     declared = {names} if isinstance(names, str) else {*names}
     if undeclared := [key for key in differences if key not in declared]:
         raise ConfigError(
-            f"`init_from`: {source} was trained with other settings: "
+            f"`init_from`: {folder} was trained with other settings: "
             f"{'; '.join(differences[key] for key in undeclared)}. To change them, write "
             f"`{DIFFERS}: [{', '.join(undeclared)}]`."
         )
@@ -243,10 +247,10 @@ def check_same_settings(
     return lines + [f"{DIFFERS}: `{key}` does not differ" for key in unused]
 
 
-def _settings_of_source(source: Path) -> dict[str, Plain]:
-    if not (source / WEIGHTS_FILE).is_file():
-        return _settings_of_yaml(read_spec(source / RUN_YAML).tree)
-    config = BundleFiles(source).config
+def _settings_of_folder(folder: Path) -> dict[str, Plain]:
+    if not (folder / WEIGHTS_FILE).is_file():
+        return _settings_of_yaml(read_spec(folder / RUN_YAML).tree)
+    config = BundleFiles(folder).config
     settings = {SAMPLE_RATE: config.sample_rate, LANGUAGE: config.language or "und"}
     features = {FEATURES: config.parts[FEATURES]} if FEATURES in config.parts else {}
     return {**settings, **features, TEXT: _text(config.text_table)}
@@ -275,15 +279,15 @@ def _differs(key: str, theirs: Plain, ours: Plain) -> bool:
 # ---- pretrained encoders
 
 
-def encoder_config_of(source: Path) -> dict[str, Any] | None:
+def encoder_config_of(folder: Path) -> dict[str, Any] | None:
     """Read the sizes of the pretrained encoder of a bundle or a run; None if it has none."""
     config: dict[str, Any] | None = None
-    with parsing_errors(source, SOURCE, fix=FIX, is_json=True):
-        if (source / WEIGHTS_FILE).is_file():
-            parts = BundleFiles(source).config.parts
+    with parsing_errors(folder, INIT_REQUIREMENT, fix=INIT_FIX, is_json=True):
+        if (folder / WEIGHTS_FILE).is_file():
+            parts = BundleFiles(folder).config.parts
             config = parts.get("Transformer", {}).get("arguments", {}).get("config")
-        elif (source / RUN_YAML).is_file():
-            config = read_description(source).values.get("encoder_config")
+        elif (folder / RUN_YAML).is_file():
+            config = read_description(folder).values.get("encoder_config")
     return config
 
 
@@ -323,8 +327,8 @@ def _config_of_new_run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     name, revision = names.values()
     declared = settings[ENCODER_CONFIG]
     if name is None:
-        if declared is None and (sources := init_sources(settings)):
-            declared = encoder_config_of(sources[0])
+        if declared is None and (folders := init_folders(settings)):
+            declared = encoder_config_of(folders[0])
         if isinstance(declared, Mapping):
             return complete_config(declared, source_file=f"`{ENCODER_CONFIG}`")
         raise ConfigError(
@@ -337,7 +341,7 @@ def _config_of_new_run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     folder = find_folder(name, revision or commit)
     config = read_encoder_config(folder)
     if declared is None:
-        check_weights(folder, config, layers=settings.get("layers"))
+        check_tensors(folder, config, layers=settings.get("layers"))
     elif declared != config:
         raise ConfigError(f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}` ({name}).")
     return config

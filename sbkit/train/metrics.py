@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from sbkit.audio.lengths import widest_float
+from sbkit.audio.lengths import sum_dtype
 from sbkit.distributed.ranks import (
-    failing_together,
     gather_over_ranks,
+    raise_on_all_ranks,
     rank,
     sum_over_ranks,
     world_size,
@@ -37,7 +37,7 @@ from sbkit.models.loss import Amount, Loss
 logger = logging.getLogger(__name__)
 
 Batched = TypeVar("Batched")
-LOSS = "loss"
+LOSS_NAME = "loss"
 # A GradScaler starts at 2 ** 16, and skips steps until its scale fits.
 LOWEST_SCALE, STEPS_TO_FIND_SCALE = 2.0**-10, 30
 MAX_SKIPPED_SHARE, MIN_JUDGED_STEPS = 0.2, 10
@@ -64,11 +64,11 @@ class MetricTotals:
 
     @property
     def loss(self) -> float:
-        return self.means.get(LOSS, float("nan"))
+        return self.means.get(LOSS_NAME, float("nan"))
 
     @property
     def logged(self) -> dict[str, float]:
-        return {name: mean for name, mean in self.means.items() if name != LOSS}
+        return {name: mean for name, mean in self.means.items() if name != LOSS_NAME}
 
     @property
     def rtfx(self) -> float:
@@ -90,7 +90,7 @@ class MetricTotals:
 
 
 NO_TOTALS = MetricTotals({}, 0.0, 0.0, 0.0)
-KEPT = ("so_far", "unread", "of_run")  # in checkpoints
+SAVED_TOTALS = ("so_far", "unread", "of_run")  # in checkpoints
 
 
 class Meter:
@@ -110,7 +110,7 @@ class Meter:
         sources: the source of each utterance, (B,). A loss that is not by utterance is not counted
             for any source.
         """
-        self.log(LOSS, loss.sums, loss.counts)
+        self.log(LOSS_NAME, loss.sums, loss.counts)
         if self._sources and sources is not None and sources.shape == loss.sums.shape:
             sources = sources.to(self.device, non_blocking=True)
             for index, name in enumerate(self._sources):
@@ -178,7 +178,7 @@ class Meter:
         )
 
     def reset(self) -> None:
-        self._zero = torch.zeros((), dtype=widest_float(self.device), device=self.device)
+        self._zero = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
         self._sums: dict[str, Tensor] = {}  # (2,) by name: the sum and its divisor
         self._audio_seconds = 0.0
         self._waiting_seconds = 0.0
@@ -199,7 +199,7 @@ class TrainingMetrics:
     def __init__(self, device: torch.device) -> None:
         self.meter = Meter(device)
         self.so_far = self.unread = self.of_run = NO_TOTALS
-        self._log: RunLog | None = None  # of the first rank
+        self._log: RunLog | None = None  # open on the first rank only
         self._has_warned, self._num_steps = False, 0.0
         self.progress = TrainingProgress(total_epochs=0, total_steps=0)
 
@@ -216,7 +216,7 @@ class TrainingMetrics:
 
         before_validation: whether the checkpoint comes before the validation of its epoch.
         """
-        with failing_together(OSError):
+        with raise_on_all_ranks(OSError):
             if rank() == 0 and folder is not None:
                 self._log = RunLog(
                     folder,
@@ -333,16 +333,16 @@ class TrainingMetrics:
         return figures
 
     def _write(self, figures: Figures) -> None:
-        with failing_together(OSError):
+        with raise_on_all_ranks(OSError):
             if self._log is not None:
                 self._log.write(figures)
 
     # -- with the run's checkpoints -----------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {name: vars(getattr(self, name)) for name in KEPT}
+        return {name: vars(getattr(self, name)) for name in SAVED_TOTALS}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
-        for name in KEPT:
+        for name in SAVED_TOTALS:
             setattr(self, name, MetricTotals(**state.get(name, vars(NO_TOTALS))))

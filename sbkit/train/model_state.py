@@ -9,12 +9,12 @@ import torch
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from torch import Tensor, nn
 
-from sbkit.audio.lengths import widest_float
+from sbkit.audio.lengths import sum_dtype
 from sbkit.base.errors import ConfigError
 from sbkit.base.torch_internals import batch_norms
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Batch
-from sbkit.distributed.ranks import from_main_rank, sum_over_ranks, world_size
+from sbkit.distributed.ranks import copy_from_rank0, sum_over_ranks, world_size
 from sbkit.models.layers import GlobalNorm
 
 ComputeFeatures = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -171,7 +171,7 @@ def agree_on_buffers(modules: nn.Module) -> None:
         sum_over_ranks(statistic).div_(world_size())
     for buffer in modules.buffers():
         if id(buffer) not in averaged and buffer.numel():
-            from_main_rank(buffer)
+            copy_from_rank0(buffer)
 
 
 @torch.no_grad()
@@ -191,8 +191,8 @@ def measure_normalization(
     """
     frames = torch.zeros((), dtype=torch.int64, device=device)
     # Of features, and of their squares
-    sums = torch.zeros(2, len(norms[0].mean), dtype=widest_float(device), device=device)
-    with preserve_rng(device):  # of which a loader draws a number
+    sums = torch.zeros(2, len(norms[0].mean), dtype=sum_dtype(device), device=device)
+    with preserve_rng(device):  # a loader draws a number
         for host_batch in batches:
             batch = host_batch.to(device)
             features, lengths = compute(batch.audio.float(), batch.audio_lengths)

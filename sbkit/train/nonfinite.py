@@ -1,6 +1,6 @@
 """Steps whose loss or gradient is not finite, batches that exceed the memory, their utterances.
 
-Only the ids of a micro-batch are kept until the host reads the step's flags.
+Only the ids of a micro-batch are stored until the host reads the step's flags.
 """
 
 import logging
@@ -20,8 +20,8 @@ from sbkit.distributed.ranks import gather_over_ranks
 
 logger = logging.getLogger(__name__)
 
-MAX_MICRO_BATCHES = 1024  # of a step; a recipe without an optimizer never ends one
-MAX_LISTED_IDS = 8
+MAX_MICRO_BATCHES = 1024  # those of a step; a recipe without an optimizer never ends one
+MAX_LOGGED_IDS = 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class UnreadStep:
 
 
 class NonFiniteRecorder:
-    """Keep the last steps until the host reads their flags, and log the bad ones."""
+    """Hold the last steps until the host reads their flags, and log the bad ones."""
 
     def __init__(self) -> None:
         self._batches: deque[tuple[list[str], Tensor]] = deque(maxlen=MAX_MICRO_BATCHES)
@@ -82,7 +82,7 @@ def log_bad_step(step: UnreadStep, fault: str) -> None:
     """Name utterances of a bad step of all ranks; for a bad loss, of the micro-batches with it."""
     batches = [ids for ids, loss in step.batches if fault == "gradient" or not loss.isfinite()]
     gathered = gather_over_ranks([*chain.from_iterable(batches)])
-    names = listed(chain.from_iterable(gathered), max_names=MAX_LISTED_IDS)
+    names = listed(chain.from_iterable(gathered), max_names=MAX_LOGGED_IDS)
     utterances = f" (utterances: {names})" if names else ""
     logger.warning(f"step {step.step} was skipped: its {fault} is not finite{utterances}")
 

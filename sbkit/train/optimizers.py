@@ -35,7 +35,7 @@ FREEZE = "freeze"
 ALWAYS = "always"
 FREEZE_STEP = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number of steps.")
 RATE_FACTOR = Range(low=0, advice="Pass 1 for the rate of the run.")  # below 0, training climbs
-DIMENSIONS = {"matrices": (2,), "vectors": (0, 1)}  # of parameters, by a word in `parts`
+DIMENSIONS = {"matrices": (2,), "vectors": (0, 1)}  # of a parameter's shape, by a word in `parts`
 
 
 # Paths
@@ -306,7 +306,7 @@ def frozen_steps(declared: Any) -> tuple[float, float] | None:
 
 
 class FreezablePart(NamedTuple):
-    """What one path of `freeze` leads to."""
+    """The module or parameter at one path of `freeze`."""
 
     start: float  # the steps before it is frozen, and before it learns again
     end: float  # infinite for always

@@ -20,7 +20,7 @@ from sbkit.base.errors import ConfigError, DeviceError, translate
 from sbkit.base.messages import listed
 from sbkit.config.document import Keys, dotted
 from sbkit.config.reached import NUM_HASH_DIGITS
-from sbkit.distributed.ranks import failing_together
+from sbkit.distributed.ranks import raise_on_all_ranks
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 LEAF_TYPES = (  # the walk does not look inside them
@@ -80,7 +80,7 @@ def all_within(brain: sb.Brain) -> Iterator[tuple[Keys, object]]:
 
 
 def check_owners(brain: sb.Brain) -> bool:
-    """Raise ConfigError for a gradient of what no step changes; return whether there are any."""
+    """Raise ConfigError for gradients that no step uses; return whether there are any."""
     parts = [*all_within(brain)]
     optimizers = [part for _, part in parts if isinstance(part, Optimizer)]
     groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
@@ -102,7 +102,7 @@ class OwnerCheck:
 
     def __init__(self, brain: sb.Brain) -> None:
         self._brain = brain
-        self._position: tuple[int, int] | None = (0, -1)  # of the first step, None before it
+        self._position: tuple[int, int] | None = (0, -1)  # the first step's, None before it
 
     def begin(self) -> None:
         self._position = None
@@ -111,7 +111,7 @@ class OwnerCheck:
         step = self._brain.training_step
         position = step.epoch, self._brain.step
         if self._position in (None, position):
-            with failing_together(ConfigError) if step.ddp.is_shared else nullcontext():
+            with raise_on_all_ranks(ConfigError) if step.ddp.is_shared else nullcontext():
                 self._position = position if check_owners(self._brain) else None
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import dotted_path, search_folders
-from sbkit.base.ranges import Range
+from sbkit.base.ranges import Constraint
 from sbkit.bundle.task import Task
 from sbkit.config.hparams import RECIPE, RunSpec, Settings
 from sbkit.data.batch import Loaders
@@ -24,7 +24,7 @@ from sbkit.train.brain import Brain
 
 
 class Recipe(Task):
-    """A task with what prepares and trains its runs, in their order.
+    """A task, and the methods that prepare and train its runs, in their order.
 
     Derive a class from a recipe, such as `AsrRecipe`, or from this one and a task. Bundles store
     the first base class that is no recipe, so the methods of a task belong there.
@@ -32,8 +32,8 @@ class Recipe(Task):
     Attributes:
         brain: the class of the `sbkit.Brain` that trains it.
         ranges: allowed ranges of the recipe's own keys; those here count as read by its code.
-        needs: by key, other keys and the form of their values (one of `sbkit.base.ranges.FORMS`, or
-            words), without any of which it has no effect.
+        needs: by key, other keys and the form of their values (words, or one of VALUE_FORMS in
+            `sbkit.base.ranges`), without any of which it has no effect.
 
     >>> from recipes.asr.recipe import AsrRecipe
     >>> class Mine(AsrRecipe):
@@ -41,7 +41,7 @@ class Recipe(Task):
     """
 
     brain: ClassVar[type[Brain]]
-    ranges: ClassVar[Mapping[str, Range]] = {}
+    ranges: ClassVar[Mapping[str, Constraint]] = {}
     needs: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -84,7 +84,7 @@ class Recipe(Task):
         raise NotImplementedError("a recipe defines `make_loaders`")
 
     def make_sampler(self, hparams: Settings, splits: Splits, default: StepSampler) -> StepSampler:
-        """Return what plans the training steps, such as an object that wraps the default.
+        """Return the sampler that plans the training steps, such as one that wraps the default.
 
         Its examples have rows of `splits.train`: the utterances that `make_loaders` has kept.
         """

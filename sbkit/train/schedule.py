@@ -47,7 +47,9 @@ Scheduler = Callable[[int], object]  # sets the rate of its optimizer for a step
 
 
 @concerning("lr_schedule")
-def read_schedule(hparams: Mapping[str, Any], *, higher_is_better: bool = False) -> Schedule | None:
+def parse_schedule(
+    hparams: Mapping[str, Any], *, higher_is_better: bool = False
+) -> Schedule | None:
     """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the setting.
 
     It is a function of progress, or a scheduler of SpeechBrain's or torch's that needs only the
@@ -143,7 +145,7 @@ def _follow_validations(declared: Any, rate: float, *, higher_is_better: bool) -
         group = optimizer.param_groups[0]
         mode = "max" if higher_is_better else "min"
         scheduler = declared(optimizer, mode=mode) if is_torch else deepcopy(declared)
-        group["lr"] = getattr(scheduler, "hyperparam_value", rate)  # of NewBob
+        group["lr"] = getattr(scheduler, "hyperparam_value", rate)  # NewBob's
         for epoch, error in validations:
             if is_torch:
                 scheduler.step(-error if higher_is_better else error)

@@ -1,4 +1,4 @@
-"""What a run is made of, before it trains: a frozen record, made in two steps.
+"""What a run is made of, before it trains: `RunSpec`, `RunData` and `PreparedRun`.
 
     spec -> recipe -> splits -> labels -> objects of the YAML -> loaders
 
@@ -6,7 +6,7 @@ The files of a run folder, in the order that a run writes them:
 
 .lock                  locked while a run trains here
 hyperparams.yaml       the YAML as it took effect, with the overrides
-run_config.json        what describes the run, with which a resumed run is compared
+run_config.json        the description of the run, which a resumed run is compared with
 tokenizer.model        the tokenizer of a recognizer
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
@@ -47,7 +47,7 @@ from torch import nn
 
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.imports import require_unedited, search_folders, user_sources
+from sbkit.base.imports import require_unedited, search_folders, user_code
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import Description, describe, has_checkpoint, require_resumable
@@ -59,7 +59,7 @@ from sbkit.data.sampler import RankSampler
 from sbkit.data.splits import Splits
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.distributed.device import Placement, device_counter_for, resolve
+from sbkit.distributed.device import Placement, device_counter_for, resolve_placement
 from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.encoder import PretrainedTransformer, warn_of_padding
@@ -69,7 +69,7 @@ from sbkit.text.decoder_tokenizer import DECODER_TOKENIZER_FILE
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
-from sbkit.train.initialize import init_sources, initialize_from, with_encoder_config
+from sbkit.train.initialize import init_folders, initialize_from, with_encoder_config
 from sbkit.train.ownership import prepare_helpers
 from sbkit.train.recipe import Recipe, load_recipe
 from sbkit.train.stopping import is_finished
@@ -98,7 +98,7 @@ def declare_run(
 def user_modules_of(spec: RunSpec) -> frozenset[str]:
     """Return the user's modules that a YAML and the task of its recipe reach."""
     names = (load_recipe(spec).name, *spec.module_names)
-    return frozenset(user_sources(*names, with_unimported=True))
+    return frozenset(user_code(*names, with_unimported=True))
 
 
 def require_unedited_modules(spec: RunSpec) -> None:
@@ -107,7 +107,7 @@ def require_unedited_modules(spec: RunSpec) -> None:
     require_unedited(*spec.given_modules, *spec.module_names)
 
 
-# -- what is made of them --------------------------------------------------------------------------
+# -- data and objects ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ def build_run(spec: RunSpec, data: RunData, placement: Placement) -> PreparedRun
 def choose_placement(spec: RunSpec) -> Placement:
     """Choose the device and the precision."""
     device, precision = spec.settings.get("device"), spec.settings.get("precision", "fp32")
-    return resolve(device, precision, count=device_counter_for(spec.target))
+    return resolve_placement(device, precision, count=device_counter_for(spec.target))
 
 
 def prepare_splits(spec: RunSpec, recipe: Recipe) -> Splits:
@@ -269,9 +269,9 @@ def load_initial_weights(run: PreparedRun) -> list[str]:
             lines.append(load_weights(folder, hparams.values()))
         warn_of_padding(hparams.get("compute_features"), hparams.get("Transformer"))
         fill_output_layer(hparams)
-    if sources := init_sources(settings):
+    if folders := init_folders(settings):
         with concerning("init_from"):
-            lines += initialize_from(sources, hparams, run.data.recipe, run.spec.tree)
+            lines += initialize_from(folders, hparams, run.data.recipe, run.spec.tree)
     return lines
 
 

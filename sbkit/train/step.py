@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
 from sbkit.base.torch_internals import found_inf_tensors, multiply_gradients, reads_found_inf
-from sbkit.distributed.ranks import drop_reducer, from_main_rank, sum_over_ranks, world_size
+from sbkit.distributed.ranks import copy_from_rank0, drop_reducer, sum_over_ranks, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.model_state import BufferSnapshot, MovingAverage
 from sbkit.train.nonfinite import NonFiniteRecorder
@@ -217,7 +217,7 @@ def as_loss(objective: object) -> Loss:
 
 
 def detached(objective: Objective) -> Objective:
-    """Return what `compute_objectives` returned without its graph."""
+    """Return the result of `compute_objectives` without its graph."""
     if isinstance(objective, Mapping):
         return {name: loss.detach() for name, loss in objective.items()}
     return objective.detach()
@@ -278,7 +278,7 @@ class DdpStep:
             share_batch_norms(self._graph)
         with torch.no_grad():
             for tensor in (*self._graph.parameters(), *self._graph.buffers()):
-                from_main_rank(tensor)
+                copy_from_rank0(tensor)
         # A depthwise convolution has a gradient of another stride over an axis of size one.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         apply: Callable[..., object] = _Silenced.apply

@@ -48,7 +48,7 @@ LAST_FAILURE = "last_failure.txt"  # in the folder of a run that may start again
 
 
 class StopSignals:
-    """Note SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
+    """Record SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
     A second Ctrl-C interrupts at once. Outside the main thread nothing is received. An exception
     that leaves the block ends the request, so that the next call goes on.
@@ -151,7 +151,7 @@ class RankConsensus:
     def ask(
         self, *, stop: bool, save: bool, time_share: float = 0.0, at_once: bool = False
     ) -> Consensus:
-        """Return what the ranks agree on; all call this after every step.
+        """Return the consensus of the ranks; all call this after every step.
 
         stop, save, time_share: of this rank.
         at_once: ask now; equal on all ranks.
@@ -172,8 +172,8 @@ class RankConsensus:
         return Consensus(any(stops), any(saves), time_shares[0])
 
 
-class SaveOrLeave:
-    """Save within an epoch when it is time, and leave after a signal to any rank."""
+class EpochSaver:
+    """Save within an epoch when it is time, and stop after a signal to any rank."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class SaveOrLeave:
         """Count from now on.
 
         save: writes a checkpoint within an epoch; None for a run without a checkpointer.
-        minutes, steps: between two such checkpoints, steps as micro-batches; 0 or less for never.
+        minutes, steps: between two such checkpoints, as optimizer steps; 0 or less for never.
         max_steps: optimizer steps of the run.
         """
         self.stops_early = False  # as the last validation has shown
@@ -199,7 +199,7 @@ class SaveOrLeave:
         self._steps = steps
         self._max_steps = math.inf if max_steps is None else max_steps
         self._last_save = time.monotonic()
-        self._micro_batches = 0
+        self._unsaved_steps = 0
 
     def is_over(self, step: int) -> bool:
         """Return whether the run ends, perhaps within an epoch, which is then validated."""
@@ -213,18 +213,18 @@ class SaveOrLeave:
         step: optimizer steps so far, for the log.
         ends_step, is_last: whether the micro-batch was the last of its step, and of its epoch.
         """
-        self._micro_batches += 1
         if not ends_step:
             return
+        self._unsaved_steps += 1
         is_due = self._minutes > 0 and time.monotonic() - self._last_save > 60 * self._minutes
         is_stopping = self.signals.received is not None
         stops, saves, time_share = self._consensus.ask(
             stop=is_stopping, save=is_due, time_share=self.time_limit.measure(), at_once=is_last
         )
         self.time_limit.after_step(step, time_share)
-        saves = saves or 0 < self._steps <= self._micro_batches
+        saves = saves or 0 < self._steps <= self._unsaved_steps
         if is_last:
-            self._micro_batches, saves = 0, False
+            self._unsaved_steps, saves = 0, False
         if stops or saves:
             self.save()
         if stops:
@@ -232,7 +232,7 @@ class SaveOrLeave:
 
     def save(self) -> None:
         self._last_save = time.monotonic()
-        self._micro_batches = 0
+        self._unsaved_steps = 0
         if self._save is not None:
             self._save()
 
@@ -281,7 +281,7 @@ def train_restartably(
                 earlier = f"\nThe run failed here before, so it is not started again. {last}"
             if earlier or isinstance(error, LASTING_FAULTS) or not (has_begun or step):
                 code = BAD_INPUT
-            elif not isinstance(error, OtherRankError):  # that rank writes
+            elif not isinstance(error, OtherRankError):  # that rank writes it
                 with suppress(OSError):  # the disk of the run is away
                     write_text_atomically(file, f"{place}{as_user_error(error) or repr(error)}")
         if not isinstance(error, OtherRankError):
@@ -321,7 +321,7 @@ def has_stopped_early(checkpoints: Path, patience: int) -> bool:
 
 
 def stops_early(checkpointer: Any, patience: int) -> bool:
-    """Return whether training ends early, for all ranks what rank 0 finds; log it."""
+    """Return whether training ends early, as rank 0 finds for all ranks; log it."""
     if not patience or checkpointer is None:
         return False
     folder = Path(checkpointer.checkpoints_dir)

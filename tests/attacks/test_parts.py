@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.module_spec import MAX_DEPTH, build_from_spec
+from sbkit.bundle.module_spec import MAX_SPEC_DEPTH, build_from_spec
 from sbkit.bundle.task import load_task
 from sbkit.checkpoint.weights import limit_parameters
 from sbkit.config.document import tag_of
 from sbkit.config.hparams import read_spec
-from sbkit.export.export import describe_parts
+from sbkit.export.export import part_facts
 from sbkit.train.recipe import load_recipe
 from tests.attacks.hostile import watched
 
@@ -86,7 +86,7 @@ def real_parts() -> Iterator[dict[str, Any]]:
         names = (*recipe.brain.parts, *recipe.brain.optional_parts)
         names = tuple(name for name in names if tag_of(spec.tree.get(name)))
         objects = {} if recipe.label_file is None else {recipe.label_key: labels}
-        yield describe_parts(spec.tree, objects, load_task(recipe.name), names)["parts"]
+        yield part_facts(spec.tree, objects, load_task(recipe.name), names)["parts"]
 
 
 def mutate(plain: Any, draw: random.Random, foreign: list[Any]) -> Any:
@@ -142,7 +142,7 @@ def test_build_of_mutated_parts_runs_nothing_foreign(canary: Path) -> None:
         *(float("nan"), float("inf"), ("a",), {1}, b"", print),
         *({"tuple": {}}, {"tuple": "ab"}, {"new": ALLOWED}, {"arguments": []}),
         *({"new": ALLOWED, "arguments": value} for value in ("", None, 1, {"new": 1})),
-        json.loads("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)),
+        json.loads("[" * (MAX_SPEC_DEPTH + 1) + "]" * (MAX_SPEC_DEPTH + 1)),
     ],
     ids=lambda plain: f"{plain!r:.40}",
 )

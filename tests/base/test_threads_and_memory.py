@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from sbkit.base.machine import allowed_cores
-from sbkit.base.threads_and_memory import SETTINGS, prepare_waiting, seconds_without_core
+from sbkit.base.threads_and_memory import OPENMP_SETTINGS, prepare_waiting, seconds_without_core
 from tests.runs import ROOT
 
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Start from an environment that sets nothing for threads, and restore it afterwards."""
-    for name in (*SETTINGS, "OMP_NUM_THREADS"):
+    for name in (*OPENMP_SETTINGS, "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     return monkeypatch
@@ -25,7 +25,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ("settings", "decides"),
     [
         ({}, True),
-        (SETTINGS, True),
+        (OPENMP_SETTINGS, True),
         ({"OMP_WAIT_POLICY": "passive"}, False),
         ({"OMP_NUM_THREADS": "1"}, False),
     ],
@@ -55,7 +55,7 @@ assert prepare_waiting()
 import torch
 import sentencepiece  # brings another OpenMP, which must not be switched
 torch.ones(1 << 20).add_(1)
-team = ThreadWaiting()
+team = SpinSwitch()
 
 def threads(is_expected=lambda count: True):
     for _ in range(600):
@@ -78,7 +78,7 @@ print(json.dumps([loaded_library()._name, before, asleep, after, seconds_without
 @pytest.mark.skipif(seconds_without_core() is None, reason="this kernel does not report it")
 def test_second_team_has_more_threads_than_processors_until_it_ends() -> None:
     """More threads than processors make GNU OpenMP stop spinning."""
-    variables = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    variables = {name: value for name, value in os.environ.items() if name not in OPENMP_SETTINGS}
     variables["OMP_NUM_THREADS"] = "2"
     command = [sys.executable, "-c", TEAMS]
     output = subprocess.check_output(command, cwd=ROOT, env=variables, timeout=120)

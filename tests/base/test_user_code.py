@@ -11,7 +11,7 @@ import pytest
 from sbkit.base import imports
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import import_user_modules
-from sbkit.export.export import source_files
+from sbkit.export.export import code_files
 from sbkit.run.run import Run
 from sbkit.train.setup import require_unedited_modules
 from tests.runs import ROOT
@@ -138,7 +138,7 @@ def test_constant_that_was_edited_after_a_run_is_noticed(tmp_path: Path) -> None
     write(tmp_path / "edited_lab", sizes="SIZE = 64")
     with pytest.raises(ConfigError, match=EDITED.format("lab.sizes")):
         run_in(tmp_path).train()
-    held = source_files(["edited_lab.sizes"])["edited_lab.sizes.py"]
+    held = code_files(["edited_lab.sizes"])["edited_lab.sizes.py"]
     assert held.decode() == SIZES
     import_user_modules(["edited_lab.sizes"], {tmp_path / "bundle": {"edited_lab.sizes": held}})
     (tmp_path / "edited_lab/sizes.py").unlink()

@@ -232,9 +232,9 @@ def test_check_calls_the_hooks_of_a_run_in_its_order(
 
 def test_dry_run_of_a_healthy_step_trains_everything(workplace: Workplace, tmp_path: Path) -> None:
     with checked_run(workplace, tmp_path / "run") as healthy:
-        trial = healthy.trial
-        assert trial.trained == {id(p) for p in healthy.model.parameters()}
-        assert (trial.error, trial.created, trial.unsaved) == (None, [], [])
+        dry_run = healthy.dry_run
+        assert dry_run.trained == {id(p) for p in healthy.model.parameters()}
+        assert (dry_run.error, dry_run.created, dry_run.unsaved) == (None, [], [])
         random_state = torch.get_rng_state()
         assert check_run(healthy.spec, data=healthy.data, checks=[]).findings == []
         assert torch.equal(torch.get_rng_state(), random_state)

@@ -14,7 +14,7 @@ from sbkit.check.checked_run import Finding
 from sbkit.check.settings import check_needs, check_run_folder
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.overrides import parse_overrides
-from sbkit.distributed.device import device_counter_for, resolve
+from sbkit.distributed.device import device_counter_for, resolve_placement
 from sbkit.train.setup import declare_run
 from tests.check.harness import declared_run
 from tests.checkpoint.saves import training
@@ -104,9 +104,10 @@ def test_target_counts_as_the_machine() -> None:
         ("cuda:8", "cuda:7", "cuda:7"),
         ("cpu", None, "cpu"),
     ):
-        assert str(resolve(device, "fp32", count=device_counter_for(target)).device) == placed
+        placement = resolve_placement(device, "fp32", count=device_counter_for(target))
+        assert str(placement.device) == placed
     with pytest.raises(SbkitError, match="but the target has"):
-        resolve("mps", "fp32", count=device_counter_for("cuda:8"))
+        resolve_placement("mps", "fp32", count=device_counter_for("cuda:8"))
     for target in ("cuda:0", "gpu"):
         with pytest.raises(SbkitError, match="`--target` "):
             device_counter_for(target)

@@ -39,4 +39,4 @@ def test_part_without_a_loss_is_named_with_the_key(
         learning = {id(p) for p in run.model.parameters() if p.requires_grad}
     assert len(findings) == (problem is not None)
     assert all(finding.stops and str(problem) in finding.problem for finding in findings)
-    assert (learning == run.trial.trained - run.trial.zero) is (problem is None)
+    assert (learning == run.dry_run.trained - run.dry_run.zero) is (problem is None)

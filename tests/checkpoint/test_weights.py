@@ -14,7 +14,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document
-from sbkit.export.export import describe_parts
+from sbkit.export.export import part_facts
 from sbkit.tasks.asr.task import AsrTask
 from tests.checkpoint.saves import checkpointer, cut, line, recovered, save
 
@@ -115,7 +115,7 @@ def test_part_names_by_position_or_by_name(listed: str, tmp_path: Path) -> None:
     file.write_text(f"{PARTS}\nmodel: !new:torch.nn.ModuleList\n{listed}\n")
     root = read_document(file).root
     assert part_names_of_yaml(root) == ["CNN", "Transformer", "ctc_lin"]
-    plain = describe_parts(root, {}, AsrTask(), ["CNN", "Transformer", "ctc_lin"])
+    plain = part_facts(root, {}, AsrTask(), ["CNN", "Transformer", "ctc_lin"])
     assert plain["model"] == ["CNN", "Transformer", "ctc_lin"]
     identity = {"new": "torch.nn.modules.linear.Identity", "arguments": {}}
     assert plain["parts"]["Transformer"] == identity

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import FLAG_WORDS, Kind
+from sbkit.base.ranges import FLAG_WORDS, ValueType
 from sbkit.config.document import Only
 from sbkit.config.hparams import load_hparams, read_spec
 from sbkit.config.overrides import nest_overrides, parse_overrides
@@ -182,7 +182,7 @@ def describe(flag: "bool | None" = None) -> str:
 
 
 class Base:
-    RANGES: ClassVar = {"text": Kind(("null", "text"))}
+    RANGES: ClassVar = {"text": ValueType(("null", "text"))}
 
     def __init__(self, flag=False, text: bool | str = "") -> None:  # type: ignore[no-untyped-def]
         self.flag, self.text = flag, text

@@ -15,7 +15,7 @@ from sbkit.data import batch as batch_module
 from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_loader, make_loaders
 from sbkit.data.sampler import EvalSampler, Example, RankSampler, TrainSampler
 from sbkit.data.splits import Splits
-from sbkit.distributed.device import resolve
+from sbkit.distributed.device import resolve_placement
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 from tests import processes
@@ -197,9 +197,9 @@ def test_features_of_a_large_training_set_are_measured_on_drawn_clips(
             Splits(store, {}, {}),
             settings,
             collate=TextCollate(tokenizer),
-            placement=resolve("cpu", "fp32"),
+            placement=resolve_placement("cpu", "fp32"),
         )
-        return {id for batch in loaders.measure for id in batch.ids}
+        return {id for batch in loaders.for_statistics for id in batch.ids}
 
     early, late = sorted(measured(0, 1))
     assert early in ("clip0", "clip1") and late in ("clip2", "clip3", "clip4")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.mix import Shares, make_sources, read_shares
+from sbkit.data.mix import Shares, make_sources, parse_mix_shares
 from sbkit.data.sampler import (
     MAX_JOINED_SECONDS,
     EvalSampler,
@@ -296,4 +296,4 @@ def test_windows_of_shards_have_parts_of_every_source() -> None:
 )
 def test_impossible_mix_is_refused(mix: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SbkitError, match=sentence):
-        read_shares(mix, ["train", "train-b"])
+        parse_mix_shares(mix, ["train", "train-b"])

@@ -12,7 +12,7 @@ from sbkit.distributed.device import (
     check_precision,
     device_counter_for,
     parse_device,
-    resolve,
+    resolve_placement,
 )
 
 
@@ -64,26 +64,26 @@ def test_resolve_refuses_a_missing_device(text: str) -> None:
     reason = ", because there is no NVIDIA driver.*" if "cuda" in text else ""
     message = rf"is {text}.* but torch finds no device of that type{reason}\.$"
     with pytest.raises(SbkitError, match=message):
-        resolve(text, "fp32")
+        resolve_placement(text, "fp32")
     with pytest.raises(SbkitError, match=r"the target has no device of that type\.$"):
-        resolve(text, "fp32", count=device_counter_for("cpu"))
+        resolve_placement(text, "fp32", count=device_counter_for("cpu"))
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_resolve_without_a_device_takes_the_cpu_if_there_is_no_gpu() -> None:
-    assert resolve(None, "bf16") == Placement(torch.device("cpu"), "bf16")
-    assert resolve(torch.device("cpu:0"), "fp32").device == torch.device("cpu")
+    assert resolve_placement(None, "bf16") == Placement(torch.device("cpu"), "bf16")
+    assert resolve_placement(torch.device("cpu:0"), "fp32").device == torch.device("cpu")
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_resolve_cuda_is_the_device_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve(None, "fp32").device == torch.device("cuda:0")
-    assert resolve("cuda:1", "fp16").device == torch.device("cuda:1")
+    assert resolve_placement(None, "fp32").device == torch.device("cuda:0")
+    assert resolve_placement("cuda:1", "fp16").device == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    device = resolve("cuda", "bf16").device
+    device = resolve_placement("cuda", "bf16").device
     assert device == torch.device("cuda:1")
-    assert resolve(device, "bf16").device == device  # a resolved device stays the same
+    assert resolve_placement(device, "bf16").device == device  # a resolved device stays the same
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -91,14 +91,14 @@ def test_resolve_refuses_one_gpu_for_all_processes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(SbkitError, match="is cuda:0, but torchrun starts 2"):
-        resolve("cuda:0", "fp32")
+        resolve_placement("cuda:0", "fp32")
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(SbkitError, match="is cuda:2, but torch finds 2 devices"):
-        resolve("cuda", "fp32")
+        resolve_placement("cuda", "fp32")
 
 
 def test_placement_autocast_applies_the_precision() -> None:
-    placement = resolve("cpu", "bf16")
+    placement = resolve_placement("cpu", "bf16")
     with placement.autocast():
         assert torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype == torch.bfloat16
     assert not placement.grad_scaler().is_enabled()

@@ -24,20 +24,20 @@ folder = Path(sys.argv[1])
 seen = {}
 with process_group(torch.device("cpu")):
     me = rank()
-    with main_rank_first():
+    with rank0_then_others():
         if me == 0:
             time.sleep(0.2)
             (folder / "built").touch()
         seen["found"] = (folder / "built").exists()
     try:
-        with main_rank_first():
+        with rank0_then_others():
             raise ValueError
     except ValueError:
         seen["left"] = "with its error"
     except OtherRankError as silent:
         seen["left"] = silent.exit_code
     seen["ranks"] = gather_over_ranks([me, world_size()])
-    seen["for the first"] = gather_on_main_rank(me)
+    seen["for the first"] = gather_on_rank0(me)
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
     module = DistributedDataParallel(torch.nn.Linear(2, 2))
     module(torch.ones(1, 2)).sum().backward()

@@ -13,8 +13,8 @@ from sbkit.models.transformer import (
     FrameContext,
     SelfAttention,
     Transformer,
+    additive_mask,
     rotary_cos_sin,
-    scores_mask,
 )
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}
@@ -40,7 +40,9 @@ def test_conformer_block_halves_both_feed_forwards() -> None:
     half = (x + block.feed_forward1(x)) / 2  # a FeedForward adds x
     expected = (half + block.feed_forward2(half)) / 2
     mask = torch.ones(1, 7, dtype=torch.bool)
-    frames = FrameContext(mask, scores_mask(mask, x), rotary_cos_sin(7, 8, CPU), chunk_frames=None)
+    frames = FrameContext(
+        mask, additive_mask(mask, x), rotary_cos_sin(7, 8, CPU), chunk_frames=None
+    )
     torch.testing.assert_close(block(x, frames), expected)
 
 
@@ -86,7 +88,7 @@ def test_exported_attention_uses_products_and_is_the_same() -> None:
     torch.manual_seed(0)
     attention = SelfAttention(d_model=16, nhead=2, dropout=0.0).eval()
     x, visible = torch.randn(3, 9, 16), torch.arange(9) < torch.tensor([[9], [5], [1]])
-    inputs = (x, scores_mask(visible[:, None, None], x), rotary_cos_sin(9, 8, CPU))
+    inputs = (x, additive_mask(visible[:, None, None], x), rotary_cos_sin(9, 8, CPU))
     expected = attention(*inputs)
     program = torch.export.export(attention, inputs, strict=False)
     assert not [node for node in program.graph.nodes if "dot_product" in node.name]

@@ -293,7 +293,7 @@ def test_streams_of_blocks_equal_whole_audio(codec: Codec, bundle: Path, clip: P
     assert np.array_equal(decoded[: len(samples)], audio)
     with pickle.loads(pickle.dumps(codec)) as copied:
         assert np.array_equal(copied.encode(clip).codes, coded.codes)
-        assert copied.effective == codec.effective
+        assert copied.runs_on == codec.runs_on
     with Codec.load(bundle, device="cpu") as one_window:
         assert np.array_equal(one_window.encode(samples, RATE).codes, coded.codes)
         assert np.abs(one_window.decode(coded).astype(int) - audio).max() <= 1

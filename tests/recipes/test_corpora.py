@@ -10,7 +10,7 @@ import pytest
 
 import recipes
 from sbkit.base.errors import SbkitError
-from sbkit.data.corpus import check_shares, corpora, corpus_of, deal_speakers
+from sbkit.data.corpus import corpora, corpus_of, deal_speakers, parse_split_shares
 from tests.stores import read_split
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +132,7 @@ def test_page_of_corpora_has_each_class() -> None:
 @pytest.mark.parametrize("shares", [{"dev": 0.1, "test": 0.1}, {"dev": 0.4, "test": 0.5}])
 def test_later_speakers_move_only_who_fills_a_split(shares: dict[str, float]) -> None:
     """In 109 of 200 such tables they moved somebody, also from train to test."""
-    in_another_order = check_shares(dict(reversed(shares.items())))
+    in_another_order = parse_split_shares(dict(reversed(shares.items())))
     for trial in range(200):
         speakers = [f"{trial}-{n}" for n in range(60)]
         first = deal_speakers(speakers[: 3 + trial % 10], in_another_order, "a.csv")

@@ -251,7 +251,7 @@ def test_openai_client_gets_speech_notes_and_errors(voice: Synthesizer, tmp_path
 @pytest.mark.slow(30)
 def test_onnx_synthesizes_the_same(bundle: Path, voice: Synthesizer) -> None:
     with Synthesizer.load(bundle, device="cpu", runtime="onnx") as onnx:
-        assert onnx.effective.runtime == "onnx"
+        assert onnx.runs_on.runtime == "onnx"
         assert np.allclose(onnx.speak("Press one."), voice.speak("Press one."), atol=1e-4)
         texts = [onnx.read("Press one. Hold."), onnx.read("Please hold the line.")]
         first, second = onnx.synthesize(texts, [1.0, 0.7])

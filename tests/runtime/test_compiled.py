@@ -60,7 +60,7 @@ def test_compiled_model_compiles_nothing_after_warm_up_and_gives_equal_output(
     model = compiled(bundle)
     warm = graphs()
     assert warm > before
-    assert model.effective.compiled == "default"
+    assert model.runs_on.compiled == "default"
     plain = load_bundle(bundle).model
     for clips in (noise(0.3), noise(1.0, 0.1), noise(0.2, 0.5, 0.7, 0.3, 0.9)):
         for clip, plain_clip in zip(model.encode(clips), plain.encode(clips), strict=True):
@@ -153,7 +153,7 @@ def compare(bundle: Path, **options: Any) -> int:
     compilation = Compilation(streaming="also", seconds=(2.0,), **options)
     with StreamingRecognizer(bundle=compiled_bundle(bundle, compilation)) as compiled:
         warm = graphs()
-        assert compiled.effective.compiled == options["mode"]
+        assert compiled.runs_on.compiled == options["mode"]
         if "backend" not in options:  # the default uses CUDA graphs, which belong to a thread
             probe = import_module("torch._inductor.cudagraph_trees").get_container
             assert compiled.model.call(lambda _: probe(0)) is not None

@@ -24,7 +24,7 @@ from tests.runtime.tones import RATE, ToneModel, noise
 
 
 def test_model_thread_makes_and_calls_the_model_in_one_thread_despite_errors() -> None:
-    thread = ModelThread(lambda: SimpleNamespace(effective=None, made_in=threading.get_ident()))
+    thread = ModelThread(lambda: SimpleNamespace(runs_on=None, made_in=threading.get_ident()))
     with ThreadPoolExecutor(8) as callers:
         get_thread = partial(thread.call, lambda _: threading.get_ident())
         called_in = {*callers.map(lambda _: get_thread(), range(50))}
@@ -101,7 +101,7 @@ def test_encode_batches_equals_encode_and_restores_torch_threads(
 @pytest.mark.parametrize("fewest", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_shapes_batches_fit_the_table(seed: int, fewest: int) -> None:
-    table, random = BatchShapes.table(RATE, batch_seconds=10.0), np.random.default_rng(seed)
+    table, random = BatchShapes.grid(RATE, batch_seconds=10.0), np.random.default_rng(seed)
     lengths = random.integers(1, 30 * RATE, random.integers(1, 60)).tolist()
     batches = list(table.batches(lengths, min_batches=fewest))
     assert sorted(index for batch in batches for index in batch) == [*range(len(lengths))]
@@ -117,7 +117,7 @@ def test_padding_to_the_table_changes_no_output(plain_bundle: Path) -> None:
     thread = load_in_thread(plain_bundle, device="cpu").model
     clips = noise(0.5, 0.56)
     before = thread.encode(clips)
-    thread.warm_up(BatchShapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
+    thread.warm_up(BatchShapes.grid(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
     for clip, padded in zip(before, thread.encode(clips), strict=True):
         np.testing.assert_allclose(clip.log_probs, padded.log_probs, atol=1e-4)
     assert thread.call(lambda model: model.padded_lengths) == (8000, 16_000)

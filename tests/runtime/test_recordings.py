@@ -8,7 +8,7 @@ import soundfile
 
 from sbkit.export.export import export_run
 from sbkit.runtime.runtimes import load_bundle, load_in_thread
-from sbkit.runtime.score_sets import prepare_source
+from sbkit.runtime.score_sets import prepare_user_set
 from sbkit.runtime.scoring import sample_validation
 from sbkit.tasks.asr.predict import Transcriber
 from sbkit.train.initialize import with_encoder_config
@@ -32,7 +32,7 @@ def test_every_way_to_log_probs_cuts_a_recording_alike(tmp_path: Path) -> None:
 
     bundle, threaded = load_bundle(folder, device="cpu"), load_in_thread(folder, device="cpu")
     onnx = load_bundle(folder, runtime="onnx", device="cpu")
-    rows = prepare_source(bundle, tmp_path / "dev.csv")
+    rows = prepare_user_set(bundle, tmp_path / "dev.csv")
     (sampled,) = sample_validation(bundle, {"dev": rows}, with_attention=False)
     transcriber = Transcriber(bundle=threaded)
     segments = [encoded for _, encoded in transcriber.encode(tmp_path / "clip.wav")]

@@ -21,12 +21,12 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.machine import PRECISIONS, NvidiaDriver
 from sbkit.bundle.protocols import EffectiveRuntime
 from sbkit.commands.cli import run
-from sbkit.commands.doctor import describe_machine
+from sbkit.commands.doctor import machine_facts
 from sbkit.commands.trials import ONNX_SQUARE
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
-from sbkit.runtime.runtimes import load_in_thread, require_effective
+from sbkit.runtime.runtimes import load_in_thread, require_as_requested
 from tests.processes import run_fresh
 from tests.runtime.bundles import edit_weights
 
@@ -39,10 +39,10 @@ def bundle(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "bundle"))
 
 
-def effective(bundle: Path, runtime: str = "onnx", **options: str) -> Any:
+def runs_on(bundle: Path, runtime: str = "onnx", **options: str) -> Any:
     model = load_in_thread(bundle, runtime=runtime, **options).model  # type: ignore[arg-type]
     model.close()
-    return model.effective
+    return model.runs_on
 
 
 def test_model_whose_provider_runs_no_node_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,15 +82,15 @@ def test_closed_model_is_freed_while_its_bundle_is_kept(plain_bundle: Path) -> N
 
 
 def test_model_that_runs_elsewhere_than_requested_is_refused() -> None:
-    effective = EffectiveRuntime(runtime="onnx", device="cuda:0", precision="fp32", nodes={CUDA: 1})
-    require_effective(effective, device="cuda:0", precision="fp32")
+    runs_on = EffectiveRuntime(runtime="onnx", device="cuda:0", precision="fp32", nodes={CUDA: 1})
+    require_as_requested(runs_on, device="cuda:0", precision="fp32")
     with pytest.raises(SbkitError, match="cuda:1 was requested, but the model runs on cuda:0"):
-        require_effective(effective, device="cuda:1", precision="fp32")
+        require_as_requested(runs_on, device="cuda:1", precision="fp32")
 
 
 def test_load_in_thread_reads_back_the_precision_of_nodes(bundle: Path) -> None:
     for requested, actual in (("fp32", "fp32"), ("int8", "int8 and fp32")):
-        assert effective(bundle, device="cpu", precision=requested).precision == actual
+        assert runs_on(bundle, device="cpu", precision=requested).precision == actual
     files = [bundle / "onnx" / name for name in MODEL_FILES.values()]
     fp32, int8 = (file.read_bytes() for file in files)
     for file, content in zip(files, (int8, fp32), strict=True):
@@ -98,7 +98,7 @@ def test_load_in_thread_reads_back_the_precision_of_nodes(bundle: Path) -> None:
     write_checksums(bundle / "onnx")
     for requested, actual in (("fp32", "int8 and fp32"), ("int8", "fp32")):
         with pytest.raises(SbkitError, match=f"{requested} was requested, .* with {actual}"):
-            effective(bundle, device="cpu", precision=requested)
+            runs_on(bundle, device="cpu", precision=requested)
 
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
@@ -135,13 +135,13 @@ def test_doctor_errors_and_auto_say_why_no_gpu_is_used(
         reason = f"there is no .* with CUDA.*for CUDA {driver.cuda[:2]} "
     elif runtime == "onnx" and reason.startswith("torch"):
         reason = ""
-    usable, _, printed = describe_machine()[f"CUDA with {runtime}"].partition(", because ")
+    usable, _, printed = machine_facts()[f"CUDA with {runtime}"].partition(", because ")
     assert usable == ("not usable" if reason else "usable")
     assert re.match(reason, printed)
     if reason:
         with pytest.raises(SbkitError, match=f"The device cuda:0 needs a GPU .*{reason}"):
-            effective(bundle, device="cuda:0", runtime=runtime)
-        assert [effective(bundle, runtime=runtime).device for _ in range(2)] == ["cpu", "cpu"]
+            runs_on(bundle, device="cuda:0", runtime=runtime)
+        assert [runs_on(bundle, runtime=runtime).device for _ in range(2)] == ["cpu", "cpu"]
     is_told = reason != "" and driver is not None
     assert caplog.messages == [f"No GPU is used, because {printed}."] * is_told
     assert not re.search(r"\d", printed.partition(". ")[0])  # which `/health/ready` shows
@@ -154,7 +154,7 @@ def test_load_in_thread_refuses_unsupported_options_of_onnx(exported: Path) -> N
         ("compile", "default", "compiles nothing"),
     ):
         with pytest.raises(SbkitError, match=says):
-            effective(exported, **{name: value})
+            runs_on(exported, **{name: value})
 
 
 def test_precisions_of_help_and_errors_are_those_of_the_runtimes() -> None:
@@ -162,10 +162,10 @@ def test_precisions_of_help_and_errors_are_those_of_the_runtimes() -> None:
 
 
 def test_load_in_thread_refuses_an_onnx_model_of_other_weights(bundle: Path) -> None:
-    assert effective(bundle, device="cpu").device == "cpu"
+    assert runs_on(bundle, device="cpu").device == "cpu"
     edit_weights(bundle, lambda weights: {name: w + 1 for name, w in weights.items()})
     with pytest.raises(SbkitError, match="has other weights"):
-        effective(bundle, device="cpu")
+        runs_on(bundle, device="cpu")
 
 
 def test_doctor_tries_what_is_promised(

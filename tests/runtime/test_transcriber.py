@@ -20,7 +20,7 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.pool import RecognizedClip
 from sbkit.decoding.word_times import WordOffsets
 from sbkit.runtime import runtimes
-from sbkit.runtime.scoring import describe_decoding
+from sbkit.runtime.scoring import decoder_facts
 from sbkit.tasks.asr.predict import CPU_BATCH_SECONDS, Transcriber, Transcript
 from sbkit.tasks.asr.task import AsrTask
 from sbkit.tasks.vad.predict import VoiceDetector
@@ -137,7 +137,7 @@ def test_unspellable_hotwords_are_reported(
     bundle = bundle.with_hotwords_option("Fox, fox, 日本")
     assert "hotword 日本 is ignored: the model has no tokens" in caplog.text
     decoding = {"decoder": "beam", "hotwords": ("fox",), "refused_hotwords": ("日本",)}
-    assert describe_decoding(bundle) == decoding
+    assert decoder_facts(bundle) == decoding
     assert bundle.with_more_hotwords(["dog", "東京"]).refused_hotwords == ("日本", "東京")
     assert bundle.with_more_hotwords("lazy dog").decoder.phrases == ("fox", "lazy dog")
     audio = speak(tokenizer, SENTENCES[1])
@@ -188,7 +188,7 @@ def test_transcriber_does_not_split_gpu_batches_by_cpu_cores(
 ) -> None:
     monkeypatch.setattr("sbkit.runtime.model_thread.usable_cores", lambda: 64)
     bundle, tokenizer, model = tone_bundle(tmp_path)
-    bundle.model.effective = replace(bundle.model.effective, device="cuda:0")
+    bundle.model.runs_on = replace(bundle.model.runs_on, device="cuda:0")
     transcriber = Transcriber(bundle=bundle)
     assert len([*transcriber.stream([speak(tokenizer, "a fox")] * 64, RATE)]) == 64
     assert [len(batch) for batch in model.batches] == [64]
@@ -301,9 +301,9 @@ def test_transcriber_tells_that_channels_cancel_each_other_out(
 def test_transcriber_reports_what_it_runs_on(plain_bundle: Path) -> None:
     for precision in ("fp32", "bf16"):
         with Transcriber.load(plain_bundle, device="cpu", precision=precision) as transcriber:
-            effective = EffectiveRuntime(runtime="torch", device="cpu", precision=precision)
-            assert transcriber.effective == effective
-            assert transcriber.transcribe(silence(1), RATE).effective == effective
+            runs_on = EffectiveRuntime(runtime="torch", device="cpu", precision=precision)
+            assert transcriber.runs_on == runs_on
+            assert transcriber.transcribe(silence(1), RATE).runs_on == runs_on
     for wrong in ({"device": "gpu"}, {"precision": "fp16"}, {"runtime": "tf"}):
         with pytest.raises(SbkitError, match="must be"):
             Transcriber.load(plain_bundle, **{"device": "cpu", **wrong})  # type: ignore[arg-type]

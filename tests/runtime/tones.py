@@ -42,7 +42,7 @@ class ToneModel:
         return None
 
     def __init__(self, vocab_size: int, blank: int) -> None:
-        self.effective = EffectiveRuntime(runtime="tones", device="cpu", precision="fp32")
+        self.runs_on = EffectiveRuntime(runtime="tones", device="cpu", precision="fp32")
         self._vocab_size, self._blank = vocab_size, blank
         self.batches: list[list[float]] = []  # the seconds of their clips
 

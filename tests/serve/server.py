@@ -37,7 +37,7 @@ from sbkit.tasks.vad.predict import VoiceDetector
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
-SHAPES = BatchShapes.table(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1, 2, 5, 30))
+SHAPES = BatchShapes.grid(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1, 2, 5, 30))
 Tones = tuple[Bundle, Tokenizer, ToneModel]
 
 
@@ -106,7 +106,7 @@ class ToneSpeaker:
     """Say a text in tones, sentence by sentence."""
 
     sample_rate, language = RATE, "en"
-    effective = EffectiveRuntime(runtime="tones", device="cpu", precision="fp32")
+    runs_on = EffectiveRuntime(runtime="tones", device="cpu", precision="fp32")
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

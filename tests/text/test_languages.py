@@ -3,14 +3,14 @@
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.text.languages import check_language, language_tags, single_language_tag
+from sbkit.text.languages import language_tags, parse_language, single_language_tag
 
 
 @pytest.mark.parametrize(
     "tag", ["de", "sv-SE", "zh-CN", "zh_Hant_TW", "rm-sursilv", "nan-tw", "hsb", "no", "DE", "ceb"]
 )
 def test_known_tag_is_returned_unchanged(tag: str) -> None:
-    assert check_language(tag) == tag
+    assert parse_language(tag) == tag
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_known_tag_is_returned_unchanged(tag: str) -> None:
 )
 def test_unknown_tag_is_refused_with_advice(value: object, advice: str) -> None:
     with pytest.raises(SbkitError, match=f"`language` must be .*{advice}"):
-        check_language(value)
+        parse_language(value)
 
 
 def test_language_tags_of_one_and_several_languages() -> None:

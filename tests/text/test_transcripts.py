@@ -9,7 +9,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.text.normalization import text_table
 from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.text.transcripts import (
-    check_tag_names,
+    parse_tag_names,
     select_tags,
     split_text,
     transcript_normalizer,
@@ -82,10 +82,10 @@ def test_tags_of_any_brackets_are_dropped_and_counted(text: str) -> None:
 
 
 def test_names_of_tags_are_checked() -> None:
-    assert check_tag_names(["Noise", "noise"]) == ("noise",)
+    assert parse_tag_names(["Noise", "noise"]) == ("noise",)
     for value in ("noise", ["[noise]"], ["a b"]):
         with pytest.raises(SbkitError, match=r"`keep_tags` must be a list .* without their bracke"):
-            check_tag_names(value)
+            parse_tag_names(value)
 
 
 @pytest.mark.parametrize(

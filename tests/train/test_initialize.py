@@ -13,7 +13,7 @@ from torch import nn
 
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.bundle.config import FORMAT
+from sbkit.bundle.config import BUNDLE_FORMAT
 from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.config.hparams import read_spec
@@ -48,7 +48,8 @@ def write_run(folder: Path, hparams: dict[str, Any], order: tuple[str, ...] = OR
 
 def write_bundle(folder: Path, hparams: dict[str, Any], order: tuple[str, ...] = ORDER) -> Path:
     folder.mkdir(exist_ok=True)
-    config = {"format": FORMAT, "task": "", "sample_rate": 16_000, "model": order, "parts": {}}
+    config = {"format": BUNDLE_FORMAT, "task": "", "sample_rate": 16_000}
+    config |= {"model": order, "parts": {}}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(hparams["model"].state_dict(), folder / "model.safetensors")
     write_checksums(folder)

@@ -21,7 +21,7 @@ from sbkit.train.schedule import (
     Position,
     WarmupCosine,
     highest_factor,
-    read_schedule,
+    parse_schedule,
 )
 from tests.train.lines import MeanBrain, batches, brain_of
 
@@ -48,16 +48,16 @@ def test_unsupported_scheduler_is_refused() -> None:
         ("cosine", "but str raised TypeError"),
     ):
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function.*" + words):
-            read_schedule(declared(scheduler))
+            parse_schedule(declared(scheduler))
     with pytest.raises(SbkitError, match=r"NewBobScheduler raised .*\(the metric"):
-        read_schedule(declared(schedulers.NewBobScheduler(0.1)), higher_is_better=True)
+        parse_schedule(declared(schedulers.NewBobScheduler(0.1)), higher_is_better=True)
     for lacking in ({"epoch_counter": None}, {"lr": None}):
         with pytest.raises(SbkitError, match=r"\(WarmupCosine\) needs a number as `lr`"):
-            read_schedule(declared(WarmupCosine(warmup_fraction=0.1), **lacking))
+            parse_schedule(declared(WarmupCosine(warmup_fraction=0.1), **lacking))
 
 
 def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
-    read = read_schedule(declared(schedule))
+    read = parse_schedule(declared(schedule))
     assert read is not None
     per_epoch = steps // epochs
     return [read(Position(step / steps, step + 1, step // per_epoch + 1)) for step in range(steps)]
@@ -91,7 +91,7 @@ def test_rate_falls_once_the_metric_no_longer_improves() -> None:
         *((plateau, True, (-3, -2, -1), 0.25), (plateau, True, (-1, -2, -3), 1.0)),
         *((new_bob, False, (3, 2, 1, 2), 0.5), (old, False, (1, 1, 2), 0.5)),
     ):
-        read = read_schedule(declared(schedule), higher_is_better=higher_is_better)
+        read = parse_schedule(declared(schedule), higher_is_better=higher_is_better)
         assert read is not None and highest_factor(read) == 1.0
         assert read(Position(0.5, 9, 5, tuple(enumerate(errors, 1)))) == pytest.approx(factor)
 
@@ -104,7 +104,7 @@ def test_highest_factor_is_that_of_the_steps_of_the_run(steps: int) -> None:
         partial(torch_schedulers.LinearLR, start_factor=0.1, total_iters=50),
     ):
         epochs = min(4, steps)
-        highest = highest_factor(read_schedule(declared(schedule)), steps, epochs)
+        highest = highest_factor(parse_schedule(declared(schedule)), steps, epochs)
         assert highest == pytest.approx(max(factors(schedule, steps, epochs)), rel=0.05)
     assert highest_factor(None, steps) == 1.0
 

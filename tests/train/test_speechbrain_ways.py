@@ -42,15 +42,15 @@ def test_debug_evaluates_same_number_of_batches_of_every_split(tmp_path: Path) -
     assert brain.step == 0
 
 
-def test_ckpt_interval_steps_counts_micro_batches(tmp_path: Path) -> None:
-    """As in SpeechBrain; but it saves only after a step, because gradients are not saved."""
+def test_ckpt_interval_steps_counts_optimizer_steps(tmp_path: Path) -> None:
+    """Unlike in SpeechBrain, where it counts micro-batches: gradients are not saved."""
     saved = []
 
     class Saving(MeanBrain):
         def _save_intra_epoch_ckpt(self) -> None:
             saved.append(self.step)
 
-    options = {"grad_accumulation_factor": 2, "ckpt_interval_steps": 3}
+    options = {"grad_accumulation_factor": 2, "ckpt_interval_steps": 2}
     brain = brain_of(Saving, checkpointer=Checkpointer(tmp_path), **options)
     brain.fit([1, 2], batches(10))
     assert saved == [4, 8, 4, 8]

@@ -24,7 +24,7 @@ from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.audio.random_draws import draw_for_step
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
-from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Kind, Range, require_in_range
+from sbkit.base.ranges import FLAG, POSITIVE_COUNT, SHARE, Range, ValueType, require_in_range
 from sbkit.base.units import seconds_to_samples
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.features import NormalizedAudio, WhisperFeatures
@@ -42,7 +42,7 @@ from sbkit.text.languages import whisper_language
 
 logger = logging.getLogger(__name__)
 
-MAX_PADDING_EFFECT = 1e-3  # of the largest state; with noise of half a second, encoders have 1e-6
+MAX_PADDING_EFFECT = 1e-3  # share of the largest state; with half a second of noise it is 1e-6
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
 
@@ -52,7 +52,7 @@ class Family(NamedTuple):
     features: Callable[[Config], nn.Module]
     front_end: Callable[[Config], nn.Module]
     body: Callable[[Config], Any]
-    prefix: str  # of the names of the front-end's tensors in a file
+    prefix: str  # stands before the names of the front-end's tensors in a file
     has_mask_vector: bool = True  # whether files have the vector that replaces masked frames
 
 
@@ -274,7 +274,7 @@ class PretrainedTransformer(PretrainedEncoder):
 
     RANGES: ClassVar = {
         **PretrainedEncoder.RANGES,
-        "decoder_task": Kind(("transcribe", "translate")),
+        "decoder_task": ValueType(("transcribe", "translate")),
         "context_seconds": Range(low=0, high=30, advice="Pass 30 for what Whisper was trained on."),
     }
     decoding_modules = ("decoder",)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sbkit.audio.fbank import triangles
-from sbkit.audio.lengths import Subsampling, length_mask, widest_float
+from sbkit.audio.lengths import Subsampling, length_mask, sum_dtype
 from sbkit.models.pretrained.blocks import Config
 
-LOWEST_DECADE, RANGE_DECADES = -10.0, 8.0  # of Whisper's energies; below the loudest
+LOWEST_DECADE, RANGE_DECADES = -10.0, 8.0  # the lowest energy of Whisper; below the loudest
 VARIANCE_EPS = 1e-7
 
 
@@ -37,7 +37,7 @@ class NormalizedAudio(nn.Module):
         if self.do_normalize:
             mask = length_mask(measured, x.shape[1], x.device).unsqueeze(-1)
             count = mask.sum(1, keepdim=True).clamp(min=1)
-            dtype = widest_float(x.device)
+            dtype = sum_dtype(x.device)
             mean = (x * mask).sum(1, keepdim=True, dtype=dtype) / count
             centered = (x - mean.to(x.dtype)) * mask  # also an offset
             variance = centered.square().sum(1, keepdim=True, dtype=dtype) / count

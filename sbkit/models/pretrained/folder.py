@@ -36,7 +36,7 @@ def commit_of(folder: Path) -> str | None:
     return folder.name if folder.parent.name == SNAPSHOTS else None
 
 
-def name_of(folder: Path) -> str:
+def model_name_of(folder: Path) -> str:
     """Return the name of a folder, or the id of a model in the hub's cache."""
     if commit_of(folder) is None:
         return folder.resolve().name
@@ -103,7 +103,7 @@ WAV2VEC2: Config = {
     **{"conv_kernel": [10, 3, 3, 3, 3, 2, 2], "num_conv_pos_embeddings": 128},
     "num_conv_pos_embedding_groups": 16,
 }
-WHISPER: Config = {
+WHISPER_DEFAULTS: Config = {
     **_sizes(384, 4, 6, 1536),
     **{"hidden_act": "gelu", "num_mel_bins": 80, "max_source_positions": 1500},
     **{"n_fft": 400, "hop_length": 160},
@@ -119,17 +119,17 @@ DEFAULTS: dict[str, Config] = {  # keyed by model_type
     "wav2vec2": WAV2VEC2,
     "hubert": {**WAV2VEC2, "feat_proj_layer_norm": True},
     "wavlm": {**WAV2VEC2, "num_buckets": 320, "max_bucket_distance": 800},
-    "whisper": WHISPER,
+    "whisper": WHISPER_DEFAULTS,
 }
 PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.json", "README.md"
-GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"  # of a decoder of text
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"  # files of a decoder of text
 
 
 def read_encoder_config(folder: Path) -> Config:
     """Read the configuration of an encoder, and hash its weights."""
     config = read_settings(folder)
     source = {
-        "name": name_of(folder),
+        "name": model_name_of(folder),
         "revision": commit_of(folder),
         "license": _read_license(folder),
         "sha256": hash_weights(folder),
@@ -224,18 +224,20 @@ def _read_license(folder: Path) -> str:
 # -- weights ----------------------------------------------------------------------------------
 
 # The tensors of models with a head have a prefix.
-PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.", "model.encoder.")
+HEAD_PREFIXES = (
+    *("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.", "model.encoder."),
+)
 RENAMED = {  # weight norm before torch 2.0
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",
 }
 MASK_VECTOR = "masked_spec_embed"  # replaces masked frames
-MAX_LISTED_NAMES = 4
+MAX_LISTED_TENSORS = 4
 
 Stored = dict[str, Any]  # slices of the files, keyed by the names of tensors since torch 2.0
 
 
-def check_weights(folder: Path, config: Config, *, layers: int | None = None) -> None:
+def check_tensors(folder: Path, config: Config, *, layers: int | None = None) -> None:
     """Compare the names and shapes of a folder's tensors with its config, without reading them."""
     with torch.device("meta"):
         encoder = PretrainedEncoder(config=config, layers=layers, mask_time_prob=0.0)
@@ -258,9 +260,9 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
         for name, tensor in tensors.items():
             tensor.copy_(stored[name][...])
     unused = [name for name in stored if name not in tensors]
-    note = f"; not used: {listed(unused, max_names=MAX_LISTED_NAMES)}" if unused else ""
+    note = f"; not used: {listed(unused, max_names=MAX_LISTED_TENSORS)}" if unused else ""
     commit = commit_of(folder)
-    model = f"{name_of(folder)}, commit {commit}, in the cache" if commit else folder
+    model = f"{model_name_of(folder)}, commit {commit}, in the cache" if commit else folder
     size = sum(file.stat().st_size for file in weight_files(folder)) / 1e6
     return f"pretrained {model} ({size:,.1f} MB): loaded {len(tensors)} tensors{note}."
 
@@ -284,7 +286,7 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
                 tensors[f"{getattr(part, 'prefix', '')}{path}"] = tensor
             elif child == "decoder" and "lora_" not in path:
                 decoder[name] = tensor
-    prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in tensors))
+    prefix = max(HEAD_PREFIXES, key=lambda p: sum(f"{p}{name}" in stored for name in tensors))
     tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
     beside = prefix.removesuffix("encoder.")  # where a model has its decoder
     tensors |= {f"{beside}{name}": tensor for name, tensor in decoder.items()}
@@ -305,5 +307,5 @@ def _require_same_shapes(folder: Path, tensors: Mapping[str, Tensor], stored: St
     if faults:
         raise BundleError(
             f"Tensors in {folder} do not match its config.json: "
-            f"{listed(faults, max_names=MAX_LISTED_NAMES)}. {fix}"
+            f"{listed(faults, max_names=MAX_LISTED_TENSORS)}. {fix}"
         )

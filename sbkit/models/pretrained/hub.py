@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 SMALL_FILES = (
     *(CONFIG, PREPROCESSOR, PROCESSOR, CARD, GENERATION, TOKENIZER),
-    *("tokenizer_config.json", "vocab.json", "merges.txt"),  # of a recognizer of transformers
+    *("tokenizer_config.json", "vocab.json", "merges.txt"),  # files of a recognizer of transformers
 )
 LOG_IN = "log in (hf auth login, or HF_TOKEN)"
 MODEL_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\b[\w.-]+\b/\b[\w.-]+\b", re.ASCII)  # the hub's rule
@@ -73,7 +73,7 @@ def _find_in_cache(model: str, revision: str) -> Path | None:
 
 
 def _download(model: str, revision: str) -> Path:
-    """Download what the cache lacks of a model; the weights last, if the rest is supported."""
+    """Download the missing files of a model; the weights last, if the rest is supported."""
     from huggingface_hub import HfApi, constants, snapshot_download
 
     timeout = constants.HF_HUB_ETAG_TIMEOUT  # seconds

@@ -25,7 +25,7 @@ from sbkit.base.imports import require_package
 from sbkit.base.torch_internals import batch_norms
 from sbkit.models.pretrained.blocks import Config
 
-MIN_SAMPLES = 1600  # of the input of an extractor, which needs a whole window
+MIN_SAMPLES = 1600  # in the input of an extractor, which needs a whole window
 OWN_MASKS = ("mask_time_prob", "mask_feature_prob")  # `PretrainedEncoder` masks in their place
 
 

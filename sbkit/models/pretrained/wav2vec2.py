@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.parametrizations import weight_norm
 
-from sbkit.audio.lengths import Subsampling, length_mask, widest_float
+from sbkit.audio.lengths import Subsampling, length_mask, sum_dtype
 from sbkit.models.layers import Dropout, FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import ACTIVATIONS, Attention, Config, layer_norm
 
@@ -87,7 +87,7 @@ class ConvLayer(nn.Module):
         windows = audio.unfold(1, self.conv.kernel_size[0], self.conv.stride[0])  # (B, T, K)
         mask = length_mask(lengths, windows.shape[1], audio.device).unsqueeze(-1)
         count = mask.sum(1, keepdim=True).clamp(min=1)
-        dtype = widest_float(audio.device)
+        dtype = sum_dtype(audio.device)
         mean = (windows * mask).sum(1, keepdim=True, dtype=dtype) / count  # (B, 1, K)
         centered = (windows - mean) * mask
         covariance = torch.einsum("btj,btk->bjk", centered, centered) / count  # (B, K, K)

@@ -116,7 +116,7 @@ class Memory(NamedTuple):
 
 
 class DecoderState(NamedTuple):
-    """What the decoder keeps of an utterance: frames, and the tokens that it has read.
+    """The decoder's state of an utterance: its frames, and the tokens that it has read.
 
     visible: which frames are no padding, (B, 1, 1, U).
     frames, tokens: the memories of each layer.
@@ -139,7 +139,7 @@ class TokenAttention(nn.Module):
         self.k_proj, self.v_proj = nn.Linear(width, width, bias=False), nn.Linear(width, width)
 
     def remember(self, x: Tensor) -> Memory:
-        """Compute what attention reads of tokens or frames: (B, K, D) -> Memory."""
+        """Compute the keys and values of tokens or frames: (B, K, D) -> Memory."""
         return Memory(self._by_head(self.k_proj(x)), self._by_head(self.v_proj(x)))
 
     def forward(self, x: Tensor, memory: Memory, visible: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def transcribe_live(options: Namespace) -> int:
         )
     with StreamingRecognizer.load(options.bundle, **recognizer_options(options)) as recognizer:
         if not options.quiet:
-            print(f"running on {recognizer.effective}", file=sys.stderr)
+            print(f"running on {recognizer.runs_on}", file=sys.stderr)
         session = Session(recognizer, detector=open_detector(options))
         show = Display(options.format == "json", options.quiet)
         (source,) = options.files

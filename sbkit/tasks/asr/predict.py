@@ -33,7 +33,7 @@ from sbkit.bundle.protocols import EffectiveRuntime, Encoded
 from sbkit.bundle.task import ClipBatch
 from sbkit.decoding.pool import Alternative, DecoderInput, RecognizedClip, join_recognitions
 from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.runtime.model_thread import PickledAsCall, model_errors
+from sbkit.runtime.model_thread import ReopenedWhenUnpickled, model_errors
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.asr.transcript import Transcript, merge_channels
 from sbkit.tasks.vad.predict import VoiceDetector
@@ -87,7 +87,7 @@ class OverlapJoiner:
             last_sample = end * frame_samples if segment.overlap else len(segment.samples)
             inputs.append(
                 bundle.decoder_input(
-                    encoded.part(self.frames_to_skip, end),
+                    encoded.frames(self.frames_to_skip, end),
                     samples=last_sample - first_sample,
                     start=samples_to_seconds(segment.start + first_sample, rate),
                 )
@@ -96,12 +96,12 @@ class OverlapJoiner:
         return inputs
 
 
-class Transcriber(PickledAsCall):
+class Transcriber(ReopenedWhenUnpickled):
     """Transcribe files and arrays; made by `Transcriber.load`.
 
     Any number of threads may call it. It pickles as the call that loads it again.
 
-    effective: where and how the model runs.
+    runs_on: where and how the model runs.
     sample_rate: of the model, in Hz; frame_seconds: from one frame of CTC to the next.
 
     >>> with Transcriber.load("my-model", device="cpu") as transcriber:  # doctest: +SKIP
@@ -135,11 +135,11 @@ class Transcriber(PickledAsCall):
         frame_samples = self._model.samples_per_frame if decodes_frames else 1
         self.sample_rate = bundle.config.sample_rate
         self._read_ahead_seconds = read_ahead_seconds
-        self.effective = bundle.model.effective
+        self.runs_on = bundle.model.runs_on
         if detector is not None:
             detector.require_rate(self.sample_rate)
         self._segmenter = Segmenter(self.sample_rate, frame_samples, detector, decodes_frames)
-        max_samples = seconds_to_samples(default_batch_seconds(self.effective), self.sample_rate)
+        max_samples = seconds_to_samples(default_batch_seconds(self.runs_on), self.sample_rate)
         self.frame_seconds = frame_samples / self.sample_rate
         self._shapes = BatchShapes(max_samples=max_samples)
         self._encode = encode or partial(self._model.encode_by_length, shapes=self._shapes)
@@ -355,7 +355,7 @@ class Transcriber(PickledAsCall):
             seconds=self._seconds(last.next_start),
             words=tuple(replace(word, text=printable(word.text)) for word in joined.words),
             utterances=tuple(recognized),
-            effective=self.effective,
+            runs_on=self.runs_on,
             nbest=_join_alternatives(recognized, nbest),
         )
 
@@ -381,9 +381,9 @@ def _join_alternatives(recognized: Sequence[RecognizedClip], count: int) -> tupl
     return tuple(best)
 
 
-def default_batch_seconds(effective: EffectiveRuntime) -> float:
+def default_batch_seconds(runs_on: EffectiveRuntime) -> float:
     """Return the seconds of padded audio that a batch should have on the model's device."""
-    return CPU_BATCH_SECONDS if effective.device == "cpu" else GPU_BATCH_SECONDS
+    return CPU_BATCH_SECONDS if runs_on.device == "cpu" else GPU_BATCH_SECONDS
 
 
 def _names(batch: Sequence[_SegmentResult]) -> str:

@@ -99,7 +99,7 @@ def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:
         options.bundle, **recognizer_options(options), times=times, detector=open_detector(options)
     )
     if not options.quiet:
-        print(f"running on {transcriber.effective}", file=sys.stderr)
+        print(f"running on {transcriber.runs_on}", file=sys.stderr)
     return transcriber
 
 

@@ -24,7 +24,7 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.evaluate.wer import word_correctness
-from sbkit.runtime.model_thread import PickledAsCall
+from sbkit.runtime.model_thread import ReopenedWhenUnpickled
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.vad.predict import SpeechEvent, VoiceDetector
 from sbkit.text.recognized_word import Word
@@ -74,7 +74,7 @@ class EndpointRules:
 DEFAULT_RULES = EndpointRules()
 
 
-class StreamingRecognizer(PickledAsCall):
+class StreamingRecognizer(ReopenedWhenUnpickled):
     """A streaming model with its decoder, for any number of sessions; `load` opens a bundle.
 
     decoder, aligner: decode, and time the words.
@@ -86,12 +86,12 @@ class StreamingRecognizer(PickledAsCall):
         bundle.task.require_prediction("text", command="transcribe")
         bundle.task.require_frames("Live speech")
         self.model = bundle.model
-        self.effective = bundle.model.effective
+        self.runs_on = bundle.model.runs_on
         self.sample_rate = bundle.config.sample_rate
         chunks = self.model.chunks
         if chunks is None:
             raise BundleError(
-                f"This model, run by {self.effective.runtime}, only takes whole clips. For live "
+                f"This model, run by {self.runs_on.runtime}, only takes whole clips. For live "
                 "speech, train hparams/ctc_streaming.yaml."
             )
         self.chunks = chunks

@@ -19,7 +19,7 @@ class Transcript:
     file: str | None  # the name of the source; None for an array or an open file
     text: str
     seconds: float  # of audio
-    effective: EffectiveRuntime  # where and how the model ran
+    runs_on: EffectiveRuntime  # where and how the model ran
     words: tuple[Word, ...] = ()  # if their times were requested
     utterances: tuple[
         RecognizedClip, ...
@@ -35,7 +35,7 @@ class Transcript:
             "text": self.text,
             "seconds": round(self.seconds, 3),
             "words": [word.plain() for word in self.words],
-            "effective": asdict(self.effective),
+            "effective": asdict(self.runs_on),
         }
 
 

@@ -19,11 +19,11 @@ from sbkit.audio.io import FULL_SCALE, AudioSource, Samples, stream_source, to_i
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.runtime.runtimes import GraphModel
+from sbkit.runtime.runtimes import OpenBundle
 from sbkit.tasks.codec.codes import Codes, CodeSpace, EncodedAudio
 
 
-class Codec(GraphModel):
+class Codec(OpenBundle):
     """A codec, opened from a bundle: encodes audio, and decodes codes.
 
     frame: the number of samples of a frame.

@@ -17,9 +17,9 @@ from sbkit.base.arrays import Counts
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed, printable
 from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.runtime.runtimes import GraphModel
+from sbkit.runtime.runtimes import OpenBundle
 from sbkit.tasks.tts.symbols import PADDING, to_symbols, transcribe_phonemes
-from sbkit.text.languages import check_language
+from sbkit.text.languages import parse_language
 from sbkit.text.verbalize import MARKS, spell_out, split_sentences, without_ssml
 
 MAX_TEXT_CHARACTERS = 20_000  # about half an hour of speech
@@ -52,7 +52,7 @@ class Speech:
         return self.audio
 
 
-class Synthesizer(GraphModel):
+class Synthesizer(OpenBundle):
     """A TTS model, opened from a bundle; language: the language tag of the texts it reads.
 
     options: `device`, `runtime` and `precision`, as for `load_bundle`.
@@ -67,10 +67,10 @@ class Synthesizer(GraphModel):
     def __init__(self, folder: Path | str, **options: Any) -> None:
         super().__init__(folder, **options)
         self._labels = self.bundle.labels
-        self.language = check_language(self.bundle.config.language or "und")  # passed to espeak-ng
+        self.language = parse_language(self.bundle.config.language or "und")  # passed to espeak-ng
         self._symbol_type = str(self.settings["symbol_type"])
         self._symbols = set(self._labels.names)
-        seconds = CPU_BATCH_SECONDS if self.effective.device == "cpu" else GPU_BATCH_SECONDS
+        seconds = CPU_BATCH_SECONDS if self.runs_on.device == "cpu" else GPU_BATCH_SECONDS
         self._shapes = BatchShapes(max_samples=seconds * SYMBOLS_PER_SECOND)  # counts symbols
 
     def stream(self, text: str, speed: float = 1.0, *, max_seconds: float = math.inf) -> Speech:

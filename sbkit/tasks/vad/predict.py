@@ -19,7 +19,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
-from sbkit.runtime.model_thread import PickledAsCall
+from sbkit.runtime.model_thread import ReopenedWhenUnpickled
 from sbkit.runtime.runtimes import ThreadedBundle, load_in_thread
 from sbkit.tasks.vad.task import DELAY_FRAMES
 
@@ -173,7 +173,7 @@ class VoiceDetector:
         return samples_to_seconds(frames * self.model.step, self.model.sample_rate)
 
 
-class BundleSpeechModel(PickledAsCall):
+class BundleSpeechModel(ReopenedWhenUnpickled):
     """The model of a bundle in its thread, as a `SpeechModel`."""
 
     def __init__(self, bundle: ThreadedBundle) -> None:
@@ -186,7 +186,7 @@ class BundleSpeechModel(PickledAsCall):
         self.step = chunks.step
         self.overlap = chunks.window - chunks.step
         # The ONNX graph takes one frame, because the exporter unrolls a GRU.
-        self._one_frame = self._thread.effective.runtime != "torch"
+        self._one_frame = self._thread.runs_on.runtime != "torch"
 
     def start(self) -> ModelState:
         return self._thread.start()
@@ -208,7 +208,7 @@ class BundleSpeechModel(PickledAsCall):
 SileroState = tuple[Float32s, Float32s]  # the recurrent state, and the last SILERO_CONTEXT samples
 
 
-class SileroModel(PickledAsCall):
+class SileroModel(ReopenedWhenUnpickled):
     """The ONNX graph of silero-vad as a `SpeechModel`, with frames of 32 ms."""
 
     sample_rate, step, overlap, delay = 16_000, 512, 0, 0

@@ -18,7 +18,7 @@ from sbkit.models.pretrained.encoder import (
     PretrainedFeatures,
     PretrainedFrontEnd,
 )
-from sbkit.models.pretrained.folder import check_weights, load_weights, read_encoder_config
+from sbkit.models.pretrained.folder import check_tensors, load_weights, read_encoder_config
 from tests.models.pretrained.folders import (
     CONFIGS,
     change_json,
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def load(folder: Path) -> list[Tensor]:
     """Check and load a folder like a run that starts; return the weights."""
     config = read_encoder_config(folder)
-    check_weights(folder, config)
+    check_tensors(folder, config)
     parts = [PretrainedFrontEnd(config=config), PretrainedEncoder(config=config)]
     load_weights(folder, parts)
     return [tensor for part in parts for tensor in part.state_dict().values()]
@@ -143,11 +143,11 @@ def test_model_larger_than_memory_is_refused(folder: Path, monkeypatch: pytest.M
     config_of_one = {**config, "num_hidden_layers": 1}
     one_layer = sum(t.numel() for part in make_parts(config_of_one) for t in part.parameters())
     monkeypatch.setattr(folder_module, "available_memory", lambda: 4 * one_layer)
-    check_weights(folder, config, layers=1)
+    check_tensors(folder, config, layers=1)
     with pytest.raises(DeviceError, match=r"but only 0.0 GiB of memory are free"):
-        check_weights(folder, config)
+        check_tensors(folder, config)
     with pytest.raises(ConfigError, match="`layers` must be a whole number from 1 to 3, but is 4"):
-        check_weights(folder, config, layers=4)
+        check_tensors(folder, config, layers=4)
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
