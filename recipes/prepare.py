@@ -24,7 +24,7 @@ from sbkit.data.shard import Row
 from sbkit.data.splits import (
     Splits,
     add_texts,
-    keep_column,
+    cached_column,
     normalize_texts,
     read_column,
     within_limits,
@@ -115,7 +115,7 @@ def with_fingerprints(splits: Splits, column: str) -> Splits:
 def with_column(
     splits: Splits, column: str, compute: Callable[[Dataset], Iterable[str]], *, identity: object
 ) -> Splits:
-    """Add a column to each split, computed once and kept in the corpus; one of a table is replaced.
+    """Add a column to each split, computed once and cached; one of a table is replaced.
 
     identity: plain data that names what else than a split and the code of sbkit or of ``compute``
         decides the texts.
@@ -123,7 +123,7 @@ def with_column(
     made_from = {"identity": identity, "modules": user_digests(compute.__module__)}
     named = splits.named()
     for name, split in named.items():
-        texts = keep_column(split, column, made_from, partial(compute, split))
+        texts = cached_column(split, column, made_from, partial(compute, split))
         kept = split.select_columns([other for other in split.column_names if other != column])
         named[name] = kept.add_column(column, to_texts(texts.table[column]))
     return with_fingerprints(splits.with_named(named), column)

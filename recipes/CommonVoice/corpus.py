@@ -80,11 +80,11 @@ class CommonVoice(Corpus):
         """Read one split; training on ``validated`` leaves out its rows that are in dev or test."""
         options = TableOptions.from_settings(self.settings)
         if tables := self._find_tables():
-            parts = [
+            manifests = [
                 (tag, read_spontaneous(table, split, replace(options, language=tag)))
                 for tag, table in tables.items()
             ]
-            return Manifest.join_named(parts, *self.files()).blocks()
+            return Manifest.join_named(manifests, *self.files()).blocks()
         releases = self._find_releases()
         chosen = self.settings.get("splits") or {}
         train = to_names(chosen.get("train") or TRAIN)

@@ -39,9 +39,9 @@ from sbkit.base.units import MICROSECONDS, SAMPLE_RATE, microseconds_to_samples,
 logger = logging.getLogger(__name__)
 
 Samples = npt.NDArray[np.int16]
-Source = Path | str | IOBase | bytes  # a file by its path, open for reading bytes, or its bytes
+AudioFile = Path | str | IOBase | bytes  # a file by its path, open for reading bytes, or its bytes
 # Also an array or a tensor, a pair of it and its rate, and what the library `datasets` returns.
-AudioSource = Source | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
+AudioLike = AudioFile | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
 
 STANDARD = Path("-")  # standard input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
@@ -55,20 +55,20 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".weba", ".mpg", ".m2a", ".mts", ".m2ts", ".vob", ".3g2", ".3gpp", ".ogv", ".ogx", ".awb"),
     *(".wmv", ".asf", ".dsf"),
 )
-END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because tools round
-BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError
+END_TOLERANCE = 50_000  # microseconds that a span may exceed its file, because tools round
+BEYOND_END = "span beyond the end of its file"  # the reason of an AudioError
 MAX_CLIP_SECONDS = DAY  # 2.8 GB at 16 kHz; as much as `max_seconds` allows
-MAX_GAP = 30 * MICROSECONDS  # between parts; over a longer one, the file is opened again
-RESAMPLER_SECONDS = 1  # of a part, for the resampler
+MAX_GAP = 30 * MICROSECONDS  # between spans; over a longer one, the file is opened again
+RESAMPLER_SECONDS = 1  # of a span, for the resampler
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
 MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
 END: Signal = np.empty(0, np.float32)
 
 
-class AudioPart(NamedTuple):
-    """An audio file, or a part or a channel of it; times are whole microseconds: they are exact.
+class AudioSpan(NamedTuple):
+    """An audio file, or a span or a channel of it; times are whole microseconds: they are exact.
 
-    >>> str(AudioPart("/data/talk.mp3", 1_500_000, 4_000_000))
+    >>> str(AudioSpan("/data/talk.mp3", 1_500_000, 4_000_000))
     '1.5 to 4 s of talk.mp3'
     """
 
@@ -83,7 +83,7 @@ class AudioPart(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether the part is all of the file, with all of its channels."""
+        """Whether the span is all of the file, with all of its channels."""
         return self.is_whole and self.channel is None
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path
 
 
 def read_audio(
-    path: Source, sample_rate: int = SAMPLE_RATE, mixer: ChannelMixer | None = None
+    path: AudioFile, sample_rate: int = SAMPLE_RATE, mixer: ChannelMixer | None = None
 ) -> Samples:
     """Read a file of any format and rate as (S,) int16.
 
@@ -167,11 +167,11 @@ def _append(content: bytearray, block: Samples, sample_rate: int) -> None:
     """Append a block to what is held of a file: kilobytes of AMR or FLAC may last for years."""
     content += block.tobytes()
     if len(content) > 2 * MAX_CLIP_SECONDS * sample_rate:
-        raise AudioError("longer than a day", "A clip may last a day. Name its parts in a table.")
+        raise AudioError("longer than a day", "A clip may last a day. Name its spans in a table.")
 
 
 def stream_audio(
-    source: Source,
+    source: AudioFile,
     sample_rate: int = SAMPLE_RATE,
     block_seconds: float = BLOCK_SECONDS,
     *,
@@ -243,49 +243,49 @@ class Resampler:
         return resampled
 
 
-def read_parts(
-    parts: Sequence[AudioPart],
+def read_spans(
+    spans: Sequence[AudioSpan],
     sample_rate: int,
     mixer: ChannelMixer | None = None,
     source: Path | IOBase | None = None,
 ) -> Iterator[Samples | AudioError]:
-    """Read parts of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
+    """Read spans of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
-    What is far from a part is not decoded; the samples then differ by at most two steps of int16,
-    and in the noise that decoders of AAC and AC-3 draw. A part that cannot be read gives an error
+    What is far from a span is not decoded; the samples then differ by at most two steps of int16,
+    and in the noise that decoders of AAC and AC-3 draw. A span that cannot be read gives an error
     in its place. One that exceeds the file by END_TOLERANCE or less ends with it.
 
-    source: the open file, if not that at the path of the parts.
+    source: the open file, if not that at the path of the spans.
     """
     mixer = mixer or ChannelMixer()
-    source = source or Path(parts[0].path)
+    source = source or Path(spans[0].path)
     first = 0
-    for index, (part, next_part) in enumerate(pairwise(parts), 1):
-        if part.end is not None and next_part.start - part.end > MAX_GAP:
-            yield from _read_near_parts(source, parts[first:index], sample_rate, mixer)
+    for index, (span, next_span) in enumerate(pairwise(spans), 1):
+        if span.end is not None and next_span.start - span.end > MAX_GAP:
+            yield from _read_near_spans(source, spans[first:index], sample_rate, mixer)
             first = index
-    yield from _read_near_parts(source, parts[first:], sample_rate, mixer)
+    yield from _read_near_spans(source, spans[first:], sample_rate, mixer)
 
 
-def _read_near_parts(
+def _read_near_spans(
     source: Path | IOBase,
-    parts: Sequence[AudioPart],
+    spans: Sequence[AudioSpan],
     sample_rate: int,
     mixer: ChannelMixer,
     skip_seconds: int | None = None,
 ) -> Iterator[Samples | AudioError]:
-    waiting = deque(parts)
+    waiting = deque(spans)
     content = bytearray()  # of samples from index `first` on; grows and shrinks in place
     if skip_seconds is None:  # whole seconds, for samples at the times of those of the whole file
-        skip_seconds = max(0, parts[0].start // MICROSECONDS - RESAMPLER_SECONDS)
+        skip_seconds = max(0, spans[0].start // MICROSECONDS - RESAMPLER_SECONDS)
     first = skip_seconds * sample_rate
 
     def to_bytes(time: int) -> int:
         return 2 * (microseconds_to_samples(time, sample_rate) - first)
 
-    def cut(part: AudioPart) -> Samples:
-        end = None if part.end is None else to_bytes(part.end)
-        return np.frombuffer(bytes(content[to_bytes(part.start) : end]), np.int16)
+    def cut(span: AudioSpan) -> Samples:
+        end = None if span.end is None else to_bytes(span.end)
+        return np.frombuffer(bytes(content[to_bytes(span.start) : end]), np.int16)
 
     try:
         for block in stream_audio(source, sample_rate, mixer=mixer, skip_seconds=skip_seconds):
@@ -301,18 +301,18 @@ def _read_near_parts(
         yield from [error] * len(waiting)
         return
     if skip_seconds and first == skip_seconds * sample_rate and not content:
-        yield from _read_near_parts(
-            source, parts, sample_rate, mixer, 0
+        yield from _read_near_spans(
+            source, spans, sample_rate, mixer, 0
         )  # to tell how long the file is
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
-    for part in waiting:
-        is_inside = part.end is None or part.end <= seconds * MICROSECONDS + END_TOLERANCE
-        if is_inside and to_bytes(part.start) < len(content):
-            yield cut(part)
+    for span in waiting:
+        is_inside = span.end is None or span.end <= seconds * MICROSECONDS + END_TOLERANCE
+        if is_inside and to_bytes(span.start) < len(content):
+            yield cut(span)
         else:
             yield AudioError(
-                BEYOND_END, f"{part}: the file {part.path} lasts only {seconds:.3f} s."
+                BEYOND_END, f"{span}: the file {span.path} lasts only {seconds:.3f} s."
             )
 
 
@@ -335,7 +335,7 @@ def file_rate(path: Path | str) -> int:
 
 
 def stream_source(
-    source: AudioSource, sample_rate: float | None, new_rate: int, mixer: ChannelMixer | None = None
+    source: AudioLike, sample_rate: float | None, new_rate: int, mixer: ChannelMixer | None = None
 ) -> Iterator[Samples]:
     """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
 

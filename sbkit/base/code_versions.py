@@ -20,10 +20,10 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "77d452bb78a3ca93"),
+    "corpus": CodeVersion(2, "5b6a130d90a40298"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
-    "text": CodeVersion(8, "32f46d2590b7e7a0"),
-    "token_counts": CodeVersion(1, "ab5f00b18798b40c"),
+    "text": CodeVersion(8, "eec262de6d6139a1"),
+    "token_counts": CodeVersion(1, "f9f51ae711045e2e"),
     "symbols": CodeVersion(2, "73c82238571e1d47"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
     "speech": CodeVersion(1, "f3712007c8b53acb"),

@@ -16,7 +16,7 @@ import fsspec
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioPart, Samples, encode_audio, read_audio, read_parts
+from sbkit.audio.io import AudioSpan, Samples, encode_audio, read_audio, read_spans
 from sbkit.data.filesystem import access_errors
 
 STORE_FORMATS: Mapping[str, Mapping[str, Any]] = {  # options of libsndfile
@@ -90,7 +90,7 @@ class DecodedClip(NamedTuple):
 
 
 def decode_file(
-    clips: Sequence[AudioPart],
+    clips: Sequence[AudioSpan],
     sample_rate: int,
     store: str,
     result: DecodedFile,
@@ -109,7 +109,7 @@ def decode_file(
             if len(clips) == 1 and clips[0].is_whole:
                 decoded: Iterable[Samples | AudioError] = [read_audio(source, sample_rate, mixer)]
             else:
-                decoded = read_parts(clips, sample_rate, mixer, source)
+                decoded = read_spans(clips, sample_rate, mixer, source)
             for samples in decoded:
                 yield _encode(samples, sample_rate, store)
             result.digest, result.mix_fault = hashed.finish(), mixer.fault
@@ -138,11 +138,11 @@ def _encode(samples: Samples | AudioError, sample_rate: int, store: str) -> Deco
     return DecodedClip(encode_audio(samples, sample_rate, **STORE_FORMATS[store]), len(samples))
 
 
-def by_file(parts: Iterable[AudioPart]) -> list[int]:
-    """Return the indices of parts by file, in the order of first parts, channel and start."""
+def by_file(spans: Iterable[AudioSpan]) -> list[int]:
+    """Return the indices of spans by file, in the order of first spans, channel and start."""
     rank_of: dict[str, int] = {}
     keys = [
-        (rank_of.setdefault(part.path, len(rank_of)), part.channel or 0, part.start)
-        for part in parts
+        (rank_of.setdefault(span.path, len(rank_of)), span.channel or 0, span.start)
+        for span in spans
     ]
     return sorted(range(len(keys)), key=keys.__getitem__)

@@ -91,7 +91,7 @@ DATA_RANGES = {
         STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
     ),
 }
-# Which audio there is; those of `AUDIO_KEYS` say how it is kept.
+# The keys that say which audio there is; those of `AUDIO_KEYS` say how it is stored.
 SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding")
 AUDIO_KEYS = ("sample_rate", "audio_store")
 # All that corpora and filters read

@@ -173,7 +173,7 @@ def read_files(
     files: Sequence[tuple[SourceFile, TableOptions]],
 ) -> list[Manifest | AudioTable]:
     """Return the rows of tables as one manifest, and the files with audio inside."""
-    parts: list[tuple[str, Manifest]] = []
+    manifests: list[tuple[str, Manifest]] = []
     audio_tables: list[Manifest | AudioTable] = []
     is_inside: dict[str, bool] = {}  # of a folder at a URL, the first file of a kind tells it
     for file, options in files:
@@ -185,9 +185,9 @@ def read_files(
         if is_inside[alike]:
             audio_tables.append(AudioTable(file.path, file.version, options, file.partition))
         else:
-            parts.append((file.name, _read_manifest(file, options)))
+            manifests.append((file.name, _read_manifest(file, options)))
     bases = [Path(file.path).parent for file, _ in files[:1]]
-    return [*([Manifest.join_named(parts, *bases)] if parts else []), *audio_tables]
+    return [*([Manifest.join_named(manifests, *bases)] if manifests else []), *audio_tables]
 
 
 def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
@@ -211,7 +211,7 @@ def _read_manifest(file: SourceFile, options: TableOptions) -> Manifest:
     return to_manifest(table, options, find_audio, folder)
 
 
-# Rows that Python holds, kept as parquet in the cache
+# Rows that Python holds, cached as parquet
 
 
 def store_rows(rows: Any) -> Path:

@@ -29,8 +29,8 @@ from sbkit.data.corpus import Corpus
 from sbkit.data.filesystem import Storage
 from sbkit.data.filters import filter_splits
 from sbkit.data.manifest import (
+    CHANNEL_FAULT,
     DURATION_COLUMN,
-    MIX_FAULT,
     RESERVED_COLUMNS,
     STORED,
     Excluded,
@@ -63,7 +63,7 @@ from sbkit.data.units import (
 
 FILES_NAME = "files"  # of the list of the files of all rows
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
-STORED_SCHEMA = pa.schema({"samples": pa.int64(), MIX_FAULT: pa.string(), AUDIO: AUDIO_TYPE})
+STORED_SCHEMA = pa.schema({"samples": pa.int64(), CHANNEL_FAULT: pa.string(), AUDIO: AUDIO_TYPE})
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,9 @@ class Shards:
         columns["sample_rate"] = pa.repeat(self.work.sample_rate, count)
         fields = list(AUDIO_TYPE)
         places = pa.StructArray.from_arrays([columns[f.name] for f in fields], fields=fields)
-        return pa.table({"samples": table["samples"], MIX_FAULT: table[MIX_FAULT], AUDIO: places})
+        return pa.table(
+            {"samples": table["samples"], CHANNEL_FAULT: table[CHANNEL_FAULT], AUDIO: places}
+        )
 
 
 class Clips(NamedTuple):
@@ -379,7 +381,7 @@ def _rows_to_write(block: Manifest) -> pa.Table:
     stored = pa.Table.from_struct_array(rows[STORED])
     return pa.table(
         {name: rows[name] for name in ("id", "sentence")}
-        | {name: stored[name] for name in ("samples", MIX_FAULT)}
+        | {name: stored[name] for name in ("samples", CHANNEL_FAULT)}
         | {name: rows[name] for name in rows.column_names if name not in RESERVED_COLUMNS}
         | {AUDIO: stored[AUDIO]}
     )
@@ -451,9 +453,9 @@ def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest
 
     Their lengths are the durations that the corpus states.
     """
-    if manifest.has_parts:
+    if manifest.has_spans:
         raise ConfigError(
-            "`audio_store: lazy` decodes whole files, but some clips are parts or channels. "
+            "`audio_store: lazy` decodes whole files, but some clips are spans or channels. "
             "Set `audio_store: flac`."
         )
     rows = manifest.rows
@@ -494,7 +496,7 @@ def plan_lazy(manifest: Manifest, files: pa.Table, sample_rate: int) -> Manifest
     }
     stored = {
         "samples": samples,
-        MIX_FAULT: pa.repeat("", count),
+        CHANNEL_FAULT: pa.repeat("", count),
         AUDIO: pa.table(audio, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
     return _add_places(manifest, is_readable, pa.table(stored), errors.values())

@@ -22,7 +22,7 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, concerning
 from sbkit.base.ranges import SHARE, Range
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
-from sbkit.data.mix import Source
+from sbkit.data.mix import MixSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class TrainSampler:
         speeds: Sequence[float] = (1.0,),
         shards: Lengths | None = None,
         shuffle_shards: int = 8,
-        sources: Sequence[Source] = (),
+        sources: Sequence[MixSource] = (),
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         self._samples = np.asarray(samples)

@@ -20,7 +20,7 @@ from sbkit.data.tables import (
     read_text_column,
     require_column,
 )
-from sbkit.text.normalization import Orthography
+from sbkit.text.normalization import TextTable
 from sbkit.text.transcripts import transcript_normalizer
 
 MAX_COMPARED_LINES = 100
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_sentences(
-    files: Iterable[Path], table: Orthography, settings: Mapping[str, Any] = MappingProxyType({})
+    files: Iterable[Path], table: TextTable, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[str]:
     """Yield the normalized sentences of files: the transcripts of tables, the lines of others."""
     normalize = transcript_normalizer(table)

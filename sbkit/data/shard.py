@@ -1,7 +1,7 @@
 """Shards: decoded audio on a disk or in a store, and the tables of its clips.
 
 NAME.arrow    a row for each clip, which `datasets` reads: its name, and its audio as WAV or FLAC
-NAME.parquet  for each clip: which part of which file it is, the size, the time and the digest of
+NAME.parquet  for each clip: which span of which file it is, the size, the time and the digest of
               that file, and the position of its audio in NAME.arrow; columns of a table's rows
 
 The table is written last, so a shard is complete if its table exists. Each clip has a CRC-32, which
@@ -31,7 +31,7 @@ import soundfile
 from datasets import Audio, Features
 
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioPart, Samples, read_audio
+from sbkit.audio.io import AudioSpan, Samples, read_audio
 from sbkit.base.errors import DataError
 from sbkit.base.files import fsync, os_errors_name, temporary_path
 from sbkit.base.messages import note_once, printable
@@ -39,7 +39,7 @@ from sbkit.base.stores import wait_for_store
 from sbkit.base.user_folders import cache_folder
 from sbkit.data.clip_decoding import DecodedFile, decode_file
 from sbkit.data.filesystem import Storage, map_ahead, read_ranges
-from sbkit.data.manifest import MIX_FAULT
+from sbkit.data.manifest import CHANNEL_FAULT
 
 logger = logging.getLogger(__name__)
 
@@ -99,17 +99,17 @@ def read_rows(
     indices: Sequence[int],
     batch_size: int = CLIPS_PER_REQUEST,
     listing: Path | None = None,
-    keep: Callable[[AudioLocation], AudioLocation] = lambda location: location,
+    relocate: Callable[[AudioLocation], AudioLocation] = lambda location: location,
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
     listing: of damaged clips, which become silence with weight 0; without it, they are errors.
-    keep: returns where the audio is read, such as in the copy of a shard.
+    relocate: returns where the audio of a location is read, such as in the copy of a shard.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
         locations = columns[AUDIO]
-        columns[AUDIO] = wait_for_store(partial(_read_audio, locations, keep))
+        columns[AUDIO] = wait_for_store(partial(_read_audio, locations, relocate))
         for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
             if isinstance(row[AUDIO], DataError):
@@ -152,12 +152,12 @@ def read_clips(split: datasets.Dataset, indices: Sequence[int]) -> Iterator[Samp
 
 
 def _read_audio(
-    locations: Sequence[AudioLocation], keep: Callable[[AudioLocation], AudioLocation]
+    locations: Sequence[AudioLocation], relocate: Callable[[AudioLocation], AudioLocation]
 ) -> list[Samples | DataError]:
     """Read clips, with a single call of `read_ranges` for all that are in shards."""
-    locations = [*map(keep, locations)]
+    locations = [*map(relocate, locations)]
     in_shards = [location for location in locations if location["start"] is not None]
-    ranges = [(_shard_file(part["file"]), part["start"], part["size"]) for part in in_shards]
+    ranges = [(_shard_file(place["file"]), place["start"], place["size"]) for place in in_shards]
     contents = iter(read_ranges(ranges))
     clips: list[Samples | DataError] = []
     for location in locations:
@@ -246,7 +246,7 @@ class ShardWriter:
         self.audio_bytes = 0  # size of the audio added so far
 
     def add(
-        self, clips: Sequence[AudioPart], stamp: FileStamp, content: bytes | None = None
+        self, clips: Sequence[AudioSpan], stamp: FileStamp, content: bytes | None = None
     ) -> list[AudioError | None]:
         """Decode and add clips of one file and channel; return the error of each.
 
@@ -271,7 +271,7 @@ class ShardWriter:
             self._clips.append(
                 {
                     "path": os.fsencode(clip.path),
-                    "part": name_part(clip),
+                    "part": span_key(clip),
                     "file_size": stamp.size,
                     "file_time": stamp.time,
                     "crc32": zlib.crc32(decoded.audio),
@@ -302,7 +302,7 @@ class ShardWriter:
             digest = f"{file.digest}:{clip['part']}" if clip["part"] else file.digest
             clip |= {"start": start, "size": size, "digest": digest}
         faults = pa.array([file.mix_fault for file in self._files], pa.string())
-        own = {"samples": pa.array(self._samples, pa.int64()), MIX_FAULT: faults}
+        own = {"samples": pa.array(self._samples, pa.int64()), CHANNEL_FAULT: faults}
         own |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
         others = {} if columns is None else {c: columns[c] for c in columns.column_names}
         facts = json.dumps({"audio_bytes": file_size, "left_out": self.left_out})
@@ -319,7 +319,7 @@ class ShardWriter:
         self._path.unlink(missing_ok=True)
 
 
-def name_part(clip: AudioPart) -> str:
+def span_key(clip: AudioSpan) -> str:
     """Return the position of a clip in its file, "" for a whole file."""
     return "" if clip.is_file else ":".join(map(str, clip[1:]))
 

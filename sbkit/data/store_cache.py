@@ -1,4 +1,4 @@
-"""Shards of `--out`, kept whole on a disk of this machine, which the key `store_cache` names.
+"""Shards of `--out`, cached whole on a disk of this machine, which the key `store_cache` names.
 
 A shard is fetched once, by one process: when one of its clips is read, or before that, in the order
 in which the plan of an epoch uses them. fsspec's own caches write a file under its final name while
@@ -33,7 +33,7 @@ class StoreCache:
         self._folder = Path(folder).expanduser().absolute()
         self._num_epochs = 0
 
-    def keep(self, location: AudioLocation) -> AudioLocation:
+    def cached(self, location: AudioLocation) -> AudioLocation:
         """Return where a clip lies in the copy of its shard, which is made if it is not there."""
         url = location["file"]
         is_shard = location["start"] is not None and ("://" in url or url.startswith("/"))
@@ -67,4 +67,4 @@ class StoreCache:
                 for location in audio[[row for example in step for row in example.rows]][AUDIO]:
                     if epoch != self._num_epochs:  # a later one has begun
                         return
-                    self.keep(location)
+                    self.cached(location)

@@ -1,4 +1,4 @@
-"""Units: the work of preparing a corpus, divided into parts that any process can do.
+"""Units: the shares of the work of preparing a corpus, each of which any process can do.
 
 manifests and tables -> units of plain values -> write(unit) -> shards
 
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from pyarrow.fs import LocalFileSystem
 
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import BEYOND_END, AudioPart
+from sbkit.audio.io import BEYOND_END, AudioSpan
 from sbkit.base.code_versions import audio_state
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
@@ -36,8 +36,8 @@ from sbkit.base.process import begin_work
 from sbkit.data.audio_tables import AudioTable
 from sbkit.data.clip_decoding import by_file
 from sbkit.data.filesystem import Storage, disk_errors, map_ahead
-from sbkit.data.manifest import PART_COLUMNS, STORED, Manifest, hash_texts
-from sbkit.data.shard import AUDIO, FileStamp, ShardWriter, name_part
+from sbkit.data.manifest import SPAN_COLUMNS, STORED, Manifest, hash_texts
+from sbkit.data.shard import AUDIO, FileStamp, ShardWriter, span_key
 from sbkit.data.tables import TableOptions
 from sbkit.logs.progress import progress_bar
 
@@ -73,13 +73,13 @@ class Work:
     split: str
     sample_rate: int  # Hz
     store: str
-    clips: Sequence[AudioPart] = ()
+    clips: Sequence[AudioSpan] = ()
     table: AudioTable | None = None
 
     @classmethod
     def of(cls, unit: Unit) -> "Work":
         values = json.loads(unit["work"])
-        values["clips"] = [AudioPart(*clip) for clip in values["clips"]]
+        values["clips"] = [AudioSpan(*clip) for clip in values["clips"]]
         if table := values["table"]:
             values["table"] = AudioTable(**{**table, "options": TableOptions(**table["options"])})
         return cls(**values)
@@ -134,8 +134,8 @@ def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Itera
         manifest = manifest.take(order)
         ends = np.flatnonzero(np.diff(unit_of_row[order], append=-1)) + 1
         for start, end in pairwise([0, *ends.tolist()]):
-            parts = [*Manifest(manifest.rows.slice(start, end - start)).parts]
-            clips = [parts[index] for index in by_file(parts)]
+            spans = [*Manifest(manifest.rows.slice(start, end - start)).spans]
+            clips = [spans[index] for index in by_file(spans)]
             yield replace(work, split=split, clips=clips).to_unit(out)
 
 
@@ -210,10 +210,10 @@ def _additions(work: Work) -> Iterator[Callable[[ShardWriter], list[pa.Table]]]:
         yield partial(_add_clips, [*clips], work.stamps[path])
 
 
-def _add_clips(clips: Sequence[AudioPart], stamp: FileStamp, writer: ShardWriter) -> list[pa.Table]:
+def _add_clips(clips: Sequence[AudioSpan], stamp: FileStamp, writer: ShardWriter) -> list[pa.Table]:
     for clip, error in zip(clips, writer.add(clips, stamp), strict=True):
         if error is not None and error.reason not in TEMPORARY_REASONS:
-            row = [clip.path, name_part(clip), *stamp, "", error.reason, str(error)]
+            row = [clip.path, span_key(clip), *stamp, "", error.reason, str(error)]
             writer.left_out.append(row)
     return []
 
@@ -221,7 +221,7 @@ def _add_clips(clips: Sequence[AudioPart], stamp: FileStamp, writer: ShardWriter
 def _add_rows(manifest: Manifest, contents: Sequence[bytes], writer: ShardWriter) -> list[pa.Table]:
     added: list[int] = []
     no_file = ["", "", 0, 0]
-    for row, (clip, content) in enumerate(zip(manifest.parts, contents, strict=True)):
+    for row, (clip, content) in enumerate(zip(manifest.spans, contents, strict=True)):
         (error,) = writer.add([clip], FileStamp(len(content), 0), content)
         if error is None:
             added.append(row)
@@ -229,7 +229,7 @@ def _add_rows(manifest: Manifest, contents: Sequence[bytes], writer: ShardWriter
             writer.left_out.append([*no_file, manifest.ids[row], reason_of(error), str(error)])
     writer.left_out += [[*no_file, row.id, row.reason, row.detail] for row in manifest.excluded]
     rows = manifest.take(added).rows
-    names = [name for name in rows.column_names if name not in (AUDIO, *PART_COLUMNS)]
+    names = [name for name in rows.column_names if name not in (AUDIO, *SPAN_COLUMNS)]
     return [rows.select(names)]
 
 
@@ -303,14 +303,14 @@ def _look(name: bytes) -> tuple[int, int]:
 def clip_keys(manifest: Manifest) -> pa.ChunkedArray:
     """Return what identifies each clip: the path of its file, and the position in it."""
     paths = manifest.rows[AUDIO].cast(pa.large_binary())
-    if not manifest.has_parts:
+    if not manifest.has_spans:
         return paths
-    parts = pa.array([*map(name_part, manifest.parts)], pa.string())
-    return join_keys(paths, pa.chunked_array([parts]))
+    positions = pa.array([*map(span_key, manifest.spans)], pa.string())
+    return join_keys(paths, pa.chunked_array([positions]))
 
 
-def join_keys(paths: pa.ChunkedArray, parts: pa.ChunkedArray) -> pa.ChunkedArray:
+def join_keys(paths: pa.ChunkedArray, positions: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the keys of clips at these paths, and at these positions in them, "" for all."""
     separator = pa.scalar(KEY_SEPARATOR, pa.large_binary())
-    joined = pc.binary_join_element_wise(paths, parts.cast(pa.large_binary()), separator)
-    return pc.if_else(pc.equal(parts, ""), paths, joined)
+    joined = pc.binary_join_element_wise(paths, positions.cast(pa.large_binary()), separator)
+    return pc.if_else(pc.equal(positions, ""), paths, joined)

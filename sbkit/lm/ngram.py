@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from sbkit.base.arrays import Float32s, Int64s
-from sbkit.text.normalization import Orthography, normalize
+from sbkit.text.normalization import TextTable, normalize
 
 NO_HISTORY = 0  # a state
 
@@ -59,7 +59,7 @@ class NgramModel:
 
     words: tuple[str, ...]
     grams: tuple[Grams, ...]
-    table: Orthography | None = None
+    table: TextTable | None = None
 
     def __reduce__(self) -> tuple[type["NgramModel"], tuple[object, ...]]:
         """Pickle the model without its cached tables, for processes that decode."""

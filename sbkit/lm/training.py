@@ -30,7 +30,7 @@ from sbkit.lm.language_models import (
     save,
 )
 from sbkit.lm.ngram import SPECIAL, NgramModel
-from sbkit.text.normalization import Orthography, is_mark
+from sbkit.text.normalization import TextTable, is_mark
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentences
 
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
@@ -82,10 +82,10 @@ class LmTextEncoder:
     """
 
     tokenizer: Tokenizer
-    table: Orthography | None = None
+    table: TextTable | None = None
 
     @cached_property
-    def word_table(self) -> Orthography | None:
+    def word_table(self) -> TextTable | None:
         """The table that words pass before they are looked up, as in `NgramModel`."""
         if self.table is None or self.table.is_plain:
             return None

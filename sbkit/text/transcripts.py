@@ -11,7 +11,7 @@ from functools import partial
 import regex
 
 from sbkit.base.errors import ConfigError, concerning
-from sbkit.text.normalization import Orthography, compose, normalize
+from sbkit.text.normalization import TextTable, compose, normalize
 
 _NAME = r"[^\W_][\w-]*"
 TOKEN = re.compile(rf"\[({_NAME})\]")  # of a tag that is kept
@@ -60,13 +60,13 @@ Note = Callable[[str], object]
 
 
 def transcript_normalizer(
-    table: Orthography, kept_names: Collection[str] = ()
+    table: TextTable, kept_names: Collection[str] = ()
 ) -> Callable[[str], str]:
     """Return the function that normalizes transcripts; training, scores and texts share it.
 
     kept_names: the names of tags that stay, written ``[name]``.
 
-    >>> transcript_normalizer(Orthography(numbers="en"), ["cough"])("I paid $3.50 (laughs) <Cough>")
+    >>> transcript_normalizer(TextTable(numbers="en"), ["cough"])("I paid $3.50 (laughs) <Cough>")
     'i paid three dollars and fifty cents [cough]'
     """
     spell: Callable[[str], str] = str

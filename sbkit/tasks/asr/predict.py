@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Self, cast
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioSource, Samples, stream_source
+from sbkit.audio.io import AudioLike, Samples, stream_source
 from sbkit.audio.segments import Segment, Segmenter
 from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.messages import listed, printable
@@ -162,7 +162,7 @@ class Transcriber(PickledAsCall):
 
     def transcribe(
         self,
-        audio: AudioSource,
+        audio: AudioLike,
         sample_rate: float | None = None,
         *,
         channel: Channel = None,
@@ -182,11 +182,11 @@ class Transcriber(PickledAsCall):
         return transcript
 
     def __call__(
-        self, audio: AudioSource | list[Path | str], **options: Any
+        self, audio: AudioLike | list[Path | str], **options: Any
     ) -> Transcript | list[Transcript]:
         """Transcribe audio, or each of a list of files, as `transcribe` does with its options."""
         if not (isinstance(audio, list) and all(isinstance(file, Path | str) for file in audio)):
-            return self.transcribe(cast("AudioSource", audio), **options)
+            return self.transcribe(cast("AudioLike", audio), **options)
         transcripts: list[Transcript] = []
         for result in self.stream(audio, **options):
             if isinstance(result, SbkitError):
@@ -196,7 +196,7 @@ class Transcriber(PickledAsCall):
 
     def stream(
         self,
-        audios: Iterable[AudioSource],
+        audios: Iterable[AudioLike],
         sample_rate: float | None = None,
         *,
         on_seconds: Callable[[float], object] | None = None,
@@ -259,7 +259,7 @@ class Transcriber(PickledAsCall):
                     last_character = ""
 
     def encode(
-        self, audio: AudioSource, sample_rate: float | None = None, *, channel: int | None = None
+        self, audio: AudioLike, sample_rate: float | None = None, *, channel: int | None = None
     ) -> Iterator[tuple[Segment, DecoderInput]]:
         """Yield the segments of a source with their log-probabilities, and decode nothing.
 
@@ -283,7 +283,7 @@ class Transcriber(PickledAsCall):
         self._model.close()
 
     def _read(
-        self, audios: Iterable[AudioSource], sample_rate: float | None, channel: Channel
+        self, audios: Iterable[AudioLike], sample_rate: float | None, channel: Channel
     ) -> Iterator[_SegmentResult]:
         """Read and cut one source after the other; an error ends its source."""
         if isinstance(audios, Path | str | IOBase | bytes | Mapping):
