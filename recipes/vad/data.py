@@ -150,8 +150,8 @@ class NoisyClips:
         if self._train is None:
             return torch.zeros(0)
         clips: list[Tensor] = []
-        step = -(-len(self._train) // NUM_BABBLE_CLIPS)
-        for row in read_rows(self._train, range(0, len(self._train), step)):
+        stride = -(-len(self._train) // NUM_BABBLE_CLIPS)
+        for row in read_rows(self._train, range(0, len(self._train), stride)):
             speech = np.repeat(speech_of(row, self._rate), self._rate // WINDOWS_PER_SECOND)
             clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
         return make_voices(clips, self._rate).to(self._device)

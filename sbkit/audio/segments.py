@@ -159,13 +159,13 @@ class Segmenter:
             longest = max(cuts)
             if longest.pause_windows >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
                 return self._segment_until(longest, head, start)
-        step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
+        shift = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
         if not self.overlaps:
             window = self._window_samples
-            quietest = int(window_levels(head[step:], window).argmin())
-            return Segment(head[: step + quietest * window + window // 2].copy(), start)
-        step = step // self.frame_samples * self.frame_samples
-        return Segment(head.copy(), start, overlap=self._max_samples - step)
+            quietest = int(window_levels(head[shift:], window).argmin())
+            return Segment(head[: shift + quietest * window + window // 2].copy(), start)
+        shift = shift // self.frame_samples * self.frame_samples
+        return Segment(head.copy(), start, overlap=self._max_samples - shift)
 
     def _possible_cuts(
         self, head: Samples, pauses: "Pauses", *, previous: Segment, has_more: bool

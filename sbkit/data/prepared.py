@@ -442,8 +442,8 @@ class _CacheFolder:
         sources = sources or read_sources(corpus, as_stream=is_stream)
         files = FILES.empty_table() if is_stream else _stat_clips(sources)
         shards, clips = self._find_clips(files)
-        steps = (self._write_missing,) if again else (self._take_over, self._write_missing)
-        for add_shards in () if is_stream else steps:
+        stages = (self._write_missing,) if again else (self._take_over, self._write_missing)
+        for add_shards in () if is_stream else stages:
             missing = {split: [*map(clips.missing, items)] for split, items in sources.items()}
             if add_shards(missing, files):
                 shards, clips = self._find_clips(files)

@@ -385,6 +385,6 @@ def fit_confidence(words: Sequence[tuple[WordFeatures, bool]]) -> Confidence | N
         probabilities = 1 / (1 + np.exp(-np.clip(inputs @ weights, -50, 50)))
         gradient = inputs.T @ (right - probabilities) - penalty @ weights
         curvature = (inputs.T * (probabilities * (1 - probabilities))) @ inputs + penalty
-        step = np.linalg.solve(curvature, gradient)
-        weights += step / max(1.0, np.abs(step).max() / MAX_STEP_SIZE)
+        newton_step = np.linalg.solve(curvature, gradient)
+        weights += newton_step / max(1.0, np.abs(newton_step).max() / MAX_STEP_SIZE)
     return Confidence(*weights.round(4).tolist())

@@ -132,9 +132,9 @@ def rate_intervals(
 def _resamples(num_units: int, draws: int, seed: int) -> Iterator[Float64s]:
     """Yield how often draws contain the units: blocks of (D, num_units)."""
     random = np.random.default_rng(seed)
-    step = max(1, UNITS_AT_ONCE // num_units)
-    for first in range(0, draws, step):
-        rows = np.arange(min(step, draws - first))[:, None]
+    draws_at_once = max(1, UNITS_AT_ONCE // num_units)
+    for first in range(0, draws, draws_at_once):
+        rows = np.arange(min(draws_at_once, draws - first))[:, None]
         drawn = random.integers(num_units, size=(len(rows), num_units))
         counts = np.bincount((rows * num_units + drawn).ravel(), minlength=drawn.size)
         yield counts.reshape(drawn.shape).astype(np.float64)

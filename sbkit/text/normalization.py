@@ -268,7 +268,7 @@ def normalize(text: str, language: str, table: TextTable | None = None) -> str:
     if table is None:
         table = language_table(language)
     marks = table.punctuation
-    # 1. Fold widths first, so that every later step meets one form of each character.
+    # 1. Fold widths first, so that every later stage meets one form of each character.
     text = compose(text, marks)
     # 2. Unify apostrophes, which tables name in one form. Lower-casing would turn "İ" into "i" and
     #    a combining dot.
@@ -287,7 +287,7 @@ def normalize(text: str, language: str, table: TextTable | None = None) -> str:
     # 4. Lower the case, because tables only have lower-case letters.
     if not table.keep_case:
         text = text.lower()
-    # 5. Join initials before the next step turns their dots into spaces.
+    # 5. Join initials before the next stage turns their dots into spaces.
     if "." not in marks:
         text = _INITIALS.sub(r"\1", text)
     # 6. Fold letters, and turn punctuation into spaces. This may leave marks to compose.

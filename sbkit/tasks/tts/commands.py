@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LINES_PER_STEP = 256  # synthesized, then written; a job that is killed loses one step
+LINES_PER_BATCH = 256  # synthesized, then written; a job that is killed loses one batch
 COLUMNS = ("path", "text", "duration", "speed", "speaker")
 
 
@@ -150,10 +150,10 @@ def _write_clips(
     num_left_out = 0
     progress = progress_bar("speaking", len(texts))
     with Synthesizer.from_options(options) as voice, progress as advance:
-        for start in range(0, len(texts), LINES_PER_STEP):
-            step = texts[start : start + LINES_PER_STEP]
+        for start in range(0, len(texts), LINES_PER_BATCH):
+            batch = texts[start : start + LINES_PER_BATCH]
             readings: dict[str, Reading] = {}
-            for text in step:
+            for text in batch:
                 try:
                     reading = voice.read(text)
                     if reading.omitted:
@@ -162,7 +162,7 @@ def _write_clips(
                     readings[text] = reading
                 except DataError as error:
                     logger.warning(f"{options.lines}, line {numbers[text]}: left out. {error}")
-            num_left_out += len(step) - len(readings)
+            num_left_out += len(batch) - len(readings)
             clips = [_plan_clip(text, settings) for text in readings]
             signals = voice.synthesize([*readings.values()], [clip["speed"] for clip in clips])
             for clip, signal in zip(clips, signals, strict=True):
@@ -172,7 +172,7 @@ def _write_clips(
                 write_bytes_atomically(file, flac)
                 seconds = samples_to_seconds(len(signal), voice.sample_rate)
                 table.add(clip["text"], [{**clip, "duration": round(seconds, 3)}])
-            advance(len(step))
+            advance(len(batch))
     return num_left_out
 
 
