@@ -28,7 +28,7 @@ import soundfile
 import soxr
 
 from sbkit.audio import decode
-from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.decode import CUT, Block, ReadOptions, Signal, check_rate, check_values
 from sbkit.base.files import write_bytes_atomically
@@ -75,7 +75,7 @@ class AudioSpan(NamedTuple):
     path: str
     start: int = 0
     end: int | None = None  # None: the end of the file
-    channel: int | None = None  # counted from 0; None: all are mixed
+    channel: int | None = None  # counted from 0; None: all are downmixed
 
     @property
     def is_whole(self) -> bool:
@@ -142,12 +142,12 @@ def find_audio_files(folder: Path, pattern: Sequence[str] = ("*",)) -> list[Path
 
 
 def read_audio(
-    path: AudioFile, sample_rate: int = SAMPLE_RATE, mixer: ChannelMixer | None = None
+    path: AudioFile, sample_rate: int = SAMPLE_RATE, downmixer: Downmixer | None = None
 ) -> Samples:
     """Read a file of any format and rate as (S,) int16.
 
     sample_rate: of the result, in Hz.
-    mixer: makes one channel; None: all channels are mixed.
+    downmixer: makes one channel; None: all channels are downmixed.
 
     Raises AudioError if the file is missing, truncated, damaged or not audio.
 
@@ -158,7 +158,7 @@ def read_audio(
     (16000,)
     """
     content = bytearray()  # grows in place: a long file is in memory only once
-    for block in stream_audio(path, sample_rate, mixer=mixer):
+    for block in stream_audio(path, sample_rate, downmixer=downmixer):
         _append(content, block, sample_rate)
     return np.frombuffer(content, np.int16)
 
@@ -171,31 +171,31 @@ def _append(content: bytearray, block: Samples, sample_rate: int) -> None:
 
 
 def stream_audio(
-    source: AudioFile,
+    audio: AudioFile,
     sample_rate: int = SAMPLE_RATE,
     block_seconds: float = BLOCK_SECONDS,
     *,
-    mixer: ChannelMixer | None = None,
+    downmixer: Downmixer | None = None,
     skip_seconds: int = 0,
 ) -> Iterator[Samples]:
     """Read like `read_audio`, and yield blocks (S,) of about ``block_seconds``.
 
     An open file is read from its start, and a pipe as it arrives.
     """
-    if isinstance(source, bytes):
-        source = io.BytesIO(source)
-    options = ReadOptions(mixer or ChannelMixer(), block_seconds, skip_seconds)
-    blocks = resample_blocks(_blocks(source, options), to_rate(sample_rate))
+    if isinstance(audio, bytes):
+        audio = io.BytesIO(audio)
+    options = ReadOptions(downmixer or Downmixer(), block_seconds, skip_seconds)
+    blocks = resample_blocks(_blocks(audio, options), to_rate(sample_rate))
     yield from map(to_int16, blocks)
 
 
-def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
-    name = getattr(source, "name", None) if isinstance(source, IOBase) else str(Path(source))
+def _blocks(audio: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
+    name = getattr(audio, "name", None) if isinstance(audio, IOBase) else str(Path(audio))
     name = name if isinstance(name, str) else "the file"  # that of a temporary one is a number
-    if not isinstance(source, IOBase) and not Path(source).is_file():
+    if not isinstance(audio, IOBase) and not Path(audio).is_file():
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
     try:
-        with _open(source) as file:
+        with _open(audio) as file:
             yield from decode.decode(file, name, options)
     except (OSError, MemoryError) as error:
         raise AudioError("unreachable", f"{name} cannot be read: {error}") from error
@@ -203,11 +203,11 @@ def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block
         raise decode.not_audio(name) from error
 
 
-def _open(source: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
+def _open(audio: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
     """Open a file; one that was open before stays open."""
-    if isinstance(source, IOBase):
-        return nullcontext(cast("BinaryIO", source))
-    return Path(source).open("rb")
+    if isinstance(audio, IOBase):
+        return nullcontext(cast("BinaryIO", audio))
+    return Path(audio).open("rb")
 
 
 def resample_blocks(blocks: Iterable[Block], new_rate: int) -> Iterator[Signal]:
@@ -246,8 +246,8 @@ class Resampler:
 def read_spans(
     spans: Sequence[AudioSpan],
     sample_rate: int,
-    mixer: ChannelMixer | None = None,
-    source: Path | IOBase | None = None,
+    downmixer: Downmixer | None = None,
+    audio: Path | IOBase | None = None,
 ) -> Iterator[Samples | AudioError]:
     """Read spans of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
@@ -255,23 +255,23 @@ def read_spans(
     and in the noise that decoders of AAC and AC-3 draw. A span that cannot be read gives an error
     in its place. One that exceeds the file by END_TOLERANCE or less ends with it.
 
-    source: the open file, if not that at the path of the spans.
+    audio: the open file, if not that at the path of the spans.
     """
-    mixer = mixer or ChannelMixer()
-    source = source or Path(spans[0].path)
+    downmixer = downmixer or Downmixer()
+    audio = audio or Path(spans[0].path)
     first = 0
     for index, (span, next_span) in enumerate(pairwise(spans), 1):
         if span.end is not None and next_span.start - span.end > MAX_GAP:
-            yield from _read_near_spans(source, spans[first:index], sample_rate, mixer)
+            yield from _read_near_spans(audio, spans[first:index], sample_rate, downmixer)
             first = index
-    yield from _read_near_spans(source, spans[first:], sample_rate, mixer)
+    yield from _read_near_spans(audio, spans[first:], sample_rate, downmixer)
 
 
 def _read_near_spans(
-    source: Path | IOBase,
+    audio: Path | IOBase,
     spans: Sequence[AudioSpan],
     sample_rate: int,
-    mixer: ChannelMixer,
+    downmixer: Downmixer,
     skip_seconds: int | None = None,
 ) -> Iterator[Samples | AudioError]:
     waiting = deque(spans)
@@ -288,7 +288,8 @@ def _read_near_spans(
         return np.frombuffer(bytes(content[to_bytes(span.start) : end]), np.int16)
 
     try:
-        for block in stream_audio(source, sample_rate, mixer=mixer, skip_seconds=skip_seconds):
+        blocks = stream_audio(audio, sample_rate, downmixer=downmixer, skip_seconds=skip_seconds)
+        for block in blocks:
             _append(content, block, sample_rate)
             while (end := waiting[0].end) is not None and to_bytes(end) <= len(content):
                 yield cut(waiting.popleft())
@@ -301,9 +302,8 @@ def _read_near_spans(
         yield from [error] * len(waiting)
         return
     if skip_seconds and first == skip_seconds * sample_rate and not content:
-        yield from _read_near_spans(
-            source, spans, sample_rate, mixer, 0
-        )  # to tell how long the file is
+        # From its start, to tell how long the file is.
+        yield from _read_near_spans(audio, spans, sample_rate, downmixer, skip_seconds=0)
         return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
     for span in waiting:
@@ -316,69 +316,69 @@ def _read_near_spans(
             )
 
 
-def declared_seconds(source: Path | str | IOBase) -> float:
+def declared_seconds(audio: Path | str | IOBase) -> float:
     """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
-    if not isinstance(source, IOBase):
-        if not Path(source).is_file():
+    if not isinstance(audio, IOBase):
+        if not Path(audio).is_file():
             return 0.0
         with suppress(soundfile.SoundFileError):  # in a hundredth of the time of FFmpeg
-            return float(soundfile.info(source).duration)
-    with suppress(Exception), _open(source) as file:  # a damaged file may make a library raise any
+            return float(soundfile.info(audio).duration)
+    with suppress(Exception), _open(audio) as file:  # a damaged file may make a library raise any
         return decode.declared_seconds(file)
     return 0.0
 
 
 def file_rate(path: Path | str) -> int:
     """Return the sample rate of a file in Hz; raises AudioError like `read_audio`."""
-    blocks = _blocks(path, ReadOptions(ChannelMixer(), block_seconds=0.1))
+    blocks = _blocks(path, ReadOptions(Downmixer(), block_seconds=0.1))
     return next(blocks).rate
 
 
-def stream_source(
-    source: AudioLike, sample_rate: float | None, new_rate: int, mixer: ChannelMixer | None = None
+def stream_input(
+    audio: AudioLike, sample_rate: float | None, new_rate: int, downmixer: Downmixer | None = None
 ) -> Iterator[Samples]:
     """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
 
-    source: a path, an open file or the bytes of one; an array or tensor at ``sample_rate``, or a
+    audio: a path, an open file or the bytes of one; an array or tensor at ``sample_rate``, or a
         pair of it and its rate; or audio of the library `datasets`: a mapping with `array` and
         `sampling_rate`, or with `bytes` or `path`, or an AudioDecoder.
     """
-    audio, rate = file_or_array(source, sample_rate)
+    content, rate = file_or_array(audio, sample_rate)
     if rate is None:
-        yield from stream_audio(audio, new_rate, mixer=mixer)
+        yield from stream_audio(content, new_rate, downmixer=downmixer)
         return
-    mixer = mixer or ChannelMixer()
-    mono = mixer.mix("the array", _to_channels(_to_numpy(audio)), ())
+    downmixer = downmixer or Downmixer()
+    mono = downmixer.downmix("the array", _to_channels(_to_numpy(content)), ())
     if not len(mono):
         raise AudioError("no samples", "The audio array is empty.")
     yield from map(to_int16, resample_blocks([Block(rate, mono)], new_rate))
 
 
-def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
-    """Return what `stream_source` takes as a file without a rate, or an array with its rate."""
-    read_samples = getattr(source, "get_all_samples", None)  # of an AudioDecoder
+def file_or_array(audio: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
+    """Return what `stream_input` takes as a file without a rate, or an array with its rate."""
+    read_samples = getattr(audio, "get_all_samples", None)  # of an AudioDecoder
     if read_samples is not None:
         decoded = read_samples()
-        source = (decoded.data, decoded.sample_rate)
-    if isinstance(source, Mapping):
-        if source.get("array") is not None:
-            source = (source["array"], source.get("sampling_rate"))
-        elif (file := source.get("bytes") or source.get("path")) is not None:
-            source = file
+        audio = (decoded.data, decoded.sample_rate)
+    if isinstance(audio, Mapping):
+        if audio.get("array") is not None:
+            audio = (audio["array"], audio.get("sampling_rate"))
+        elif (file := audio.get("bytes") or audio.get("path")) is not None:
+            audio = file
         else:
-            names = ", ".join(map(str, source)) or "nothing"
+            names = ", ".join(map(str, audio)) or "nothing"
             fault = f"A mapping must have `array`, `bytes` or `path`, but this one has {names}."
             raise AudioError("not audio", fault)
-    if isinstance(source, tuple | list) and len(source) == 2:
+    if isinstance(audio, tuple | list) and len(audio) == 2:
         # gradio gives the rate first.
-        source, sample_rate = source[::-1] if isinstance(source[0], Number) else source
+        audio, sample_rate = audio[::-1] if isinstance(audio[0], Number) else audio
     rate = None if sample_rate is None else to_rate(sample_rate)
-    if isinstance(source, Path | str | IOBase | bytes):
-        return source, None
+    if isinstance(audio, Path | str | IOBase | bytes):
+        return audio, None
     if rate is None:
         fault = "An array needs `sample_rate` in Hz, or a pair (samples, rate)."
         raise AudioError("no sample rate", fault)
-    return source, rate
+    return audio, rate
 
 
 def to_rate(sample_rate: float) -> int:

@@ -66,10 +66,10 @@ class PauseDetector(Protocol):
 
 @dataclass(frozen=True)
 class Segment:
-    """Audio that a model takes at once, and its position in the source."""
+    """Audio that a model takes at once, and its position in the recording."""
 
     samples: Samples  # a copy, so that the blocks can be freed
-    start: int  # the index of its first sample in the source
+    start: int  # the index of its first sample in the recording
     overlap: int = 0  # samples that it shares with the next segment; 0 if it ends in a pause
 
     @property
@@ -208,7 +208,7 @@ class _Edge(NamedTuple):
 
 
 class Pauses:
-    """The pauses of one source, whose samples arrive block by block."""
+    """The pauses of one recording, whose samples arrive block by block."""
 
     def __init__(self, detector: PauseDetector | None, sample_rate: int) -> None:
         self._detector = detector
@@ -225,7 +225,7 @@ class Pauses:
     def within(self, samples: Samples, start: int) -> list[list[int]]:
         """Return [first window, end window] of each pause in samples (S,).
 
-        start: the index of the first sample in the source; later calls have later starts.
+        start: the index of the first sample in the recording; later calls have later starts.
         """
         window = self._rate // WINDOWS_PER_SECOND
         if self._detector is None:

@@ -20,13 +20,13 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "f3bac273fe2e515a"),
+    "corpus": CodeVersion(2, "7c81c6561242c06c"),
     "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
     "text": CodeVersion(8, "7e892f44e655166d"),
     "token_counts": CodeVersion(1, "f9f51ae711045e2e"),
     "symbols": CodeVersion(2, "73c82238571e1d47"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
-    "speech": CodeVersion(1, "53d167ac4c8c49b7"),
+    "speech": CodeVersion(1, "71608bd8a145a5e1"),
     "data_report": CodeVersion(2, "4b6135245a8c52cb"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these

@@ -52,7 +52,7 @@ MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
 MAX_SHOWN_TEXT = 60  # characters of a transcript in a finding
 MAX_LISTED_CHARACTERS = 10
 MAX_LISTED_LANGUAGES = 5
-MAX_MIX_FAULT_SHARE = 0.02  # clips of a set whose channels should not be mixed
+MAX_CHANNEL_FAULT_SHARE = 0.02  # clips of a set whose channels should not be downmixed
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
 Rows = Sequence[int] | npt.NDArray[np.int64]
@@ -407,17 +407,17 @@ def _describe_changes(changes: Sequence[Facts]) -> str:
 
 
 def check_channels(run: CheckedRun) -> Iterator[Finding]:
-    """Find sets in which the mix of two channels often loses speech."""
+    """Find sets in which the downmix of two channels often loses speech."""
     rows_by_split = {}
     for name, split in run.data.splits.named().items():
         if CHANNEL_FAULT in split.column_names:
             rows = np.flatnonzero(np.array(read_column(split, CHANNEL_FAULT)) == CANCEL)
-            if len(rows) > MAX_MIX_FAULT_SHARE * len(split):
+            if len(rows) > MAX_CHANNEL_FAULT_SHARE * len(split):
                 rows_by_split[name] = rows
     yield from _finding_of_rows(
         run,
         rows_by_split,
-        problem=f"The two channels of clips {CANCEL}, but are mixed",
+        problem=f"The two channels of clips {CANCEL}, but are downmixed",
         fix="Add a column `channel` to the tables: that of the speaker, counted from 0.",
     )
 

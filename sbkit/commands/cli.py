@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _import_user_modules(names: Sequence[str], models: Sequence[Path]) -> frozenset[str]:
-    """Import what `--import` names; the source in a bundle only runs once it is verified."""
+    """Import what `--import` names; the code in a bundle only runs once it is verified."""
     if not names:
         return frozenset()
     from sbkit.bundle.config import CONFIG_FILE, BundleFiles

@@ -1,4 +1,4 @@
-"""`sbkit new`: a project of your own, with the recipes as source to edit, and notebooks."""
+"""`sbkit new`: a project of your own, with the recipes as code to edit, and notebooks."""
 
 import shutil
 from argparse import Namespace

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 
-from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.channels import Downmixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioSpan, Samples, encode_audio, read_audio, read_spans
 from sbkit.data.filesystem import access_errors
@@ -79,7 +79,7 @@ class DecodedFile:
     """What decoding a file tells at its end."""
 
     digest: str = ""  # a hash of its content
-    mix_fault: str = ""  # what the mix of its channels loses
+    channel_fault: str = ""  # what the downmix of its channels loses
 
 
 class DecodedClip(NamedTuple):
@@ -101,18 +101,20 @@ def decode_file(
     result: is filled in at the end.
     content: of the file, if it lies in another one.
     """
-    path, mixer = clips[0].path, ChannelMixer(clips[0].channel)
+    path, downmixer = clips[0].path, Downmixer(clips[0].channel)
     try:
         with _open(path, content) as file:
             hashed = HashedFile(file, path)
             source = io.BufferedReader(hashed, READ_BYTES)
             if len(clips) == 1 and clips[0].is_whole:
-                decoded: Iterable[Samples | AudioError] = [read_audio(source, sample_rate, mixer)]
+                decoded: Iterable[Samples | AudioError] = [
+                    read_audio(source, sample_rate, downmixer)
+                ]
             else:
-                decoded = read_spans(clips, sample_rate, mixer, source)
+                decoded = read_spans(clips, sample_rate, downmixer, source)
             for samples in decoded:
                 yield _encode(samples, sample_rate, store)
-            result.digest, result.mix_fault = hashed.finish(), mixer.fault
+            result.digest, result.channel_fault = hashed.finish(), downmixer.fault
     except AudioError as error:
         yield from [DecodedClip(error)] * len(clips)
     except OSError as error:

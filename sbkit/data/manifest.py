@@ -20,7 +20,7 @@ from sbkit.base.errors import DataError, concerning
 from sbkit.base.messages import shorten
 from sbkit.text.languages import SEVERAL_LANGUAGES, primary_language
 
-CHANNEL_FAULT = "mix_fault"  # of a clip whose channels are mixed: what is lost, see `ChannelMixer`
+CHANNEL_FAULT = "mix_fault"  # of a clip whose channels are downmixed: what is lost, see `Downmixer`
 MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the row's source
 STORED = "stored"  # of audio that is in shards already: its samples, digest and location
 # Of a manifest with spans or channels of files: microseconds, and the channel, counted from 0.
@@ -50,7 +50,7 @@ class Clip:
     columns: Mapping[str, str] = field(default_factory=dict)  # the speaker is always ``speaker``
     start: int = 0  # microseconds; of a clip that is a span of its file
     end: int | None = None  # microseconds; None: the end of the file
-    channel: int | None = None  # of the file, counted from 0; None: all are mixed
+    channel: int | None = None  # of the file, counted from 0; None: all are downmixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ def store_rows(rows: Any) -> Path:
     """Store rows with the columns of a table, and return the folder of their files.
 
     rows: mappings in any iterable, a pandas DataFrame or a dataset of `datasets`, also a stream.
-        Audio is a path, or anything else that `stream_source` takes. Paths are relative to the
+        Audio is a path, or anything else that `stream_input` takes. Paths are relative to the
         working folder.
 
     >>> clip = {"array": [0.0] * 800, "sampling_rate": 16_000}

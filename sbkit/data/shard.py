@@ -301,7 +301,7 @@ class ShardWriter:
         for clip, file, (start, size) in zip(self._clips, self._files, positions, strict=True):
             digest = f"{file.digest}:{clip['part']}" if clip["part"] else file.digest
             clip |= {"start": start, "size": size, "digest": digest}
-        faults = pa.array([file.mix_fault for file in self._files], pa.string())
+        faults = pa.array([file.channel_fault for file in self._files], pa.string())
         own = {"samples": pa.array(self._samples, pa.int64()), CHANNEL_FAULT: faults}
         own |= {AUDIO: pa.array(self._clips, CLIP_TYPE)}
         others = {} if columns is None else {c: columns[c] for c in columns.column_names}

@@ -255,7 +255,7 @@ class TranscriptionFields(TranscriptionOptions):
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     timestamp_granularities: list[Literal["word", "segment"]] = []  # of verbose_json
     stream: bool = False  # whether to send the text as events
-    # Of the file; None: all are mixed. An own field, as is that of each word and segment.
+    # Of the file; None: all are downmixed. An own field, as is that of each word and segment.
     channel: int | Literal["each"] | None = None
 
     @field_validator("channel", mode="before")

@@ -19,7 +19,7 @@ import soundfile
 import torch
 
 from sbkit.audio import decode, io
-from sbkit.audio.channels import CANCEL, ChannelMixer
+from sbkit.audio.channels import CANCEL, Downmixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.encode import FileWriter
 from sbkit.audio.io import (
@@ -27,7 +27,7 @@ from sbkit.audio.io import (
     read_audio,
     read_spans,
     stream_audio,
-    stream_source,
+    stream_input,
     to_samples,
 )
 from sbkit.base import messages
@@ -287,11 +287,11 @@ def test_channel_is_selected_and_must_exist(tmp_path: Path) -> None:
     (tmp_path / "a.m4a").write_bytes(encode("ipod", "alac", np.stack(sides), SAMPLE_RATE))
     for file in (wav, tmp_path / "a.m4a"):
         for channel, hertz in enumerate((440, 880)):
-            samples = read_audio(file, SAMPLE_RATE, ChannelMixer(channel))
+            samples = read_audio(file, SAMPLE_RATE, Downmixer(channel))
             assert loudest_hertz(samples) == hertz
         for channel in (2, -1):
             with pytest.raises(AudioError, match=f"no channel {channel}: it has 2, counted from 0"):
-                read_audio(file, SAMPLE_RATE, ChannelMixer(channel))
+                read_audio(file, SAMPLE_RATE, Downmixer(channel))
 
 
 def test_speech_in_the_center_of_surround_sound_keeps_its_level() -> None:
@@ -315,9 +315,9 @@ def test_channels_that_cancel_each_other_out_are_noticed() -> None:
         ([speech, 0 * speech], ""),
         ([0 * speech, 0 * speech], ""),
     ):
-        mixer = ChannelMixer()
-        mixer.mix("the file", np.stack(pair, 1), ())
-        assert mixer.fault == fault
+        downmixer = Downmixer()
+        downmixer.downmix("the file", np.stack(pair, 1), ())
+        assert downmixer.fault == fault
 
 
 # ---- spans and blocks
@@ -349,7 +349,7 @@ def test_spans_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: 
 def test_what_is_far_off_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.flac"
     file.write_bytes(encode("flac", "flac", tone(48_000, seconds=200)))
-    decoded = note_calls(monkeypatch, ChannelMixer, "mix", lambda mixer, name, x, *_: len(x))
+    decoded = note_calls(monkeypatch, Downmixer, "mix", lambda downmixer, name, x, *_: len(x))
     spans = [AudioSpan(str(file), 1_000_000 * start, 1_000_000 * start + 1) for start in (90, 150)]
     assert [len(samples) for samples in read_spans(spans, SAMPLE_RATE)] == [0, 0]
     assert sum(decoded) <= 2 * 61 * 48_000  # a block after each span
@@ -403,7 +403,7 @@ def test_floats_beyond_full_scale_are_scaled_by_their_file(
         assert np.array_equal(span, samples[SAMPLE_RATE : 2 * SAMPLE_RATE])
         (trained,) = decode_file([AudioSpan(str(file))], SAMPLE_RATE, "pcm", DecodedFile())
         assert np.array_equal(soundfile.read(BytesIO(trained.audio), dtype="int16")[0], samples)
-        array = np.concatenate([*stream_source((signal, SAMPLE_RATE), None, SAMPLE_RATE)])
+        array = np.concatenate([*stream_input((signal, SAMPLE_RATE), None, SAMPLE_RATE)])
         assert np.abs(array.astype(int) - samples).max() <= 1
         cut = to_samples(signal, is_live=True)
         assert np.abs(cut - (32768 * signal).clip(-32768, 32767)).max() <= 1
@@ -521,7 +521,7 @@ def test_channels_of_an_array_are_its_short_side_and_averaged(
 ) -> None:
     np.testing.assert_array_equal(to_samples(array), CLIP)
     np.testing.assert_array_equal(
-        np.concatenate([*stream_source(array, SAMPLE_RATE, SAMPLE_RATE)]), CLIP
+        np.concatenate([*stream_input(array, SAMPLE_RATE, SAMPLE_RATE)]), CLIP
     )
 
 

@@ -310,7 +310,7 @@ def test_channels_that_cancel_each_other_out_are_noted(tmp_path: Path) -> None:
         Path(tables[split]).write_text("\n".join(rows))
     findings = findings_on(tmp_path / "run", [check_channels], manifest=tables)
     assert [finding.problem.partition(" (")[0] for finding in findings] == [
-        "The two channels of clips cancel each other out, but are mixed: 4 of 12 in train, 1 of 3 "
-        "in dev, 1 of 3 in test",
+        "The two channels of clips cancel each other out, but are downmixed: 4 of 12 in train, 1 "
+        "of 3 in dev, 1 of 3 in test",
     ]
     assert not any(finding.stops for finding in findings)

@@ -101,7 +101,7 @@ def test_cuts_that_are_no_parts_of_files_are_left_out(tmp_path: Path) -> None:
     assert {(row.id, row.reason) for row in manifest.excluded} == {
         ("talk-a_sp1.1", "audio that is not in a file"),
         ("talk-a", "audio that is not in a file"),
-        ("talk-a", "not one channel of a recording"),  # of x1 and x3, which are mixed
+        ("talk-a", "not one channel of a recording"),  # of x1 and x3, which are downmixed
         ("talk-b", "not one channel of a recording"),
         ("talk-a", "clip listed twice"),  # of x2, which is only resampled, and x4
         ("talk-b", "clip listed twice"),

@@ -38,7 +38,7 @@ CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and e
 
 
 def transcribe_live(options: Namespace) -> int:
-    """Transcribe one source while it plays; return the exit code.
+    """Transcribe one input while it plays; return the exit code.
 
     Final text goes to standard output, partial text to standard error. As JSON, all events go to
     standard output, one per line.
@@ -55,9 +55,9 @@ def transcribe_live(options: Namespace) -> int:
             print(f"running on {recognizer.effective}", file=sys.stderr)
         session = Session(recognizer, detector=open_detector(options))
         show = Display(options.format == "json", options.quiet)
-        (source,) = options.files
+        (file,) = options.files
         rate = recognizer.sample_rate
-        for block in audio_blocks(source, rate, raw_rate=options.raw_rate, pace=options.pace or 0):
+        for block in audio_blocks(file, rate, raw_rate=options.raw_rate, pace=options.pace or 0):
             show(session.push(block))
         show(session.finish())
     return 0
@@ -90,24 +90,24 @@ class Display:
 
 
 def audio_blocks(
-    source: Path | str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
+    file: Path | str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
 ) -> Iterator[Samples]:
-    """Yield the audio of a source in blocks (S,).
+    """Yield the audio of an input in blocks (S,).
 
     Ctrl-C ends the recording of a microphone without interrupting the caller, who can finish what
     was recorded. A second Ctrl-C interrupts.
 
-    source: a file, "-" (standard input) or "mic" (the default microphone).
+    file: a file, "-" (standard input) or "mic" (the default microphone).
     sample_rate: the rate of the blocks in Hz.
     raw_rate: the rate of standard input without a header.
     pace: the speed of a file: 1 for real time, 0 for as fast as it can be read.
     """
-    source = str(source)
-    if source == MICROPHONE:
+    file = str(file)
+    if file == MICROPHONE:
         return _microphone(sample_rate)
-    if source == str(STANDARD):
+    if file == str(STANDARD):
         return _stdin(cast("BufferedReader", sys.stdin.buffer), sample_rate, raw_rate)
-    file_blocks = stream_audio(Path(source), sample_rate, BLOCK_SECONDS)
+    file_blocks = stream_audio(Path(file), sample_rate, BLOCK_SECONDS)
     return _paced(file_blocks, sample_rate, pace) if pace else file_blocks
 
 
