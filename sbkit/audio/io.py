@@ -45,8 +45,8 @@ AudioLike = AudioFile | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
 
 STANDARD = Path("-")  # standard input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
-MAX_CHANNELS = 32  # of an array; large microphone arrays have as many
-BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
+MAX_ARRAY_CHANNELS = 32  # of an array; large microphone arrays have as many
+READ_BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
 SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".webm", ".mp4", ".aac"),
     *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64", ".mov", ".mka", ".mkv", ".3gp", ".amr"),
@@ -62,7 +62,7 @@ MAX_GAP = 30 * MICROSECONDS  # between spans; over a longer one, the file is ope
 RESAMPLER_SECONDS = 1  # of a span, for the resampler
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
 MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
-END: Signal = np.empty(0, np.float32)
+NO_SIGNAL: Signal = np.empty(0, np.float32)
 
 
 class AudioSpan(NamedTuple):
@@ -173,7 +173,7 @@ def _append(content: bytearray, block: Samples, sample_rate: int) -> None:
 def stream_audio(
     audio: AudioFile,
     sample_rate: int = SAMPLE_RATE,
-    block_seconds: float = BLOCK_SECONDS,
+    block_seconds: float = READ_BLOCK_SECONDS,
     *,
     downmixer: Downmixer | None = None,
     skip_seconds: int = 0,
@@ -216,7 +216,7 @@ def resample_blocks(blocks: Iterable[Block], new_rate: int) -> Iterator[Signal]:
         resampler = Resampler(rate, new_rate)
         for block in group:
             yield resampler.push(block.samples)
-        yield resampler.push(END, is_last=True)
+        yield resampler.push(NO_SIGNAL, is_last=True)
 
 
 class Resampler:
@@ -226,7 +226,7 @@ class Resampler:
 
     >>> resampler = Resampler(48_000, 16_000)
     >>> first = resampler.push(np.zeros(4800, np.float32))
-    >>> len(first) + len(resampler.push(END, is_last=True))
+    >>> len(first) + len(resampler.push(NO_SIGNAL, is_last=True))
     1600
     """
 
@@ -408,7 +408,7 @@ def to_samples(array: npt.NDArray[np.generic], *, is_live: bool = False) -> Samp
 
     array: int16, or floats between -1 and 1, or such a tensor, of shape (S,), (S, channels) as from
         soundfile, or (channels, S) as from torchaudio. Channels are averaged. There is one, or
-        there are at most MAX_CHANNELS, and more samples than that.
+        there are at most MAX_ARRAY_CHANNELS, and more samples than that.
     is_live: whether more follows. A clip of floats beyond 1 is scaled to 1, but this is cut.
 
     >>> to_samples(np.array([0.0, 0.5, -1.0]))
@@ -423,14 +423,15 @@ def _to_channels(samples: npt.NDArray[np.generic], is_live: bool = False) -> Sig
     """Check and scale an array as `to_samples` documents: -> (S, channels) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
-    has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
+    has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_ARRAY_CHANNELS < sides[1]
     is_supported = samples.dtype == np.int16 or samples.dtype.kind == "f"
     if not is_supported or not (is_mono or has_channels):
         raise AudioError(
             "not audio",
             f"An audio array of {samples.dtype} with shape {samples.shape} is not supported. Pass "
             "int16, or floats between -1 and 1: (samples,), (samples, channels) or "
-            f"(channels, samples), of at most {MAX_CHANNELS} channels and more samples than that.",
+            f"(channels, samples), of at most {MAX_ARRAY_CHANNELS} channels and more samples "
+            "than that.",
         )
     channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples).T
     scale = FULL_SCALE if samples.dtype == np.int16 else 1

@@ -20,14 +20,14 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "7c81c6561242c06c"),
-    "releases": CodeVersion(1, "78f22f3a2bb4cc9a"),
-    "text": CodeVersion(8, "7e892f44e655166d"),
-    "token_counts": CodeVersion(1, "f9f51ae711045e2e"),
-    "symbols": CodeVersion(2, "73c82238571e1d47"),
+    "corpus": CodeVersion(2, "c702d717e7c4b84f"),
+    "releases": CodeVersion(1, "0f26feaac974265c"),
+    "text": CodeVersion(8, "6e31b32a71d08dfd"),
+    "token_counts": CodeVersion(1, "4e56dfa139a0b3dc"),
+    "symbols": CodeVersion(2, "21ca1948391f5fcf"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
     "speech": CodeVersion(1, "71608bd8a145a5e1"),
-    "data_report": CodeVersion(2, "4b6135245a8c52cb"),
+    "data_report": CodeVersion(2, "54facf227b03dc26"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

@@ -19,7 +19,7 @@ from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.data.columns import CUT_SHORT, find_split_column, role_of
 from sbkit.data.data_report import Facts, measure_data
 from sbkit.data.manifest import CHANNEL_FAULT
-from sbkit.data.normalization_report import FIXES, REPLACED
+from sbkit.data.normalization_report import FIXES, REPLACED_KIND
 from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
@@ -372,7 +372,7 @@ def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding
             f"`language: {language}`: {listed(examples, max_names=MAX_LISTED_CHARACTERS)}",
             fix=f"Set `language` to that of the transcripts{spoken and f', such as {spoken}'}.",
         )
-    if replacements := by_kind.get(REPLACED):  # of letters, by the text table of the language
+    if replacements := by_kind.get(REPLACED_KIND):  # of letters, by the text table of the language
         replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
         count = replaced.total()
         share = count / letters.total()

@@ -30,7 +30,7 @@ USUAL_COLUMNS: Mapping[str, tuple[str, ...]] = {  # by role, the keys of `column
 }
 TIME_ROLES = ("start", "duration", "end")
 TIME_WORDS = {"start", "begin", "onset", "offset", "end", STOP_COLUMN}
-UNIT = re.compile(r"_(ms|msec|milliseconds|s|sec|seconds)$")
+TIME_UNIT = re.compile(r"_(ms|msec|milliseconds|s|sec|seconds)$")
 SPLIT_COLUMNS = (*USUAL_COLUMNS["split"], "subset", "partition", "set", "fold")
 ROLE_OF = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -59,7 +59,7 @@ def find_columns(names: Sequence[str], role: str) -> list[str]:
     """Return the columns that have a usual name of a role; those of times may have a unit."""
     plain = {name: plain_name(name) for name in names}
     if role in TIME_ROLES:
-        plain = {name: UNIT.sub("", text) for name, text in plain.items()}
+        plain = {name: TIME_UNIT.sub("", text) for name, text in plain.items()}
     return [name for name in names if plain[name] in USUAL_COLUMNS[role]]
 
 
@@ -114,7 +114,7 @@ def is_like_time(column: str) -> bool:
 
 def units_per_second(column: str) -> int:
     """Return 1000 for a column of milliseconds, else 1."""
-    unit = UNIT.search(plain_name(column))
+    unit = TIME_UNIT.search(plain_name(column))
     return 1000 if unit and unit[1].startswith("m") else 1
 
 

@@ -37,7 +37,7 @@ DURATION_COLUMN = "duration_ms"  # of a clip, as its corpus states it: text
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
 BLOCK_ROWS = 100_000  # of a split, in memory at the same time
 # Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
-_SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})
+_MANIFEST_SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Manifest:
     @classmethod
     def join(cls, manifests: Iterable[Self]) -> Self:
         """Return the rows of all manifests, which may have different columns."""
-        tables = [_SCHEMA.empty_table()]
+        tables = [_MANIFEST_SCHEMA.empty_table()]
         excluded = list[Excluded]()
         filtered = Counter[str]()
         for manifest in manifests:
@@ -227,7 +227,7 @@ class Manifest:
 
     def _clips(self, first: int, count: int) -> Iterator[Clip]:
         for row in self.rows.slice(first, count).to_pylist():
-            id, path, sentence = map(row.pop, _SCHEMA.names)
+            id, path, sentence = map(row.pop, _MANIFEST_SCHEMA.names)
             row.pop(STORED, None)
             start, end, channel = (row.pop(name, None) for name in SPAN_COLUMNS)
             columns = {name: value for name, value in row.items() if value is not None}

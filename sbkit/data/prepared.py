@@ -68,7 +68,7 @@ from sbkit.data.rows import (
 )
 from sbkit.data.shard import AUDIO, LAZY, STORES, is_whole, read_shard_tables
 from sbkit.data.units import (
-    FILES,
+    FILES_SCHEMA,
     Sources,
     Unit,
     Work,
@@ -81,7 +81,7 @@ from sbkit.data.units import (
 from sbkit.data.units import write as write
 from sbkit.logs.progress import progress_bar
 
-FORMAT = 5
+CORPUS_FORMAT = 5
 UNUSUAL = re.compile(r"[^\w.+-]+")  # characters in the name of a folder
 UNIT_CLIPS, MIN_UNIT_CLIPS = 1000, 250  # in a unit; 160 MB if 1000 last 5 s at 16 kHz
 UNITS_PER_CORE = 4  # of a small corpus
@@ -91,12 +91,12 @@ DATA_RANGES = {
         STORES, advice="pcm is fast; flac takes 60 % of its space; lazy none, but needs durations."
     ),
 }
-# The keys that say which audio there is; those of `AUDIO_KEYS` say how it is stored.
+# The keys that say which audio there is; those of `STORED_AUDIO_KEYS` say how it is stored.
 SOURCE_KEYS = ("corpus", "data_folder", "manifest", "columns", "encoding")
-AUDIO_KEYS = ("sample_rate", "audio_store")
+STORED_AUDIO_KEYS = ("sample_rate", "audio_store")
 # All that corpora and filters read
 DATA_KEYS = (
-    *(*SOURCE_KEYS, *AUDIO_KEYS),
+    *(*SOURCE_KEYS, *STORED_AUDIO_KEYS),
     *("splits", "split_shares", "language", "where"),
 )
 
@@ -289,7 +289,7 @@ def _write_rows(
         for file in Path(scratch).iterdir():
             storage.move_in(file, file.name)
         record = Record(
-            format=FORMAT,
+            format=CORPUS_FORMAT,
             about=corpus.describe(),
             sample_rate=shards.work.sample_rate,
             roles=corpus.roles(),
@@ -440,7 +440,7 @@ class _CacheFolder:
         write_bytes_atomically(self.path / CORPUS_FILE, made_from)
         is_stream = self.work.store == LAZY or corpus.has_audio
         sources = sources or read_sources(corpus, as_stream=is_stream)
-        files = FILES.empty_table() if is_stream else _stat_clips(sources)
+        files = FILES_SCHEMA.empty_table() if is_stream else _stat_clips(sources)
         shards, clips = self._find_clips(files)
         stages = (self._write_missing,) if again else (self._take_over, self._write_missing)
         for add_shards in () if is_stream else stages:

@@ -50,8 +50,8 @@ from sbkit.data.tables import (
 )
 
 ARROW_SUFFIXES = (".parquet", ".arrow")
-FORMS = "CSV, TSV, JSON Lines, parquet, Arrow or tars"
-TABLE_NAME = re.compile(
+TABLE_FORMATS = "CSV, TSV, JSON Lines, parquet, Arrow or tars"
+TABLE_PATTERN = re.compile(
     r"\.(parquet|arrow|tar|tar\.gz|tgz|(jsonl|csv|tsv|json)(\.gz|\.bz2|\.xz|\.zst)?)$"
 )
 # A role in a name; see https://huggingface.co/docs/hub/datasets-file-names-and-splits
@@ -102,7 +102,7 @@ def find_files(source: str) -> list[SourceFile]:
     with access_errors(source):
         system, root = fsspec.url_to_fs(source)
         infos: dict[str, dict[str, Any]] = {}
-        if "://" not in source or TABLE_NAME.search(root):
+        if "://" not in source or TABLE_PATTERN.search(root):
             info = system.info(root)
             if info["type"] == "file":
                 return [SourceFile(source, _version(info))]
@@ -133,11 +133,11 @@ def find_files(source: str) -> list[SourceFile]:
     tables = [
         file
         for file in files
-        if TABLE_NAME.search(file.path)
+        if TABLE_PATTERN.search(file.path)
         and not any(part.startswith(("_", ".")) for part in (*file.folders, file.name))
     ]
     if not tables:
-        raise DataError(f"{source} has no {FORMS}.", file=source)
+        raise DataError(f"{source} has no {TABLE_FORMATS}.", file=source)
     return tables
 
 

@@ -172,7 +172,7 @@ class Clips(NamedTuple):
 
     keys: of the rows of `stored`, then of `faults`.
     stored: samples, mix_fault and audio.
-    files: FILES, as they are now.
+    files: rows of FILES_SCHEMA, as they are now.
     """
 
     keys: pa.ChunkedArray
@@ -262,7 +262,7 @@ class RowWriter:
     clips: those of files.
     folder: for all that is written.
     ending: of the names there, before the suffix.
-    files: FILES of the rows, block by block.
+    files: rows of FILES_SCHEMA, block by block.
     """
 
     shards: Shards

@@ -129,7 +129,7 @@ class Plan(Sequence[MicroBatch]):
     def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
         self._examples = examples
         self._order = order
-        blocks = (order[start : start + BLOCK_ROWS] for start in range(0, len(order), BLOCK_ROWS))
+        blocks = (order[start : start + PLAN_ROWS] for start in range(0, len(order), PLAN_ROWS))
         lengths = chain.from_iterable(examples.samples[rows].tolist() for rows in blocks)
         self._ends = np.array(cut_runs(lengths, capacity), dtype=np.int64)
         self._shuffled = np.arange(len(self._ends))
@@ -205,7 +205,7 @@ def cut_runs(lengths: Iterable[int], capacity: int) -> list[int]:
     return [*ends, total] if count else ends
 
 
-BLOCK_ROWS = 100_000  # that are Python objects at the same time
+PLAN_ROWS = 100_000  # that are Python objects at the same time
 LENGTH_JITTER = 0.02  # relative; similar lengths change places, so batches differ between epochs
 MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 

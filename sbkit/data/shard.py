@@ -83,7 +83,7 @@ BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets al
 MIN_DAMAGED_CLIPS, CLIPS_PER_DAMAGED_CLIP = 5, 10_000  # a run ends with more than both allow
 FACTS_KEY = b"sbkit"  # in the metadata of a table
 NUM_THREADS = 16  # that wait for a store or a disk
-_SCHEMA = Features({AUDIO: Audio()}).arrow_schema
+_SHARD_SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
 # A row of a prepared split. Its `audio` holds the samples (S,) and its `samples` their number; all
 # other columns hold text.
@@ -236,7 +236,7 @@ class ShardWriter:
         self._sample_rate, self._store = sample_rate, store
         self._path = temporary_path(folder / "shard.arrow")
         self._file = self._path.open("wb")
-        self._stream = pa.ipc.new_stream(self._file, _SCHEMA)
+        self._stream = pa.ipc.new_stream(self._file, _SHARD_SCHEMA)
         self._batch: list[dict[str, str | bytes]] = []
         self._batch_bytes = 0
         self._clips: list[dict[str, Any]] = []
@@ -281,7 +281,7 @@ class ShardWriter:
 
     def _flush(self) -> None:
         if self._batch:
-            self._stream.write_batch(pa.record_batch({AUDIO: self._batch}, _SCHEMA))
+            self._stream.write_batch(pa.record_batch({AUDIO: self._batch}, _SHARD_SCHEMA))
         self._batch = []
         self._batch_bytes = 0
 

@@ -44,6 +44,7 @@ from sbkit.data.columns import (
 )
 from sbkit.data.filesystem import access_errors
 from sbkit.data.manifest import (
+    BATCH_ROWS,
     Excluded,
     Manifest,
     span_columns,
@@ -57,7 +58,6 @@ MAX_LISTED_COLUMNS = 30  # in an error
 # In paths of SpeechBrain's CSV and JSON: the folder of the corpus
 DATA_ROOT = re.compile(r"^(\$data_root|\{data_root\})")
 DELIMITERS = "\t,;|"  # a table of one column has the first
-BATCH_ROWS = 50_000  # that are Python objects at a time
 LINE_BREAK = r"\r\n?|\n"
 MAX_LINE_BREAKS = 1000  # in a row
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder

@@ -48,8 +48,10 @@ LAST_SHARD = "-last"  # ends the name of the last shard of a unit
 TEMPORARY_REASONS = ("missing", "unreachable")
 UNREADABLE = "unreadable audio"  # a reason
 MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
-MAX_PROCESSES = 64  # each takes 0.1 GB
-FILES = pa.schema({"path": pa.large_binary(), "file_size": pa.int64(), "file_time": pa.int64()})
+MAX_PREPARING_PROCESSES = 64  # each takes 0.1 GB
+FILES_SCHEMA = pa.schema(
+    {"path": pa.large_binary(), "file_size": pa.int64(), "file_time": pa.int64()}
+)
 STAT_BLOCK, NUM_STAT_THREADS = 1000, 32  # threads wait for a disk, perhaps of another machine
 KEY_SEPARATOR = b"\0"  # between a path and a position, which identify a clip
 
@@ -156,7 +158,7 @@ def write(unit: Unit) -> Unit:
 def write_units(units: Sequence[Unit], title: str) -> None:
     """Write units on all cores; ``title`` is shown meanwhile."""
     num_clips = sum(unit["clips"] for unit in units)
-    processes = min(usable_cores(), MAX_PROCESSES, len(units))
+    processes = min(usable_cores(), MAX_PREPARING_PROCESSES, len(units))
     is_small = num_clips < MIN_CLIPS_FOR_PROCESSES and all(unit["clips"] for unit in units)
     with progress_bar(title, max(num_clips, len(units))) as advance:
         if processes < 2 or is_small:
@@ -272,7 +274,7 @@ def unit_of(shard: str) -> str:
 
 
 def stat_files(paths: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Return the files at distinct paths as they are now, with the columns of FILES.
+    """Return the files at distinct paths as they are now, with the columns of FILES_SCHEMA.
 
     A file that cannot be reached has the size -1; what is at a URL is not looked at.
     """
@@ -280,7 +282,7 @@ def stat_files(paths: pa.Array | pa.ChunkedArray) -> pa.Table:
     with ThreadPoolExecutor(NUM_STAT_THREADS) as pool:
         stamps = [*chain.from_iterable(map_ahead(pool, _look_at_all, blocks))]
     sizes, times = np.array(stamps, np.int64).reshape(-1, 2).T
-    return pa.table([paths.cast(pa.large_binary()), sizes, times], schema=FILES)
+    return pa.table([paths.cast(pa.large_binary()), sizes, times], schema=FILES_SCHEMA)
 
 
 def _look_at_all(names: Sequence[bytes]) -> list[tuple[int, int]]:

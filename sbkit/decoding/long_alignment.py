@@ -26,7 +26,7 @@ from sbkit.text.vocabulary import Vocabulary
 GAP_PENALTY = 3.5  # in ln p per frame with a token, of speech without text
 SKIP_PENALTY = 10.0  # in ln p, of an utterance without speech
 WINDOW_STATES = 16_384  # about 20 minutes of characters
-BLOCK_FRAMES = 250
+TRACED_FRAMES = 250
 SCORE_FRAMES = 10  # 0.4 s, about a word: the 30 of the paper find fewer words that are missing
 PAUSE_FRAMES = 5  # 0.2 s
 # How a state was reached: from the same state, the one before, over a gap, from the gap before.
@@ -150,7 +150,7 @@ def _run_forward(
     best[0] = 0.0
     first = 0
     blocks: list[FrameBlock] = []
-    for start in range(0, len(log_probs), BLOCK_FRAMES):
+    for start in range(0, len(log_probs), TRACED_FRAMES):
         best_state = int(best.argmax())
         # The best state is too far ahead while a passage is heard that resembles a later one.
         earliest = int((best > best[best_state] - GAP_PENALTY * WINDOW_STATES / 4).argmax())
@@ -161,7 +161,7 @@ def _run_forward(
         first += shift
         blocks.append((first, best))
         window = _Window(states, first)
-        for frame in _emissions(log_probs[start : start + BLOCK_FRAMES], silent):
+        for frame in _emissions(log_probs[start : start + TRACED_FRAMES], silent):
             best, _ = window.advance(best, frame)
     gaps = states.gaps[(states.gaps >= first) & (states.gaps < first + len(best))]
     return blocks, int(gaps[best[gaps - first].argmax()])
@@ -179,8 +179,8 @@ def _trace_back(
     emitted = np.zeros(len(log_probs), np.float32)
     for block_index in range(len(blocks) - 1, -1, -1):
         first, best = blocks[block_index]
-        start = block_index * BLOCK_FRAMES
-        emissions = _emissions(log_probs[start : start + BLOCK_FRAMES], silent)
+        start = block_index * TRACED_FRAMES
+        emissions = _emissions(log_probs[start : start + TRACED_FRAMES], silent)
         window = _Window(states, first)
         moves = np.empty((len(emissions), len(best)), np.int8)
         for index, frame in enumerate(emissions):

@@ -30,7 +30,7 @@ from sbkit.text.recognized_word import Word
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 GREEDY, BEAM = "greedy", "beam"  # the decoders; each has its own confidence
-MAX_WEIGHT = 1e4
+MAX_CONFIDENCE_WEIGHT = 1e4
 LETTER_LOG_PROB = -3.0  # of each letter of an unknown word: about 1 of 20
 MIN_PROBABILITY = 1e-3  # keeps odds finite; confidences have 3 decimals
 
@@ -210,8 +210,8 @@ class Confidence:
     lm: float
 
     def __post_init__(self) -> None:
-        if not all(abs(weight) <= MAX_WEIGHT for weight in astuple(self)):
-            raise ValueError(f"a confidence has a weight beyond {MAX_WEIGHT:g}")
+        if not all(abs(weight) <= MAX_CONFIDENCE_WEIGHT for weight in astuple(self)):
+            raise ValueError(f"a confidence has a weight beyond {MAX_CONFIDENCE_WEIGHT:g}")
 
     def __call__(self, features: WordFeatures) -> float:
         """Return the probability that a word is right, 0.001 to 0.999."""

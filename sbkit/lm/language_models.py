@@ -24,7 +24,7 @@ from sbkit.text.normalization import TextTable, normalize, table_from_stored, ta
 from sbkit.text.tokenizer import Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
-MAX_FILE_BYTES = 1 << 33
+MAX_MODELS_BYTES = 1 << 33
 FIELDS = ("keys", "log_probs", "backoffs")
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SEEN_HASHES = "seen"  # the array of `hash_sentences`
@@ -106,7 +106,7 @@ def load(
     """Read models, metadata and the hashes of sentences, from ``content`` if known."""
     if content is None:
         subject = "A file of language models"
-        content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=subject)
+        content = read_regular(file, max_bytes=MAX_MODELS_BYTES, subject=subject)
     try:
         arrays = safetensors.numpy.load(content)
         length = int.from_bytes(content[:8], "little")  # of the header

@@ -17,7 +17,7 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.run_config import require_trusted
 from sbkit.config.hparams import read_spec
 from sbkit.data.batch import UtteranceDataset
-from sbkit.data.common_voice import TABLE_NAME, read_spontaneous
+from sbkit.data.common_voice import SPS_TABLE, read_spontaneous
 from sbkit.data.corpus import Corpus, Row, SettingValues
 from sbkit.data.prepared import prepare
 from sbkit.data.read_manifests import choose_files, find_files, read_files
@@ -123,7 +123,7 @@ def prepare_source(
     if not source.exists():
         raise DataError(f"{source} does not exist.", file=str(source))
     rows: Sequence[Row]
-    if source.match(TABLE_NAME.format("*")):
+    if source.match(SPS_TABLE.format("*")):
         rows = [read_spontaneous(source, None, columns)]
     else:
         rows = read_files([(file, columns) for file in choose_files(find_files(str(source)))])

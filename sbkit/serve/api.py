@@ -44,7 +44,7 @@ from sbkit.text.recognized_word import Word
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
 FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
-POLL_SECONDS = 0.5  # from one look for a lost client to the next
+CLIENT_POLL_SECONDS = 0.5  # from one look for a lost client to the next
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
 OPENAI_MODELS: Mapping[type, Sequence[str]] = {
@@ -424,7 +424,7 @@ async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Re
     """Wait for a result as long as the client does; raises ClientDisconnect."""
     work = asyncio.ensure_future(result)
     try:
-        while not (await asyncio.wait((work,), timeout=POLL_SECONDS))[0]:
+        while not (await asyncio.wait((work,), timeout=CLIENT_POLL_SECONDS))[0]:
             if await request.is_disconnected():
                 raise ClientDisconnect
         return work.result()

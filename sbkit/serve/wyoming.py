@@ -23,7 +23,7 @@ from wyoming.info import AsrModel, AsrProgram, Attribution, Describe, Info, TtsP
 from wyoming.tts import Synthesize, SynthesizeVoice
 
 from sbkit.audio.encode import FILE_RATE
-from sbkit.audio.io import END, FULL_SCALE, Resampler, Samples, to_int16
+from sbkit.audio.io import FULL_SCALE, NO_SIGNAL, Resampler, Samples, to_int16
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import Fields, SpeechFields, TranscriptionOptions, parse_fields
@@ -151,7 +151,7 @@ class Connection:
 
     async def _end_clip(self, item: Item) -> None:
         if self._resampler is not None:
-            last_samples = to_int16(self._resampler.push(END, is_last=True))
+            last_samples = to_int16(self._resampler.push(NO_SIGNAL, is_last=True))
             await self._advance(last_samples, is_last=True)
         await self._send(Transcript(text=item.text(), language=self._recognizer.language))
         if item.is_announced:

@@ -18,7 +18,7 @@ from sbkit.text.normalization import TextTable, language_table, normalize, table
 
 WHISPER_BASIC, WHISPER_ENGLISH = "whisper-basic", "whisper-english"
 EXTRA = "leaderboard"
-NUM_HASH_DIGITS = 12
+NUM_TABLE_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Normalizer:
     normalize: Callable[[str], str]
 
     def __str__(self) -> str:
-        return f"{self.name} {self.sha256[:NUM_HASH_DIGITS]}"
+        return f"{self.name} {self.sha256[:NUM_TABLE_DIGITS]}"
 
 
 def table_normalizer(language: str, table: TextTable) -> Normalizer:

@@ -41,7 +41,7 @@ _CONVENTIONS = {
     r"|[<\uff1c](?P<tag>[/#]?\w[^<>\n]{0,40})[>\uff1e]|[{\uff5b](?P<tag>[^{}\n]{1,40})[}\uff5d]",
     "single brackets": r"\[(?P<tag>[^][\s]*)|(?<![^][\s])(?P<tag>[^][\s]*+)\]",  # at a word
 }
-_TAG = regex.compile("|".join(_CONVENTIONS.values()))
+_UNSPOKEN = regex.compile("|".join(_CONVENTIONS.values()))
 _MAY_HAVE_TAGS = re.compile(r"[^\w\s.,;:?'\"-]|SPN|NSN|xxx|yyy|www")  # four times as fast
 _GIGASPEECH = {"COMMA": ",", "PERIOD": ".", "QUESTIONMARK": "?", "EXCLAMATIONPOINT": "!"}
 # Words in parentheses may have been spoken; these tell what else is heard.
@@ -128,7 +128,7 @@ def select_tags(
         if kind == "word":
             return str(content)
         if kind == "sound" and not SOUNDS.search(content):
-            return f"{match[0][0]}{_TAG.sub(write, match[0][1:])}"  # it may contain others
+            return f"{match[0][0]}{_UNSPOKEN.sub(write, match[0][1:])}"  # it may contain others
         names = ["_".join(re.findall(r"[^\s:=!]+", part)) for part in re.split(r"[][]", content)]
         tags = [f"[{name.lower()}]" for name in names if name.lower() in kept_names]
         if not tags:
@@ -136,7 +136,7 @@ def select_tags(
         return f" {' '.join(tags)} "
 
     text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
-    return " ".join((_TAG.sub(write, text) if _MAY_HAVE_TAGS.search(text) else text).split())
+    return " ".join((_UNSPOKEN.sub(write, text) if _MAY_HAVE_TAGS.search(text) else text).split())
 
 
 def remove_tags(text: str, names: Collection[str]) -> str:

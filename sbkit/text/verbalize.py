@@ -62,8 +62,8 @@ _NAMES_OF_MARKS |= {"CAMNUC": ": ", "COMMA": ", ", "LITTLE": ", ", "WORD": " "}
 _DOTTED_NAME = re.compile(r"(?<![\w.-])(?:[^\W\d_][\w-]*\.)+[^\W\d_][\w-]+")  # "example.com"
 _CLAUSE = re.compile(rf"([,.;:?!]+)(?=[\s\"'»”)\]{UNSPACED_LETTERS}]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
-_SENTENCE = re.compile(r"(?<=[.?!])\s+")
-_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
+_SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
+_SPELLED_INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
 _NEXT_WORD = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
 # The tags of SSML 1.1 and of its vendors (<amazon:effect ...>), comments and the XML declaration.
 _SSML = re.compile(
@@ -147,7 +147,7 @@ def without_ssml(text: str) -> SpokenText:
 def split_sentences(spoken: str, max_length: int) -> list[str]:
     """Split the text of `spell_out` into sentences, and long ones at a comma or a space."""
     parts: list[str] = []
-    for sentence in _SENTENCE.split(spoken):
+    for sentence in _SENTENCE_END.split(spoken):
         while len(sentence) > max_length:
             positions = (sentence.rfind(sign, 0, max_length) for sign in (", ", " "))
             cut = next((position + 1 for position in positions if position > 0), max_length)
@@ -165,7 +165,7 @@ def _abbreviations(code: str) -> re.Pattern[str]:
     abbreviations |= {short[0].upper() + short[1:] for short in abbreviations}
     keys = map(re.escape, sorted(abbreviations, key=len, reverse=True))
     alternatives = "|".join(re.sub(r"\\\.(?=\w)", r"\.\\s?", key) for key in keys)
-    return re.compile(rf"(?<!\w)(?:(?P<short>{alternatives or _NEVER})(?!\w)|{_INITIALS})")
+    return re.compile(rf"(?<!\w)(?:(?P<short>{alternatives or _NEVER})(?!\w)|{_SPELLED_INITIALS})")
 
 
 def _expand(code: str, note: Note, match: re.Match[str]) -> str:

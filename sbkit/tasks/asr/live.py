@@ -33,7 +33,7 @@ from sbkit.tasks.asr.session import Event, Final, Partial, Session, StreamingRec
 from sbkit.tasks.vad.predict import open_detector
 
 MICROPHONE = "mic"
-BLOCK_SECONDS = 0.1
+LIVE_BLOCK_SECONDS = 0.1
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 
 
@@ -107,7 +107,7 @@ def audio_blocks(
         return _microphone(sample_rate)
     if file == str(STANDARD):
         return _stdin(cast("BufferedReader", sys.stdin.buffer), sample_rate, raw_rate)
-    file_blocks = stream_audio(Path(file), sample_rate, BLOCK_SECONDS)
+    file_blocks = stream_audio(Path(file), sample_rate, LIVE_BLOCK_SECONDS)
     return _paced(file_blocks, sample_rate, pace) if pace else file_blocks
 
 
@@ -135,7 +135,7 @@ class _Unbuffered(io.RawIOBase):
 def _stdin(content: BufferedReader, sample_rate: int, raw_rate: int | None) -> Iterator[Samples]:
     """Yield blocks of a pipe as they arrive; PyAV would wait for the first 64 kB of a WAV."""
     if raw_rate is None and not content.peek(4).startswith(b"RIFF"):
-        return stream_audio(_Unbuffered(content), sample_rate, BLOCK_SECONDS)
+        return stream_audio(_Unbuffered(content), sample_rate, LIVE_BLOCK_SECONDS)
     if raw_rate is not None:
         rate, blocks = raw_rate, _read_pcm(partial(_read_frames, content, 1), raw_rate, channels=1)
     else:
@@ -169,7 +169,7 @@ def _read_frames(content: BinaryIO, channels: int, frames: int) -> bytes:
 
 def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Block]:
     """Yield blocks of the little-endian int16 that ``read`` returns for a number of frames."""
-    while block := read(seconds_to_samples(BLOCK_SECONDS, rate)):
+    while block := read(seconds_to_samples(LIVE_BLOCK_SECONDS, rate)):
         count = len(block) // (2 * channels) * channels
         values = np.frombuffer(block, "<i2", count).reshape(-1, channels)
         yield Block(rate, values.astype(np.float32).mean(1) / np.float32(FULL_SCALE))
@@ -197,7 +197,7 @@ def _microphone(sample_rate: int) -> Iterator[Samples]:
         try:
             stream = sounddevice.RawInputStream(
                 samplerate=sample_rate,
-                blocksize=seconds_to_samples(BLOCK_SECONDS, sample_rate),
+                blocksize=seconds_to_samples(LIVE_BLOCK_SECONDS, sample_rate),
                 channels=1,
                 dtype="int16",
                 callback=lambda data, *_: recorded.put(bytes(data)),

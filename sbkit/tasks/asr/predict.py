@@ -47,7 +47,7 @@ Channel = int | Literal["each"] | None
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
 EACH: Final = "each"  # of the channels apart
-MAX_CHANNELS = 8  # that are transcribed apart
+MAX_CALL_CHANNELS = 8  # that are transcribed apart
 READ_AHEAD_SECONDS = 480.0  # of audio, whose segments are batched by length; 15 MB
 
 
@@ -313,10 +313,10 @@ class Transcriber(PickledAsCall):
         for segment in self._segmenter.split(blocks):
             if apart:
                 num_channels = downmixer.num_channels
-            if num_channels > MAX_CHANNELS:
+            if num_channels > MAX_CALL_CHANNELS:
                 fault = f"{file or 'The audio'} has {num_channels} channels, but at most "
                 raise AudioError(
-                    "too many channels", f"{fault}{MAX_CHANNELS} are transcribed apart."
+                    "too many channels", f"{fault}{MAX_CALL_CHANNELS} are transcribed apart."
                 )
             if previous is not None:
                 yield _SegmentResult(file, previous, num_channels=num_channels)

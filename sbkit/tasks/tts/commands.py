@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LINES_PER_BATCH = 256  # synthesized, then written; a job that is killed loses one batch
-COLUMNS = ("path", "text", "duration", "speed", "speaker")
+CLIP_COLUMNS = ("path", "text", "duration", "speed", "speaker")
 
 
 def add_commands(parser: Parser) -> None:
@@ -120,7 +120,8 @@ def _speak_lines(options: Namespace) -> int:
         rows = table.sorted_rows()
         minutes = sum(row["duration"] for row in rows) / 60
         left_out = f"{plural(num_left_out, 'line')} left out"
-        table.write(COLUMNS, rows, f"{plural(len(rows), 'clip')} ({minutes:.1f} min); {left_out}")
+        summary = f"{plural(len(rows), 'clip')} ({minutes:.1f} min); {left_out}"
+        table.write(CLIP_COLUMNS, rows, summary)
     return PARTLY_DONE if num_left_out else 0
 
 
