@@ -78,7 +78,7 @@ class Header(NamedTuple):
     """What the header of a file declares."""
 
     is_pcm_wav: bool = False  # one or two channels
-    # DeclaredRun bytes of audio as a multiple of those in the file; 1 if they are equal or not
+    # Declared bytes of audio as a multiple of those in the file; 1 if they are equal or not
     # compared, 0 if the file was streamed and declares nothing.
     declared_share: float = 1.0
     is_chunked: bool = False  # one of CHUNK_FORMATS

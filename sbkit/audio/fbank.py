@@ -1,6 +1,6 @@
 """Log-mel filterbanks as Kaldi defines them, for batches, on the device of the audio.
 
-Legend: B utterances or sessions, S samples, T frames of 10 ms, M mel bins.
+Legend: B utterances or sessions, S samples, T features of 10 ms, M mel bins.
 
 They agree with `torchaudio.compliance.kaldi.fbank` (25 ms Povey windows every 10 ms, mean removed,
 pre-emphasis 0.97, no dither, power spectrum, only whole windows), which deployed runtimes such as

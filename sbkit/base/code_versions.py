@@ -20,7 +20,7 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "c702d717e7c4b84f"),
+    "corpus": CodeVersion(2, "595118cc0419d59a"),
     "releases": CodeVersion(1, "0f26feaac974265c"),
     "text": CodeVersion(8, "6e31b32a71d08dfd"),
     "token_counts": CodeVersion(1, "4e56dfa139a0b3dc"),

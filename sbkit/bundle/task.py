@@ -209,7 +209,8 @@ class Task:
     def require_prediction(self, prediction: Prediction, *, command: str) -> None:
         """Raise BundleError unless the task predicts what a command of sbkit needs."""
         if self.predicts != prediction:
-            use = f"Use: sbkit {self.uses[0]}" if self.uses else "Use it in Python: sbkit.bundle"
+            in_python = "Use it in Python: sbkit.load_bundle"
+            use = f"Use: sbkit {self.uses[0]}" if self.uses else in_python
             raise BundleError(
                 f"`sbkit {command}` cannot run this kind of bundle: {self.model_name}. {use}"
             )

@@ -218,9 +218,9 @@ Lengths = Sequence[int] | Counts  # samples of audio, by row
 class TrainSampler:
     """Plan the steps of one epoch, each of utterances of similar length.
 
-    An utterance is joined to the next one drawn with probability ``concat_prob``, which puts words
-    into more contexts than the few sentences of a small corpus do, and is played at one of the
-    ``speeds``. Utterances of two sources are not joined.
+    An utterance is joined to the one drawn before it with probability ``concat_prob``, which puts
+    words into more contexts than the few sentences of a small corpus do, and is played at one of
+    the ``speeds``. Utterances of two sources are not joined.
 
     >>> sampler = TrainSampler(samples=[16_000, 8_000, 16_000], batch_seconds=2, seed=1)
     >>> sampler.set_epoch(1)

@@ -1,4 +1,4 @@
-"""What a run is made of, before it trains: a frozen record, made in two steps.
+"""What a run is made of, before it trains: its data, then a frozen record of all of it.
 
     spec -> recipe -> splits -> labels -> objects of the YAML -> loaders
 

@@ -349,7 +349,7 @@ def test_spans_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: 
 def test_what_is_far_off_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.flac"
     file.write_bytes(encode("flac", "flac", tone(48_000, seconds=200)))
-    decoded = note_calls(monkeypatch, Downmixer, "mix", lambda downmixer, name, x, *_: len(x))
+    decoded = note_calls(monkeypatch, Downmixer, "downmix", lambda downmixer, name, x, *_: len(x))
     spans = [AudioSpan(str(file), 1_000_000 * start, 1_000_000 * start + 1) for start in (90, 150)]
     assert [len(samples) for samples in read_spans(spans, SAMPLE_RATE)] == [0, 0]
     assert sum(decoded) <= 2 * 61 * 48_000  # a block after each span
