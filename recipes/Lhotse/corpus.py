@@ -1,4 +1,4 @@
-"""What Lhotse (1.33) reads: its manifests, its cuts, and data folders of Kaldi and WeNet.
+"""Data that Lhotse (1.33) reads: its manifests, its cuts, and data folders of Kaldi and WeNet.
 
 <data_folder>/[NAME_]recordings_SPLIT.jsonl.gz, [NAME_]supervisions_SPLIT.jsonl.gz
               [NAME_]cuts_SPLIT.jsonl.gz

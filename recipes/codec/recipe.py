@@ -22,7 +22,7 @@ from sbkit.tasks.codec.task import CodecTask
 from sbkit.train.brain import Brain
 
 REAL = 1.0  # the discriminator's output for recorded audio
-FAKE = 0.0  # of decoded audio
+FAKE = 0.0  # its output for decoded audio
 
 
 class CodecBrain(Brain):

@@ -50,6 +50,6 @@ class Downmixer:
 
     @property
     def fault(self) -> str:
-        """What the downmix of a file's two channels loses, "" for nothing."""
+        """How the downmix of a file's two channels loses speech, "" if it does not."""
         power, downmixed = self._powers
         return CANCEL if downmixed < CANCELED_SHARE * power else ""

@@ -122,7 +122,7 @@ def declared_seconds(file: BinaryIO) -> float:
 
 
 def file_errors() -> tuple[type[Exception], ...]:
-    """Return what the libraries raise for a damaged file. Any other error is a fault of sbkit's."""
+    """Return the libraries' errors for a damaged file. Any other error is a fault of sbkit."""
     import av
     import soundfile
 
@@ -207,7 +207,7 @@ class _PacketReader(_Reader):
             if stream.codec.lossless:
                 decoder.options = {"err_detect": "crccheck+explode"}
             decoder.open()  # PyAV 19 crashes if it uses a decoder that could not be opened
-            pending: list[AudioFrame] = []  # of one form
+            pending: list[AudioFrame] = []  # frames of one form
             num_samples = block_frames = first_skipped = 0
             form: tuple[int, int, str, str] | None = None  # rate, channels, layout, sample type
             for frames, new_samples, skipped in self._decode(container, stream, decoder):

@@ -37,7 +37,7 @@ MIN_LEVEL = 17.0
 # of int16 would be audible in quiet clips, but not in loud ones.
 RANGE = 14.0
 MEMORY_FRAMES = 500  # 5 s, after which the weight of a frame in a running level is 1 / e
-LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # whose weights differ by up to exp(10)
+LEVEL_BLOCK_FRAMES = 10 * MEMORY_FRAMES  # the weights within a block differ by up to exp(10)
 MIN_WEIGHT_SUM = 1e-9  # of all frames; digital silence has less
 
 
@@ -238,7 +238,7 @@ def triangles(positions: Tensor, corners: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def mel_products(n_mels: int, sample_rate: int) -> "MelProducts | None":
-    """Return what an exported graph computes instead; None at rates at which it would be slower."""
+    """Return the transform for an exported graph; None at rates at which it would be slower."""
     sizes = (window_samples(sample_rate), shift_samples(sample_rate), fft_samples(sample_rate))
     return None if math.gcd(*sizes) < MIN_ROW_SAMPLES else MelProducts(n_mels, sample_rate)
 

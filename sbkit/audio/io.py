@@ -355,7 +355,7 @@ def stream_input(
 
 
 def file_or_array(audio: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
-    """Return what `stream_input` takes as a file without a rate, or an array with its rate."""
+    """Turn the audio that `stream_input` takes into a file, or an array and its rate."""
     read_samples = getattr(audio, "get_all_samples", None)  # of an AudioDecoder
     if read_samples is not None:
         decoded = read_samples()

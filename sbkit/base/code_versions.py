@@ -20,14 +20,14 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "595118cc0419d59a"),
+    "corpus": CodeVersion(2, "fcc0fe888e6485ef"),
     "releases": CodeVersion(1, "0f26feaac974265c"),
     "text": CodeVersion(8, "6e31b32a71d08dfd"),
-    "token_counts": CodeVersion(1, "4e56dfa139a0b3dc"),
+    "token_counts": CodeVersion(1, "e8ffbc748672c6e8"),
     "symbols": CodeVersion(2, "21ca1948391f5fcf"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
     "speech": CodeVersion(1, "71608bd8a145a5e1"),
-    "data_report": CodeVersion(2, "54facf227b03dc26"),
+    "data_report": CodeVersion(2, "fb378a813eef2f30"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these
 # files, and those that they import.

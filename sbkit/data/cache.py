@@ -163,7 +163,7 @@ def list_entries(cache: Path) -> list[CacheEntry]:
 
 
 def _is_former(folder: Path) -> bool:
-    """Return whether a version before this one has made all that is in a folder, not the user."""
+    """Return whether earlier versions, and not the user, made all files of a folder."""
     names = [path.name for path in folder.glob("*")]
     return bool(names) and all(map(FORMER_NAME.fullmatch, names))
 
@@ -190,7 +190,7 @@ def _texts_in(value: object) -> list[str]:
 
 
 def _kind_of(folder: Path) -> str:
-    """Return what two corpora have in common if the later one supersedes the other."""
+    """Return a key that two corpora share if the later one supersedes the other."""
     record = _read_record(folder)
     audio = record.get("audio") or {}
     unpacked = re.compile(rf"/{ARCHIVES_FOLDER}/[^/]+")  # another one if its archive is replaced

@@ -76,7 +76,7 @@ class HashedFile(io.RawIOBase):
 
 @dataclass
 class DecodedFile:
-    """What decoding a file tells at its end."""
+    """Facts about a file, known once all of it is decoded."""
 
     digest: str = ""  # a hash of its content
     channel_fault: str = ""  # what the downmix of its channels loses

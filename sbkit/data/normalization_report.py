@@ -167,7 +167,7 @@ def _compare(sentence: str, text: str) -> NormalizedTranscript:
 
 
 def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language: str) -> str | None:
-    """Return what happens to a character; None for what every text table does."""
+    """Return the kind of a character's change; None for changes by every text table."""
     is_kept = char in trained
     if char.isdecimal():
         return SPELLED_DIGITS

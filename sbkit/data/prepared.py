@@ -165,7 +165,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Spec:
-    """What is prepared, and where; of plain values.
+    """The work of preparing a corpus, and its place, as plain values.
 
     settings: the values of `DATA_KEYS`.
     out: a folder or a URL.
@@ -252,7 +252,7 @@ def verify(location: str) -> int:
 
 
 def work_of(settings: SettingValues) -> Work:
-    """Return what all units of a corpus have in common."""
+    """Return the facts that all units of a corpus share."""
     return Work("", settings["sample_rate"], str(settings.get("audio_store") or STORES[0]))
 
 

@@ -40,7 +40,7 @@ MicroBatch = list[Example]
 
 @runtime_checkable
 class StepSampler(Protocol):
-    """What plans the steps of an epoch; sbkit deals them to ranks and micro-batches, and resumes.
+    """A plan of the steps of each epoch; sbkit deals them to ranks and micro-batches, and resumes.
 
     seed: of the run; with the epoch, it decides all that `steps` draws.
     """
@@ -205,7 +205,7 @@ def cut_runs(lengths: Iterable[int], capacity: int) -> list[int]:
     return [*ends, total] if count else ends
 
 
-PLAN_ROWS = 100_000  # that are Python objects at the same time
+PLAN_ROWS = 100_000  # rows that are Python objects at the same time
 LENGTH_JITTER = 0.02  # relative; similar lengths change places, so batches differ between epochs
 MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 
@@ -355,7 +355,7 @@ class RankSampler(Sampler[MicroBatch]):
         self._accumulation = accumulation
         self._epoch, self._start = 0, 0
         self._planned: tuple[int, Sequence[MicroBatch]] | None = None
-        # Is given the steps of each epoch when they begin to be dealt.
+        # Gets the steps of each epoch when the first of them is dealt.
         self.on_epoch: Callable[[Iterator[MicroBatch]], None] = lambda steps: None
 
     def use(self, sampler: object) -> None:

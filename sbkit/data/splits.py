@@ -250,7 +250,7 @@ class TextTokenizer(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """What each row of a split contains, in columns of counts and flags."""
+    """Counts and flags of each row of a split, in columns."""
 
     samples: Counts  # of the audio
     characters: Counts  # in the text

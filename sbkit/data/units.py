@@ -70,7 +70,7 @@ def digest_of(content: object) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What a unit says: clips in files, or a table with audio in it."""
+    """The content of a unit: clips in files, or a table with audio in it."""
 
     split: str
     sample_rate: int  # Hz
@@ -204,7 +204,7 @@ def _write_shards(storage: Storage, place: Path, work: Work) -> None:
 
 
 def _additions(work: Work) -> Iterator[Callable[[ShardWriter], list[pa.Table]]]:
-    """Yield what adds clips to a shard, file by file, or batch by batch; it returns their rows."""
+    """Yield functions that add the clips of a file or a batch to a shard, and return their rows."""
     if work.table is not None:
         for manifest, contents in work.table.batches():
             yield partial(_add_rows, manifest, contents)
@@ -303,7 +303,7 @@ def _look(name: bytes) -> tuple[int, int]:
 
 
 def clip_keys(manifest: Manifest) -> pa.ChunkedArray:
-    """Return what identifies each clip: the path of its file, and the position in it."""
+    """Return the key of each clip: the path of its file, and the position in it."""
     paths = manifest.rows[AUDIO].cast(pa.large_binary())
     if not manifest.has_spans:
         return paths

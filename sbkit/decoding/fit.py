@@ -186,7 +186,7 @@ class FittedDecoder:
 
     @property
     def decoder_record(self) -> dict[str, Any] | None:
-        """What a bundle stores of the decoder, as plain data; None for greedy decoding."""
+        """The decoder's settings that a bundle stores, as plain data; None for greedy decoding."""
         if self.decoder is None:
             return None
         record = self.decoder.plain()

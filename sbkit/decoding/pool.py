@@ -166,7 +166,7 @@ class ClipDecoder:
         )
 
 
-_decoder_of_process: ClipDecoder  # in each process of the pool
+_decoder_of_process: ClipDecoder  # one in each process of the pool
 
 
 class DecoderPool:

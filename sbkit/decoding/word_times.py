@@ -172,7 +172,7 @@ def log_odds(probability: float) -> float:
 
 
 class WordFeatures(NamedTuple):
-    """What tells right words from wrong ones.
+    """Features that tell right words from wrong ones.
 
     posterior: the log odds of the word's least probable token, taking each at its best frame.
     length: ln of its number of letters.

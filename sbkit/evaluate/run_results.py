@@ -1,4 +1,4 @@
-"""What runs and folders of scores record about themselves, such as ``summary.json``."""
+"""The records of runs and folders of scores about themselves, such as ``summary.json``."""
 
 import json
 from pathlib import Path

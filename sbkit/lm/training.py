@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LmText:
-    """What language models are made of.
+    """The text, or the ARPA file, that language models are made of.
 
     files: the texts of `lm_text`; without any, transcripts are the text.
     arpa: a file that replaces one model: the model of tokens if one of its words has a `▁`, else

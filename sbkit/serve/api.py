@@ -44,7 +44,7 @@ from sbkit.text.recognized_word import Word
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
 FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 20}  # bytes of a field
-CLIENT_POLL_SECONDS = 0.5  # from one look for a lost client to the next
+CLIENT_POLL_SECONDS = 0.5  # between two checks for a lost client
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
 OPENAI_MODELS: Mapping[type, Sequence[str]] = {
@@ -229,7 +229,7 @@ def parse_fields(fields_class: type[ParsedFields], fields: Json) -> ParsedFields
 
 
 class TranscriptionOptions(Fields):
-    """What a file or a session is transcribed with."""
+    """The options with which a file or a session is transcribed."""
 
     without_effect: ClassVar[Sequence[str]] = ("delay",)
     model: str = ""

@@ -89,7 +89,7 @@ def test_sentences_become_rows_that_training_takes(talk: Talk) -> None:
     manifest = read_split({"manifest": {"train": "out/segments.csv"}}, "train")
     assert manifest.excluded == ()
     assert manifest.ids == [row["id"] for row in rows]
-    assert all(part.end is not None for part in manifest.parts)
+    assert all(span.end is not None for span in manifest.spans)
 
 
 def test_text_may_be_missing_and_added(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:

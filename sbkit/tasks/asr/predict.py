@@ -47,7 +47,7 @@ Channel = int | Literal["each"] | None
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
 EACH: Final = "each"  # of the channels apart
-MAX_CALL_CHANNELS = 8  # that are transcribed apart
+MAX_CALL_CHANNELS = 8  # the most channels that are transcribed apart
 READ_AHEAD_SECONDS = 480.0  # of audio, whose segments are batched by length; 15 MB
 
 
@@ -57,7 +57,7 @@ class _SegmentResult:
 
     file: str | None  # None for an array or an open file
     segment: Segment | SbkitError
-    is_last: bool = False  # of its input, or of its channel, if all are transcribed apart
+    is_last: bool = False  # in its input, or in its channel, if channels are transcribed apart
     num_channels: int = 1  # of the input that are transcribed apart
 
 

@@ -110,7 +110,7 @@ class CodecTask(Task):
         ]
 
     def result(self, prediction: CodedUtterance, row: Any, **options: Any) -> CodedUtterance:
-        return prediction  # which is measured on the recording itself
+        return prediction  # the figures, which were measured on the recording itself
 
     def measure(self, results: Sequence[CodedUtterance]) -> Mapping[str, float]:
         """Return the mel distance per frame; usage, perplexity and entropy of the codes.

@@ -45,13 +45,13 @@ class SpeechEvent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechRules:
-    """How probabilities of frames become segments of speech; times are in seconds.
+    """How probabilities of frames become spans of speech; times are in seconds.
 
     onset: the probability at which speech may begin.
     offset: the probability below which speech may end.
     shortest: the shortest speech: time that its probability stays above ``offset``.
     hang_over: speech ends after this much time below ``offset``.
-    padding: added to both ends of a segment, at most ``hang_over``.
+    padding: added to both ends of a span, at most ``hang_over``.
     """
 
     onset: float = 0.75
@@ -71,7 +71,7 @@ class SpeechState:
     first: int | None = None  # the first frame of possible speech; None in silence
     end: int = 0  # the frame after its last one with speech
     is_speech: bool = False  # whether the possible speech was long enough
-    previous_end: float = 0.0  # of the previous segment, in seconds
+    previous_end: float = 0.0  # of the previous span, in seconds
 
 
 class SpeechModel(Protocol):
@@ -140,7 +140,7 @@ class VoiceDetector:
         return [SpeechEvent("stopped", end, end)] if state.is_speech else []
 
     def speech_segments(self, audio: Samples) -> list[SpeechSegment]:
-        """Return the segments of speech in a whole clip, which `to_samples` converts."""
+        """Return the spans of speech in a whole clip, which `to_samples` converts."""
         events, state = self.push(to_samples(audio), self.start())
         times = [event.seconds for event in (*events, *self.finish(state))]
         return list(map(SpeechSegment, times[::2], times[1::2]))
