@@ -186,7 +186,7 @@ def tests_of(module: Path) -> list[str]:
     """
     tests = sorted(Path("tests").rglob("test_*.py"))
     importing = importers(module, tests)
-    sources = sorted([*Path("sbkit").rglob("*.py"), *Path("recipes").rglob("*.py")])
+    modules = sorted([*Path("sbkit").rglob("*.py"), *Path("recipes").rglob("*.py")])
     if module.parts[0] == "recipes":
         near = [*Path("tests/recipes").glob(f"test_{module.parent.name}.py")]
     else:
@@ -194,7 +194,7 @@ def tests_of(module: Path) -> list[str]:
         near = [test for test in importing if test.parent == folder]
         near = near or sorted(folder.glob("test_*.py"))
     near.sort(key=lambda test: test.stem != f"test_{module.stem}")
-    far = chain(importing, *(importers(user, tests) for user in importers(module, sources)))
+    far = chain(importing, *(importers(user, tests) for user in importers(module, modules)))
     return [*map(str, dict.fromkeys([*near, *far]))]
 
 

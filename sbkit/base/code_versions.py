@@ -20,11 +20,11 @@ class CodeVersion(NamedTuple):
 
 # By what is kept
 CODE_VERSIONS: Mapping[str, CodeVersion] = {
-    "corpus": CodeVersion(2, "fcc0fe888e6485ef"),
+    "corpus": CodeVersion(2, "d5be8f04b0c38b1f"),
     "releases": CodeVersion(1, "0f26feaac974265c"),
-    "text": CodeVersion(8, "6e31b32a71d08dfd"),
+    "text": CodeVersion(8, "d44ccb1b9fd9f1d7"),
     "token_counts": CodeVersion(1, "e8ffbc748672c6e8"),
-    "symbols": CodeVersion(2, "21ca1948391f5fcf"),
+    "symbols": CodeVersion(2, "389f7815a66b5c8c"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
     "speech": CodeVersion(1, "71608bd8a145a5e1"),
     "data_report": CodeVersion(2, "fb378a813eef2f30"),

@@ -52,7 +52,7 @@ from sbkit.data.shard import (
 )
 from sbkit.data.units import (
     NUM_DIGITS,
-    Sources,
+    RowBlocks,
     Work,
     clip_keys,
     join_keys,
@@ -83,10 +83,10 @@ class PreparedSplit:
     filtered: Mapping[str, int] = field(default_factory=dict)
 
 
-# Sources
+# Blocks of rows
 
 
-def read_sources(corpus: Corpus, *, as_stream: bool = False) -> Sources:
+def read_row_blocks(corpus: Corpus, *, as_stream: bool = False) -> RowBlocks:
     """Return the manifests and tables of all splits, without the rows that filters leave out.
 
     as_stream: read them block by block, once, while they are used.
@@ -95,24 +95,24 @@ def read_sources(corpus: Corpus, *, as_stream: bool = False) -> Sources:
     where = corpus.settings.get("where")
     if as_stream and not where:
         return {name: corpus.blocks(name) for name in names}
-    sources = {name: [*corpus.blocks(name)] for name in names}
-    if not where or has_tables(sources):
-        return sources  # rows of tables are filtered once they are read
+    row_blocks = {name: [*corpus.blocks(name)] for name in names}
+    if not where or has_tables(row_blocks):
+        return row_blocks  # rows of tables are filtered once they are read
     manifests = {
-        name: [i for i in items if isinstance(i, Manifest)] for name, items in sources.items()
+        name: [i for i in items if isinstance(i, Manifest)] for name, items in row_blocks.items()
     }
     return filter_splits(manifests, where)
 
 
-def has_tables(sources: Sources) -> bool:
+def has_tables(row_blocks: RowBlocks) -> bool:
     """Check whether any rows lie in tables with their audio."""
-    items = chain.from_iterable(sources.values())
+    items = chain.from_iterable(row_blocks.values())
     return any(isinstance(item, AudioTable) for item in items)
 
 
-def manifests_of(sources: Sources) -> Iterator[Manifest]:
+def manifests_of(row_blocks: RowBlocks) -> Iterator[Manifest]:
     """Yield the manifests of clips in files."""
-    for item in chain.from_iterable(sources.values()):
+    for item in chain.from_iterable(row_blocks.values()):
         if isinstance(item, Manifest) and not is_located(item):
             yield item
 
@@ -271,12 +271,12 @@ class RowWriter:
     ending: str = ""
     files: list[pa.Table] = field(default_factory=list)
 
-    def write(self, corpus: Corpus, sources: Sources) -> dict[str, Any]:
+    def write(self, corpus: Corpus, row_blocks: RowBlocks) -> dict[str, Any]:
         """Write the rows of all splits; return the facts about each, as plain data."""
         self.files.append(self.clips.files)
         located: Mapping[str, Iterable[Manifest]]
-        located = {split: self._locate(split, items) for split, items in sources.items()}
-        if (where := corpus.settings.get("where")) and has_tables(sources):
+        located = {split: self._locate(split, items) for split, items in row_blocks.items()}
+        if (where := corpus.settings.get("where")) and has_tables(row_blocks):
             located = filter_splits(located, where)
         facts = {split: self._write_split(split, blocks) for split, blocks in located.items()}
         self._write_tables(FILES_NAME, iter(self.files))

@@ -56,7 +56,7 @@ STAT_BLOCK, NUM_STAT_THREADS = 1000, 32  # threads wait for a disk, perhaps of a
 KEY_SEPARATOR = b"\0"  # between a path and a position, which identify a clip
 
 Unit = dict[str, Any]  # of plain values: it may travel to another machine
-Sources = Mapping[str, Iterable[Manifest | AudioTable]]  # by split
+RowBlocks = Mapping[str, Iterable[Manifest | AudioTable]]  # by split
 
 
 def digest_of(content: object) -> str:
@@ -103,7 +103,7 @@ class Work:
         return f"{self.split}-{digest_of([asdict(self), self.stamps, audio_state()])}"
 
 
-def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Iterator[Unit]:
+def plan_units(row_blocks: RowBlocks, work: Work, out: str, unit_clips: int) -> Iterator[Unit]:
     """Yield the units of all splits, whose clips are dealt by a hash of the path of their file.
 
     So a new clip changes one unit. Audio files are not looked at.
@@ -112,7 +112,7 @@ def plan_units(sources: Sources, work: Work, out: str, unit_clips: int) -> Itera
     unit_clips: in a unit, at most, unless a file has more.
     """
     seen = np.empty(0, np.int64)  # hashes: a clip in two splits is decoded once
-    for split, items in sources.items():
+    for split, items in row_blocks.items():
         blocks: list[Manifest] = []
         for item in items:
             if isinstance(item, AudioTable):

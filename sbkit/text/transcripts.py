@@ -56,7 +56,7 @@ SOUNDS = re.compile(
 
 _NARROW = {ord(bracket) + 0xFEE0: bracket for bracket in "()[]{}<>"}  # by the code of a wide one
 
-Note = Callable[[str], object]
+OnDropped = Callable[[str], object]
 
 
 def transcript_normalizer(
@@ -107,14 +107,14 @@ def check_tag_names(value: object) -> tuple[str, ...]:
 
 
 def select_tags(
-    text: str, kept_names: Collection[str] = (), note: Note = lambda written: None
+    text: str, kept_names: Collection[str] = (), on_dropped: OnDropped = lambda written: None
 ) -> str:
     """Drop the tags of a text, except for those with a kept name, which are written ``[name]``.
 
     If a square bracket lacks its partner, the tag is the word that it touches. Entities of HTML
     become their characters.
 
-    note: called with each tag that is dropped.
+    on_dropped: called with each tag that is dropped.
 
     >>> select_tags("I &amp; [um [laughter]] (yes) *coughs* %uh [noise ship", ["noise", "laughter"])
     'I & [laughter] (yes) uh [noise] ship'
@@ -132,7 +132,7 @@ def select_tags(
         names = ["_".join(re.findall(r"[^\s:=!]+", part)) for part in re.split(r"[][]", content)]
         tags = [f"[{name.lower()}]" for name in names if name.lower() in kept_names]
         if not tags:
-            note(match[0].translate(_NARROW))
+            on_dropped(match[0].translate(_NARROW))
         return f" {' '.join(tags)} "
 
     text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
