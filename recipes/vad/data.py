@@ -244,9 +244,9 @@ def take_noise(colored: Tensor, voices: Tensor, draws: Tensor, samples: int) -> 
 
 def _cut(noise: Tensor, start: int, samples: int) -> Tensor:
     """Cut samples out of a noise, which is repeated after its end."""
-    part = noise[start : start + samples]
-    missing = samples - len(part)
-    return torch.cat([part, _cut(noise, 0, missing)]) if missing else part
+    stretch = noise[start : start + samples]
+    missing = samples - len(stretch)
+    return torch.cat([stretch, _cut(noise, 0, missing)]) if missing else stretch
 
 
 def add_noise(audio: Tensor, speech: Tensor, noise: Tensor, snr_db: Tensor, mask: Tensor) -> Tensor:

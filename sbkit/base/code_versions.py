@@ -26,7 +26,7 @@ CODE_VERSIONS: Mapping[str, CodeVersion] = {
     "token_counts": CodeVersion(1, "e8ffbc748672c6e8"),
     "symbols": CodeVersion(2, "389f7815a66b5c8c"),
     "pitch": CodeVersion(1, "7a706d7dc272f320"),
-    "speech": CodeVersion(1, "71608bd8a145a5e1"),
+    "speech": CodeVersion(1, "a648ab128536546b"),
     "data_report": CodeVersion(2, "fb378a813eef2f30"),
 }
 # Patterns from the folder that has sbkit and recipes. "corpus" is all that writes a corpus: these

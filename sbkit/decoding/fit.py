@@ -91,7 +91,7 @@ def sample_utterances(
     silent: Collection[int],
     max_tokens: int = MAX_SAMPLE_TOKENS,
 ) -> list[ValidationUtterance]:
-    """Keep this rank's part of a sample with at most ``max_tokens`` over all ranks.
+    """Keep this rank's share of a sample with at most ``max_tokens`` over all ranks.
 
     The sample is the same for any number of ranks. Other utterances are dropped as they arrive,
     because the log-probabilities of a large set do not fit into memory.

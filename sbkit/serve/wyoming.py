@@ -189,11 +189,11 @@ class Connection:
             async with aclosing(speech):
                 await anext(speech)  # its notes, for which the protocol has no place
                 await self._send(AudioStart(**SPEECH_FORMAT))
-                async for part in speech:
-                    if isinstance(part, bytes):
-                        await self._send(AudioChunk(audio=part, **SPEECH_FORMAT))
+                async for chunk in speech:
+                    if isinstance(chunk, bytes):
+                        await self._send(AudioChunk(audio=chunk, **SPEECH_FORMAT))
             await self._send(AudioStop())
-        logger.info("wyoming speech, %.1f s of audio", part)  # the last part is its seconds
+        logger.info("wyoming speech, %.1f s of audio", chunk)  # the last item is its seconds
 
 
 def parse(event_class: type[Request], event: Event) -> Request:

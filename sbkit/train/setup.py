@@ -1,4 +1,4 @@
-"""What a run is made of, before it trains: its data, then a frozen record of all of it.
+"""What a run is made of, before it trains: `RunSpec`, `RunData` and `PreparedRun`.
 
     spec -> recipe -> splits -> labels -> objects of the YAML -> loaders
 
