@@ -259,7 +259,7 @@ def store(texts: Sequence[str], samples: Sequence[int]) -> datasets.Dataset:
     return make_store(Utterance(str(n), text, "", "", count, b"") for n, (text, count) in rows)
 
 
-def test_read_transcripts_counts_every_row(tokenizer: Tokenizer) -> None:
+def test_tokens_of_every_row_are_counted(tokenizer: Tokenizer) -> None:
     transcripts = count_tokens(store(TEXTS, range(5)), tokenizer)
     assert transcripts.samples.tolist() == [0, 1, 2, 3, 4]
     assert transcripts.characters.tolist() == [5, 1, 0, 6, 5]
